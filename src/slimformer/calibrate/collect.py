@@ -1,0 +1,166 @@
+"""One pass over the data: moments of what every site's reader sees. The only file with hooks.
+
+The model is walked block by block: all batches go through block 0, then all through block 1, and so on. Between blocks
+only the residual stream is kept (tokens × hidden size); the wide activations inside a block live for one batch. When a
+block is finished its moments are handed out and nothing of it stays, so memory does not grow with depth.
+
+To know how the model calls its blocks (masks, rotary angles, positions), it is rehearsed once per batch with every block
+replaced by an echo that notes its arguments. No forward pass is copied, so none can go stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.text import Batch
+from slimformer.errors import NotFinite
+from slimformer.linalg.moments import Moments
+from slimformer.models import Architecture, Site
+
+Split = str
+SiteMoments = dict[Split, Moments]
+
+
+@dataclass(frozen=True)
+class BlockMoments:
+    """What one block's sites saw, by site and split, and the weight an error there has in the residual stream."""
+
+    block: int
+    sites: dict[str, SiteMoments]
+    loudness: float  # mean over tokens of 1 / ‖h‖² after the block: errors count relative to the stream they are added to
+
+
+@dataclass
+class Stage:
+    """One batch on its way through the model: the state it is in, and how each block is to be called."""
+
+    state: Tensor
+    calls: list[dict[str, Any]]
+    rows: Tensor | None  # which positions are real
+    split: Split
+
+
+@dataclass
+class _Tally:
+    """Moments of one reader's input, by split, while batches come in."""
+
+    moments: dict[Split, Moments] = field(default_factory=dict)
+
+    def add(self, split: Split, X: Tensor) -> None:
+        new = Moments.of(X)
+        self.moments[split] = self.moments[split] + new if split in self.moments else new
+
+
+@torch.inference_mode()
+def collect(
+    model: PreTrainedModel, architecture: Architecture, data: Mapping[Split, Sequence[Batch]]
+) -> Iterator[BlockMoments]:
+    """Moments of every site, one block at a time, for every split in `data`.
+
+    Cost: one forward pass through the blocks and n d² operations for every width d; memory tokens × hidden size.
+    """
+    model.eval()
+    stages = [stage for split, batches in data.items() for stage in rehearse(model, architecture, batches, split)]
+    blocks = model.get_submodule(architecture.blocks)
+    for i, block in enumerate(blocks.children()):
+        tallies = {site.name: _Tally() for site in architecture.of_block(i)}
+        inverse_energy, tokens = 0.0, 0
+        for stage in stages:
+            with _listening(model, architecture.of_block(i), tallies, stage):
+                stage.state = _hidden(block(stage.state, **stage.calls[i]))
+            energy = real_rows(stage.state, stage.rows).float().square().sum(-1)
+            inverse_energy += float((1 / energy.clamp_min(1e-12)).sum())
+            tokens += len(energy)
+        moments = {name: tally.moments for name, tally in tallies.items()}
+        _require_finite(moments)
+        yield BlockMoments(i, moments, inverse_energy / max(tokens, 1))
+
+
+def rehearse(
+    model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], split: Split = ""
+) -> Iterator[Stage]:
+    """For every batch the state before block 0 and the keyword arguments of every block, without running the blocks."""
+    blocks = list(model.get_submodule(architecture.blocks).children())
+    for batch in batches:
+        here = batch.to(model.device)
+        states: list[Tensor] = []
+        calls: list[dict[str, Any]] = []
+        with _echoing(blocks, states, calls):
+            model.base_model(**here.inputs, **({} if architecture.family.image else {"use_cache": False}))
+        yield Stage(states[0], calls, here.mask, split)
+
+
+def real_rows(X: Tensor, mask: Tensor | None) -> Tensor:
+    """The rows of X (batch × length × d) at real positions: padding never counts."""
+    return X.flatten(0, -2) if mask is None else X[mask]
+
+
+@contextmanager
+def _echoing(blocks: Sequence[nn.Module], states: list[Tensor], calls: list[dict[str, Any]]) -> Iterator[None]:
+    """Let every block hand back its input and note how it was called."""
+
+    def echo(block: nn.Module) -> Any:
+        names = [p for p in _parameters(block) if p != "hidden_states"]
+
+        def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            states.append(hidden_states)
+            calls.append({**dict(zip(names, args, strict=False)), **kwargs})
+            return hidden_states
+
+        return forward
+
+    originals = [block.forward for block in blocks]
+    try:
+        for block in blocks:
+            block.forward = echo(block)  # type: ignore[method-assign]
+        yield
+    finally:
+        for block, original in zip(blocks, originals, strict=True):
+            block.forward = original  # type: ignore[method-assign]
+
+
+def _parameters(block: nn.Module) -> list[str]:
+    import inspect
+
+    return list(inspect.signature(block.forward).parameters)
+
+
+@contextmanager
+def _listening(
+    model: PreTrainedModel, sites: Sequence[Site], tallies: Mapping[str, _Tally], stage: Stage
+) -> Iterator[None]:
+    """Add what the readers of `sites` are given to their tallies."""
+
+    def listen(name: str) -> Any:
+        def hook(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            tallies[name].add(stage.split, real_rows(args[0], stage.rows))
+
+        return hook
+
+    handles = [model.get_submodule(site.reader).register_forward_pre_hook(listen(site.name)) for site in sites]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hidden(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _require_finite(moments: Mapping[str, SiteMoments]) -> None:
+    for name, splits in moments.items():
+        for m in splits.values():
+            if not bool(torch.isfinite(m.gram).all()):
+                raise NotFinite(
+                    f"{name}: NaN or infinite activations during calibration; check the weights, "
+                    "or calibrate with --dtype float32"
+                )

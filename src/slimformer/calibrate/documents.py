@@ -1,0 +1,320 @@
+"""Reading a data source into documents.
+
+A document is the unit that is never divided between splits, so this file decides what "held out" means:
+an article of WikiText, a story, a web page, a row of a table. Files are read line by line and every way in
+which a file can be wrong ends in one line that names the file.
+"""
+
+import importlib
+import os
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from slimformer.calibrate.tables import USUAL_COLUMNS, Row, Table, binary_file, open_table, read_lines
+from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable
+
+Label = int | float | str | None
+
+BUILTIN = "builtin"
+SUFFIXES = (".txt", ".jsonl", ".json", ".tsv", ".csv", ".parquet")
+END_OF_TEXT = "<|endoftext|>"
+TITLE = re.compile(r"= (?!=).*[^=] =")  # WikiText: "= Title =" opens an article, "= = Section = =" does not
+
+USUAL_LABELS = ("label", "gold_label", "Quality", "score", "is_duplicate")
+
+PASSAGE_CHARACTERS = 1_200  # about 200 English words; characters, so that scripts without spaces are cut too
+ENDLESS_LINE = 20_000  # characters; a longer line is no paragraph and is cut into passages
+TOLERATED_BROKEN_ROWS = 0.01  # the published QQP file has a few rows torn by line breaks
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text, or a pair of texts, that stays whole; documents of one `group` stay together as well."""
+
+    text: str
+    pair: str | None = None
+    label: Label = None
+    group: str | None = None
+
+
+Source = str | Path | Iterable[str | Path | Document]
+
+
+def read_documents(
+    source: Source, *, columns: Sequence[str] | None = None, label: str | None = None
+) -> list[Document]:
+    """Read a file, `builtin`, several of them (a list, or separated by commas), or texts already in memory.
+
+    In a list the first element decides: a path, a name with a known suffix or `builtin` means sources,
+    anything else means texts. Several sources are mixed evenly, see `mix_documents`.
+    """
+    if isinstance(source, str | Path):
+        names: list[Any] = source_names(source)
+    else:
+        names = list(source)
+        if not names:
+            raise DataEmpty("the list of texts is empty; give at least one text or file")
+        if not _names_a_source(names[0]):
+            return _in_memory(names)
+    wanted = (columns,) if isinstance(columns, str) else columns
+    return mix_documents([_read_one(name, wanted, label) for name in names])
+
+
+def source_names(source: str | Path) -> list[str | Path]:
+    """The sources in `a.txt,b.jsonl`; a file whose own name has a comma is one source."""
+    if isinstance(source, Path) or os.path.isfile(source):  # os.path, as a text may be too long for a name
+        return [source]
+    return [name.strip() for name in source.split(",") if name.strip()] or [source]
+
+
+def mix_documents(sources: Sequence[list[Document]]) -> list[Document]:
+    """Draw from the sources in turn, whichever has given the fewest characters, until one is used up.
+
+    So no source outweighs another, however long its documents are. Each is shuffled first (always alike),
+    because files are often sorted and only the beginning of a larger one is used.
+    """
+    if len(sources) == 1:
+        return sources[0]
+    left = [random.Random(0).sample(documents, len(documents)) for documents in sources]
+    given = [0] * len(sources)
+    mixed: list[Document] = []
+    while all(left):
+        turn = given.index(min(given))
+        mixed.append(left[turn].pop())
+        given[turn] += len(mixed[-1].text) + len(mixed[-1].pair or "")
+    return mixed
+
+
+def text_documents(lines: Iterable[str]) -> list[Document]:
+    """Documents in running text, separated by what the text itself offers.
+
+    In this order: lines `<|endoftext|>`; WikiText titles, which join the paragraphs below them; blank lines.
+    Text without any of them is grouped into passages of about 200 words.
+    """
+    kept = [line.rstrip("\r\n") for line in lines]
+    inner = "\n".join(kept).strip().split("\n")
+    if any(line.strip() == END_OF_TEXT for line in inner):
+        blocks = _split_at_markers(inner)
+    elif any(not line.strip() for line in inner):
+        blocks = _split_at_blank_lines(inner)
+    else:
+        blocks = _passages(inner)
+    texts = ("\n".join(block).strip() for block in blocks)
+    return [Document(text) for text in texts if text]
+
+
+def parse_labels(values: Sequence[Any]) -> list[Label]:
+    """Labels of one column: integers if all of them are, else numbers if all of them are, else names."""
+    written = [value.strip() for value in values if isinstance(value, str) and value.strip()]
+    kind: Callable[[str], Label] = str
+    for pattern, number in ((r"[+-]?[0-9]+", int), (r"[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?", float)):
+        if written and all(re.fullmatch(pattern, value) for value in written):
+            kind = number
+            break
+    return [_label(value, kind) for value in values]
+
+
+def _label(value: Any, kind: Callable[[str], Label]) -> Label:
+    if isinstance(value, str):
+        return kind(value.strip()) if value.strip() else None
+    if value is None or isinstance(value, int | float):
+        return int(value) if isinstance(value, bool) else value
+    raise DataUnreadable(f"a label is a {type(value).__name__}; labels are numbers or names")
+
+
+def _names_a_source(item: Any) -> bool:
+    if isinstance(item, Path) or item == BUILTIN:
+        return True
+    if not isinstance(item, str) or len(item) > 1_000 or "\n" in item:
+        return False
+    known = Path(item).suffix.lower() in SUFFIXES
+    return known and (" " not in item or os.path.isfile(item))
+
+
+def _in_memory(items: Sequence[Any]) -> list[Document]:
+    for item in items:
+        if not isinstance(item, str | Document):
+            raise DataUnreadable(f"texts in memory must be strings, and one is a {type(item).__name__}")
+    documents = [item if isinstance(item, Document) else Document(_encodable(item)) for item in items]
+    documents = [document for document in documents if document.text.strip()]
+    if not documents:
+        raise DataEmpty(f"all of the {len(items)} texts are empty; give at least one with words in it")
+    return documents
+
+
+def _encodable(text: str) -> str:
+    """JSON and Python can hold halves of surrogate pairs, which no tokenizer takes."""
+    return text.encode(errors="replace").decode()
+
+
+def _read_one(source: str | Path, columns: Sequence[str] | None, label: str | None) -> list[Document]:
+    if source == BUILTIN:
+        return _builtin()
+    path = Path(source)
+    _require_text_or_parquet(path)
+    if table := open_table(path, columns):
+        documents = _table_documents(table, columns, label)
+    elif columns or label:
+        asked = columns[0] if columns else label
+        raise ColumnNotFound(f"column {asked!r} is not in {path.name}; it is plain text and has no columns")
+    else:
+        documents = text_documents(read_lines(path))
+    if not documents:
+        raise DataEmpty(f"{path} holds no text; give a file with at least one document")
+    return documents
+
+
+def _builtin() -> list[Document]:
+    """Half a million characters of technical English that come with every CPython."""
+    topics = importlib.import_module("pydoc_data.topics").topics
+    return [Document(text.strip()) for text in topics.values() if text.strip()]
+
+
+def _require_text_or_parquet(path: Path) -> None:
+    if not os.path.exists(path):
+        name = str(path) if len(str(path)) <= 200 else f"{str(path)[:197]}..."
+        raise DataNotFound(f"there is no file {name!r}; give a {', '.join(SUFFIXES)} file, or {BUILTIN!r}")
+    if path.is_dir():
+        raise DataUnreadable(f"{path} is a folder; name a file in it ({', '.join(SUFFIXES)})")
+    if not path.is_file():
+        raise DataUnreadable(f"{path} is not a regular file; write the data to one ({', '.join(SUFFIXES)})")
+    try:
+        with path.open("rb") as file:
+            head = file.read(8_192)
+    except OSError as error:
+        raise DataUnreadable(f"{path} cannot be opened: {error.strerror}") from error
+    if not head:
+        raise DataEmpty(f"{path} is empty (0 bytes); give a file with at least one document")
+    if path.suffix.lower() != ".parquet" and b"\0" in head:
+        raise binary_file(path)
+
+
+def _split_at_markers(lines: Iterable[str]) -> Iterator[list[str]]:
+    block: list[str] = []
+    for line in lines:
+        if line.strip() == END_OF_TEXT:
+            yield block
+            block = []
+        else:
+            block.append(line)
+    yield block
+
+
+def _split_at_blank_lines(lines: Iterable[str]) -> Iterator[list[str]]:
+    block: list[str] = []
+    in_article = False
+    after_blank = True  # a title stands alone; "= x =" inside a paragraph is arithmetic
+    for line in lines:
+        blank = not line.strip()
+        title = after_blank and TITLE.fullmatch(line.strip()) is not None
+        if title or (blank and not in_article):
+            yield block
+            block = []
+        in_article = in_article or title
+        block.append("" if blank else line)
+        after_blank = blank
+    yield block
+
+
+def _passages(lines: Iterable[str]) -> Iterator[list[str]]:
+    block: list[str] = []
+    size = 0
+    for piece in chain.from_iterable(map(_pieces, lines)):
+        block.append(piece)
+        size += len(piece)
+        if size >= PASSAGE_CHARACTERS:
+            yield block
+            block, size = [], 0
+    yield block
+
+
+def _pieces(line: str) -> list[str]:
+    if len(line) <= ENDLESS_LINE:
+        return [line]
+    most = PASSAGE_CHARACTERS - 1
+    # up to a space if there is one in reach, else a hard cut
+    return re.findall(rf"\S.{{0,{most}}}(?=\s|$)|\S.{{0,{most}}}", line)
+
+
+def _table_documents(table: Table, columns: Sequence[str] | None, label: str | None) -> list[Document]:
+    if not table.columns:
+        return []
+    chosen = _choose_columns(table, columns)
+    label = _choose_label(table, label)
+    group = "title" if chosen == ("question", "context") and "title" in table.columns else None
+    used = [name for name in (*chosen, label, group) if name is not None]
+    rows = _whole_rows(table, chosen, used)
+    labels = parse_labels([row.get(label) if label else None for row in rows])
+    return [_row_document(row, chosen, value, group) for row, value in zip(rows, labels, strict=True)]
+
+
+def _whole_rows(table: Table, chosen: tuple[str, ...], used: list[str]) -> list[Row]:
+    """The rows with text in them; rows cut short are left out, unless there are many."""
+    rows, broken, total = [], 0, 0
+    for row in table.rows(used):
+        total += 1
+        if any(name not in row for name in chosen):
+            broken += 1
+        elif all(_is_text(row[name], name, table) for name in chosen) and row[chosen[0]].strip():
+            rows.append(row)
+    if broken > TOLERATED_BROKEN_ROWS * total:
+        raise DataUnreadable(
+            f"{broken} of {total} rows of {table.name} lack {' or '.join(chosen)}; "
+            "is the first line a header, and the separator the one the suffix promises?"
+        )
+    return rows
+
+
+def _row_document(row: Row, columns: tuple[str, ...], label: Label, group: str | None) -> Document:
+    text, *pair = (_encodable(row[name]).strip() for name in columns)
+    return Document(text, pair[0] if pair else None, label, row.get(group) if group else None)
+
+
+def _is_text(value: Any, column: str, table: Table) -> bool:
+    if value is None or isinstance(value, str):
+        return value is not None
+    found = ", ".join(table.text_columns) or "no text at all"
+    raise DataUnreadable(
+        f"column {column!r} of {table.name} holds {type(value).__name__}, not text; text is in: {found}"
+    )
+
+
+def _choose_columns(table: Table, columns: Sequence[str] | None) -> tuple[str, ...]:
+    if columns:
+        for name in columns:
+            _require_column(name, table)
+        if len(columns) > 2:
+            raise ColumnNotFound(f"{len(columns)} text columns were asked for; name one, or two for a pair")
+        return tuple(columns)
+    for names in USUAL_COLUMNS:
+        if set(names) <= set(table.columns):
+            return names
+    candidates = [name for name in table.text_columns if name not in USUAL_LABELS]
+    if len(candidates) == 1:
+        return (candidates[0],)
+    raise ColumnNotFound(
+        f"none of the usual text columns is in {table.name}; it has: {_listed(table)}; "
+        "name the one that holds the text, or two for a pair"
+    )
+
+
+def _choose_label(table: Table, label: str | None) -> str | None:
+    if label is None:
+        return next((name for name in USUAL_LABELS if name in table.columns), None)
+    _require_column(label, table)
+    return label
+
+
+def _require_column(name: str, table: Table) -> None:
+    if name not in table.columns:
+        raise ColumnNotFound(f"column {name!r} is not in {table.name}; it has: {_listed(table)}")
+
+
+def _listed(table: Table) -> str:
+    # a file without a header lists its first row here, which may be long
+    return ", ".join(name if len(name) <= 40 else name[:37] + "..." for name in table.columns)

@@ -1,0 +1,245 @@
+"""Documents to batches of tokens.
+
+Causal language models get windows without padding, cut from the documents of one split laid end to end;
+encoders and classifiers get one document, or one pair, per row. Every limit counts real tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from slimformer.calibrate.documents import Document, Label
+from slimformer.errors import DataUnreadable, TooFewTokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ENCODED_AT_ONCE = 64  # documents per call of the tokenizer: few enough to stop early, enough to be fast
+CHARACTERS_PER_TOKEN = 64  # no text has longer tokens on average; what lies beyond is not even tokenized
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model is called with, on the CPU until `to` is called."""
+
+    inputs: dict[str, Tensor]  # input_ids, attention_mask, token_type_ids; or pixel_values
+    mask: Tensor | None  # bool, batch × length, True where a position is real; None for images
+    labels: Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Real positions; for images their number, since patches are the business of the model."""
+        if self.mask is not None:
+            return int(self.mask.sum())
+        return len(next(iter(self.inputs.values())))
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        mask = None if self.mask is None else self.mask.to(device)
+        labels = None if self.labels is None else self.labels.to(device)
+        return replace(self, inputs=inputs, mask=mask, labels=labels)
+
+
+def batches(
+    documents: Sequence[Document],
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    causal: bool,
+    seq_len: int,
+    tokens: int | None = None,
+    samples: int | None = None,
+    batch_size: int = 8,
+    label_ids: Mapping[str, int] | None = None,
+) -> list[Batch]:
+    """Packed for a causal language model, padded for any other; at most `samples` documents are used."""
+    if tokenizer is None:
+        raise DataUnreadable("the model has no tokenizer, so it cannot read text; give it token ids instead")
+    chosen = documents[:samples]
+    if causal:
+        return packed_batches(chosen, tokenizer, seq_len=seq_len, tokens=tokens, batch_size=batch_size)
+    return padded_batches(
+        chosen, tokenizer, seq_len=seq_len, tokens=tokens, batch_size=batch_size, label_ids=label_ids
+    )
+
+
+def packed_batches(
+    documents: Iterable[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seq_len: int,
+    tokens: int | None = None,
+    batch_size: int = 8,
+) -> list[Batch]:
+    """Windows of `seq_len` tokens over the documents laid end to end; no padding.
+
+    Documents are set apart by the special tokens the tokenizer adds itself (`<s>` for LLaMA), else by the end
+    of text. A last short window is dropped, unless it is the only one. Give documents of one split only.
+    """
+    stream = torch.tensor(list(islice(_stream(documents, tokenizer, tokens), tokens)), dtype=torch.long)
+    length = min(seq_len, len(stream))
+    if length == 0:
+        return []
+    count = len(stream) // length
+    return token_batches(stream[: count * length].view(count, length), batch_size=batch_size)
+
+
+def padded_batches(
+    documents: Iterable[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seq_len: int,
+    tokens: int | None = None,
+    batch_size: int = 8,
+    label_ids: Mapping[str, int] | None = None,
+) -> list[Batch]:
+    """One document or pair per row, truncated to `seq_len`; rows of like length together, to pad little.
+
+    The batches are then shuffled (always alike): whoever takes only the first must not get only short texts.
+    Labels that are names become numbers by `label_ids` (the model's `label2id`, or `label_numbers`); without it,
+    or where one is missing, there are none.
+    """
+    rows = sorted(_rows(documents, tokenizer, seq_len, tokens), key=len)
+    parts = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    random.Random(0).shuffle(parts)
+    return [_pad(part, tokenizer, label_ids) for part in parts]
+
+
+def token_batches(ids: Tensor, batch_size: int = 8) -> list[Batch]:
+    """Batches straight from token ids (sequences × length): for models without a tokenizer."""
+    if ids.ndim != 2 or ids.is_floating_point():
+        raise DataUnreadable(
+            f"token ids must be integers, sequences × length; got {ids.dtype} {tuple(ids.shape)}"
+        )
+    return [
+        Batch(
+            {"input_ids": part, "attention_mask": torch.ones_like(part)},
+            torch.ones_like(part, dtype=torch.bool),
+        )
+        for part in ids.long().split(batch_size)
+        if part.numel()
+    ]
+
+
+def require_tokens(batches: Iterable[Batch], needed: int, what: str) -> int:
+    """The number of real tokens; TooFewTokens if it is below `needed`. `what` names their purpose."""
+    found = sum(batch.tokens for batch in batches)
+    if found < needed:
+        raise TooFewTokens(
+            f"{what} needs at least {needed:,} tokens, and the data give {found:,}; "
+            "give more text, or raise the limits on tokens and samples"
+        )
+    return found
+
+
+def label_numbers(documents: Iterable[Document]) -> dict[str, int]:
+    """Numbers for labels that are names, in alphabetical order; ask before splitting, for all documents."""
+    names = {document.label for document in documents if isinstance(document.label, str)}
+    return {name: number for number, name in enumerate(sorted(names))}
+
+
+def label_tensor(labels: Sequence[Label], label_ids: Mapping[str, int] | None = None) -> Tensor | None:
+    """Classes as integers, scores as floats; None where a label is missing or is a name without a number."""
+    values = [(label_ids or {}).get(label) if isinstance(label, str) else label for label in labels]
+    if not values or any(value is None for value in values):
+        return None
+    whole = all(isinstance(value, int) for value in values)
+    return torch.tensor(values, dtype=torch.long if whole else torch.float32)
+
+
+def data_hash(documents: Iterable[Document]) -> str:
+    """SHA-256 over the texts, whatever their order: the same data give the same hash."""
+    each = sorted(hashlib.sha256(repr((d.text, d.pair)).encode()).digest() for d in documents)
+    return hashlib.sha256(b"".join(each)).hexdigest()
+
+
+def _stream(
+    documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, tokens: int | None
+) -> Iterator[int]:
+    apart: list[int] = []
+    if tokenizer.num_special_tokens_to_add() == 0:
+        end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.bos_token_id
+        apart = [] if end is None else [end]
+    waiting = iter(documents)
+    while part := list(islice(waiting, ENCODED_AT_ONCE)):
+        texts = [d.text if d.pair is None else f"{d.text}\n{d.pair}" for d in part]
+        texts = [text if tokens is None else text[: tokens * CHARACTERS_PER_TOKEN] for text in texts]
+        # verbose=False: windows are cut here, so a document beyond the model's length is no reason to warn
+        for ids in tokenizer(texts, verbose=False)["input_ids"]:
+            yield from ids
+            yield from apart
+
+
+@dataclass(frozen=True)
+class _Row:
+    fields: dict[str, list[int]]
+    label: Label
+
+    def __len__(self) -> int:
+        return len(self.fields["input_ids"])
+
+
+def _rows(
+    documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, seq_len: int, tokens: int | None
+) -> list[_Row]:
+    """Rows in the order of the documents while they fit; sorting comes later, or short texts would win."""
+    left = float("inf") if tokens is None else tokens
+    rows: list[_Row] = []
+    for row in _encoded(documents, tokenizer, seq_len if tokens is None else min(seq_len, tokens)):
+        left -= len(row)
+        if left < 0:
+            break
+        rows.append(row)
+    return rows
+
+
+def _encoded(
+    documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, seq_len: int
+) -> Iterator[_Row]:
+    waiting = iter(documents)
+    while part := list(islice(waiting, ENCODED_AT_ONCE)):
+        for paired, group in groupby(part, key=lambda document: document.pair is not None):
+            alike = list(group)
+            texts = [_clip(document.text, seq_len, tokenizer) for document in alike]
+            pairs = [_clip(document.pair or "", seq_len, tokenizer) for document in alike] if paired else None
+            encoding = tokenizer(texts, pairs, truncation=True, max_length=seq_len)
+            for i, document in enumerate(alike):
+                row = _Row({name: encoding[name][i] for name in encoding}, document.label)
+                if len(row):
+                    yield row
+
+
+def _clip(text: str, seq_len: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """An endless text costs no more than a long one: what truncation is sure to drop is dropped before."""
+    most = seq_len * CHARACTERS_PER_TOKEN
+    return text[-most:] if tokenizer.truncation_side == "left" else text[:most]
+
+
+def _pad(
+    rows: Sequence[_Row], tokenizer: PreTrainedTokenizerBase, label_ids: Mapping[str, int] | None
+) -> Batch:
+    length = max(map(len, rows))
+    # any id will do where there is no padding token: the mask keeps it out
+    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    filler: dict[str, Any] = {
+        "input_ids": next(i for i in ids if i is not None),
+        "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
+    }
+    left = tokenizer.padding_side == "left"
+
+    def padded(name: str, values: list[int]) -> list[int]:
+        padding = [filler.get(name, 0)] * (length - len(values))
+        return padding + values if left else values + padding
+
+    inputs = {name: torch.tensor([padded(name, row.fields[name]) for row in rows]) for name in rows[0].fields}
+    mask = torch.tensor([padded("mask", [1] * len(row)) for row in rows], dtype=torch.bool)
+    inputs["attention_mask"] = mask.long()
+    return Batch(inputs, mask, label_tensor([row.label for row in rows], label_ids))

@@ -1,0 +1,183 @@
+"""The one idea: a width is replaced by a smaller one, x ≈ E S x, and S, E follow from second moments.
+
+For a width with a non-linearity before it, S may only select coordinates: S x = x_J. The best E given J is the least-
+squares map from x_J to x. This file holds what every way of choosing J shares: the error left at every size, from one
+factorisation, and the reduction at one size.
+
+Error at every size. Put the coordinates in the order P of their worth and factor C[P, P] + λI = U D Uᵀ with U unit lower
+triangular. The innovations ε = U⁻¹ x_P are what each coordinate adds to those before it, so keeping the first k leaves
+x_P − U[:, :k] ε[:k] = U[:, k:] ε[k:], and through a reader W the error is
+
+    e(k) = E ‖B[:, k:] ε[k:]‖² = Σ_{i,j ≥ k} K_ij (BᵀB)_ij,     B = W[:, P] U,   K = E ε εᵀ = U⁻¹ C' U⁻ᵀ,
+
+with C' the moments of any data: those fitted on, or others, which makes the curve an honest held-out one. All k together
+cost one O(d³) product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from slimformer.errors import RankTooHigh
+from slimformer.linalg.damped import damped
+from slimformer.linalg.moments import Moments
+
+
+@dataclass(frozen=True)
+class Width:
+    """A width x ∈ ℝᵈ and the map W that reads it: units of `unit` coordinates, `group` units to one key/value head.
+
+    `fit` is what is fitted on, `held` other data. With a `bias` after W the mean of x costs nothing.
+    """
+
+    name: str
+    W: Float[Tensor, "m d"]
+    fit: Moments
+    held: Moments
+    unit: int = 1
+    group: int = 1
+    bias: bool = False
+
+    @property
+    def units(self) -> int:
+        return self.W.shape[1] // self.unit
+
+
+@dataclass(frozen=True)
+class Selection:
+    """x ≈ E x_J + c: keep the coordinates J, let the readers see least-squares combinations of them."""
+
+    J: Int[Tensor, " k"]
+    E: Float[Tensor, "d k"]
+    c: Float[Tensor, " d"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean squared error left at every legal size, through the readers; nested: size k keeps the first k of `order`.
+
+    `held` is measured on data that were not fitted; `floor` is the Eckart–Young limit there: no linear reduction of the
+    same size can do better, so `held − floor` is what selecting (and not mixing) coordinates costs.
+    `pivots` (|r_jj| of every unit in order) and `tail` (‖R[k:, k:]‖ at every size) are the raw material of STAT.
+    """
+
+    method: str
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+    groups: tuple[int, ...]
+    fit: tuple[float, ...]
+    held: tuple[float, ...]
+    floor: tuple[float, ...]
+    pivots: tuple[float, ...] = ()
+    tail: tuple[float, ...] = ()
+
+
+def legal_sizes(units: int, group: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Numbers of units that leave every key/value head with equally many queries, and the key/value heads then kept.
+
+    First the queries per group go down to one, then whole groups go: (9, 3) gives 0, 1, 2, 3, 6, 9.
+    """
+    heads = units // group
+    sizes = [*range(heads + 1), *range(2 * heads, units + 1, heads)] if heads else [0]
+    return tuple(sizes), tuple(min(size, heads) for size in sizes)
+
+
+def may_join(kept: Sequence[int], units: int, group: int) -> list[int]:
+    """Units that may be kept next: those of the groups that have fewest so far."""
+    rest = [u for u in range(units) if u not in kept]
+    count = [sum(u // group == g for u in kept) for g in range(units // group)]
+    fewest = min((count[u // group] for u in rest), default=0)
+    return [u for u in rest if count[u // group] == fewest]
+
+
+def may_leave(alive: Sequence[int], group: int) -> list[int]:
+    """Units that may be dropped next: those of the groups that have most left."""
+    count = {u // group: sum(v // group == u // group for v in alive) for u in alive}
+    return [u for u in alive if count[u // group] == max(count.values())]
+
+
+def coordinates(units: Sequence[int], unit: int) -> Int[Tensor, " k"]:
+    """The coordinates of whole units, in the order of the units."""
+    return (torch.tensor(list(units), dtype=torch.long)[:, None] * unit + torch.arange(unit)).flatten()
+
+
+def errors_at_every_size(
+    M: Float[Tensor, "d d"], P: Int[Tensor, " d"], C: Float[Tensor, "d d"], C_eval: Float[Tensor, "d d"], ridge: float
+) -> Float[Tensor, " d1"]:
+    """e(k) for k = 0 … d, where M = WᵀW, C is fitted and C_eval is measured."""
+    L = torch.linalg.cholesky(damped(C, ridge)[P][:, P])
+    U = L / L.diagonal()
+    BB = U.mT @ M[P][:, P] @ U
+    half = torch.linalg.solve_triangular(U, C_eval[P][:, P], upper=False, unitriangular=True)
+    K = torch.linalg.solve_triangular(U, half.mT, upper=False, unitriangular=True)
+    MK = BB * K
+    added = MK.diagonal() + 2 * MK.triu(1).sum(1)
+    left = torch.cat([added.flip(0).cumsum(0).flip(0), added.new_zeros(1)])
+    return left.clamp_min(0)
+
+
+def eckart_young(W: Float[Tensor, "m d"], C: Float[Tensor, "d d"]) -> Float[Tensor, " d1"]:
+    """Smallest possible E ‖W x − A x‖² over maps A of rank k, for k = 0 … d: the discarded eigenvalues of W C Wᵀ."""
+    λ = torch.linalg.eigvalsh(W @ C @ W.mT).clamp_min(0)  # ascending
+    left = λ.new_zeros(W.shape[1] + 1)
+    n = min(len(λ), W.shape[1])
+    left[:n] = λ.cumsum(0).flip(0)[:n]
+    return left
+
+
+def curve(
+    width: Width, method: str, order: Sequence[int], *, ridge: float, pivots: Sequence[float] = (), tail: Sequence[float] = ()
+) -> Curve:
+    """The error left at every legal size when units are kept in `order`."""
+    W = width.W.double()
+    P = coordinates(order, width.unit)
+    M = W.mT @ W
+    C = width.fit.second(centred=width.bias)
+    C_held = held_about_fitted_mean(width)
+    sizes, groups = legal_sizes(width.units, width.group)
+    at = torch.tensor(sizes) * width.unit
+    return Curve(
+        method=method,
+        order=tuple(int(u) for u in order),
+        sizes=sizes,
+        groups=groups,
+        fit=tuple(errors_at_every_size(M, P, C, C, ridge)[at].tolist()),
+        held=tuple(errors_at_every_size(M, P, C, C_held, ridge)[at].tolist()),
+        floor=tuple(eckart_young(W, width.held.second(centred=width.bias))[at].tolist()),
+        pivots=tuple(pivots),
+        tail=tuple(tail),
+    )
+
+
+def held_about_fitted_mean(width: Width) -> Float[Tensor, "d d"]:
+    """Second moments of the held data about the mean that was fitted: a shift of the mean is an error, too."""
+    C = width.held.second(centred=width.bias)
+    if not width.bias:
+        return C
+    shift = width.held.mean - width.fit.mean
+    return C + torch.outer(shift, shift)
+
+
+def select(width: Width, order: Sequence[int], size: int, *, ridge: float) -> Selection:
+    """Keep the first `size` units of `order`, sorted; E solves the ridge regression of x on x_J over the fitted data.
+
+    E_R = C_RJ (C_JJ + λI)⁻¹,  E_J = I,  c = μ − E μ_J. Cost O(k³ + k² d).
+    """
+    J = coordinates(sorted(order[:size]), width.unit)
+    if len(J) > width.fit.count:
+        raise RankTooHigh(
+            f"{width.name}: asked to keep {len(J)} of {width.W.shape[1]} coordinates, but {width.fit.count} calibration "
+            f"tokens span at most {width.fit.count} directions; calibrate on more text, or ask for a smaller budget"
+        )
+    C = width.fit.second(centred=width.bias)
+    A = damped(C, ridge)
+    E = torch.linalg.solve(A[J][:, J], C[J]).mT if len(J) else C.new_zeros(len(C), 0)
+    E[J] = torch.eye(len(J), dtype=E.dtype, device=E.device)
+    mean = width.fit.mean
+    c = mean - E @ mean[J] if width.bias else torch.zeros_like(mean)
+    return Selection(J, E, c)

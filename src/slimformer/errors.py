@@ -1,0 +1,77 @@
+"""Exceptions named after facts. Each message says what was asked, what was found and what to do."""
+
+
+class SlimformerError(Exception):
+    """A fact the user can act on; the command line prints it in one line and exits with 2."""
+
+
+class UnknownArchitecture(SlimformerError):
+    """The model is of a type no family describes."""
+
+
+class ModelNotFound(SlimformerError):
+    """The folder, hub id or demo package is not there, or holds no model."""
+
+
+class ModelBroken(SlimformerError):
+    """The weights cannot be used: NaN or infinite values, unreadable files."""
+
+
+class UnknownMethod(SlimformerError):
+    """There is no decomposition or allocation of that name."""
+
+
+class UnknownRecipe(SlimformerError):
+    """There is no recipe of that name, or the recipe file says something that is not understood."""
+
+
+class BudgetOutOfReach(SlimformerError):
+    """The budget is not a fraction, or the chosen format cannot go that low."""
+
+
+class PlanDoesNotFit(SlimformerError):
+    """The plan, or the statistics, were made for another model."""
+
+
+class RankTooHigh(SlimformerError):
+    """More directions were asked for than the calibration data span."""
+
+
+class NotFinite(SlimformerError):
+    """NaN or infinite values appeared in activations."""
+
+
+class OutputExists(SlimformerError):
+    """Something is already at the place to write to."""
+
+
+class CannotWrite(SlimformerError):
+    """The disk is full, or the place is not writable."""
+
+
+class SaveFailed(SlimformerError):
+    """The saved checkpoint did not reload to the same outputs, so it was not put in place."""
+
+
+class DataNotFound(SlimformerError):
+    """The file, folder or named data set is not there, or the hub cannot be reached."""
+
+
+class DataEmpty(SlimformerError):
+    """The data were found, and hold no text or no images."""
+
+
+class DataUnreadable(SlimformerError):
+    """The data are binary, not UTF-8, or not what their suffix promises."""
+
+
+class ColumnNotFound(SlimformerError):
+    """The table has no column of that name, or none that is known to hold text."""
+
+
+class TooFewTokens(SlimformerError):
+    """The data are real, and there is too little of them."""
+
+
+class UnknownTask(SlimformerError):
+    """There is no named data set of that name."""

@@ -1,0 +1,46 @@
+"""Accuracy of a classifier: the share of examples whose largest logit is the label."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from slimformer.calibrate.text import Batch
+from slimformer.evaluate.perplexity import evaluating, pieces
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """`value` = mean of `correct`, which keeps the order of the examples so that two models can be paired."""
+
+    value: float
+    examples: int
+    correct: tuple[bool, ...]
+
+
+def accuracy(model: nn.Module, batches: Iterable[Batch]) -> Accuracy:
+    """(1/n) Σ [argmax_c logits = label] over labelled examples."""
+    correct: list[bool] = []
+    with evaluating(model):
+        for batch in batches:
+            for part in pieces(model, batch):
+                correct += _correct(model(**part.inputs).logits, part.labels).tolist()
+    if not correct:
+        raise ValueError("there are no examples to measure accuracy on")
+    return Accuracy(sum(correct) / len(correct), len(correct), tuple(correct))
+
+
+def _correct(logits: Tensor, labels: Tensor | None) -> Tensor:
+    if labels is None:
+        raise ValueError("accuracy needs batches with labels")
+    if logits.ndim != 2 or logits.shape[1] < 2 or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"accuracy needs one row of class scores and one label for each example, "
+            f"not logits {tuple(logits.shape)} and labels {tuple(labels.shape)}"
+        )
+    strange = labels[(labels < 0) | (labels >= logits.shape[1])].unique().tolist()
+    if strange:  # GLUE writes −1 for labels it keeps to itself; they would silently count as mistakes
+        raise ValueError(f"labels {strange} are not among the {logits.shape[1]} classes of the model")
+    return logits.argmax(1) == labels

@@ -1,0 +1,169 @@
+"""How far a small model is from the dense one it was made of, on the same inputs and without labels.
+
+Heads that give probabilities p (dense) and q (small):
+
+    KL(p ‖ q) = Σ_c p_c (log p_c − log q_c) ≥ 0  in nats,     agreement = share of equal argmax
+
+for each real position of a language model or token classifier, for each example of a classifier, and for the
+start and the end of a question answerer, two distributions over the real positions of a row.
+
+Bare models, rows x (dense) and y (small) of the last hidden state at real positions:
+
+    cosine = xᵀy / (‖x‖ ‖y‖),     CKA = ‖C_xy‖² / (‖C_xx‖ ‖C_yy‖)     (Frobenius norms of centred covariances)
+
+CKA does not change when either side is rotated, shifted or scaled. Its usual form needs n × n kernels; this
+one, equal to it (Kornblith et al. 2019, section 3), needs the moments of the rows (x, y) only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from slimformer.calibrate.text import Batch
+from slimformer.errors import NotFinite
+from slimformer.evaluate.perplexity import device_of, evaluating, pieces
+from slimformer.linalg.moments import Moments
+
+POSITIONS = 64  # distributions compared at once, in float64: 25 MB for a vocabulary of 49k
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Means over `positions` (distributions); the tuples hold mean and number of positions by sequence."""
+
+    kl: float
+    agreement: float
+    positions: int
+    kl_per_sequence: tuple[float, ...]
+    positions_per_sequence: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Cosines are None when the two widths differ; `cka` is 0 when either side is constant."""
+
+    cosine_pooled: float | None
+    cosine_token: float | None
+    cka: float
+    tokens: int
+    cosine_per_sequence: tuple[float, ...]
+
+
+def logit_divergence(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Divergence:
+    """Mean KL(dense ‖ small) and agreement over real positions or examples. Cost: one pass of both models."""
+    sums = [torch.zeros(0, 3, dtype=torch.float64)]
+    with evaluating(dense, small):
+        for part, p, q in _both(dense, small, batches):
+            dense_scores, counted = _distributions(p, part.mask)
+            small_scores, _ = _distributions(q, part.mask)
+            sums.append(_compare(dense_scores, small_scores, counted))
+    table = torch.cat(sums)
+    table = table[table[:, 2] > 0]
+    kl, agreed, count = table.T
+    if not len(table):
+        raise ValueError("there are no positions to compare: no batches, or nothing but padding")
+    if not kl.isfinite().all():
+        raise NotFinite(
+            "the divergence is not finite: NaN logits, or none of the probability the dense model gives"
+        )
+    n = int(count.sum())
+    mean, agreement = float(kl.sum()) / n, float(agreed.sum()) / n
+    return Divergence(mean, agreement, n, tuple((kl / count).tolist()), tuple(count.long().tolist()))
+
+
+def state_similarity(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Similarity:
+    """Cosines of last hidden states (pooled over a sequence, and token by token) and linear CKA of tokens."""
+    moments, width, pooled, tokens = None, 0, [], 0.0
+    bare_dense, bare_small = bare(dense), bare(small)
+    with evaluating(dense, small):
+        for part, p, q in _both(bare_dense, bare_small, batches):
+            X, Y = (_states(output, part.mask) for output in (p, q))
+            real = _real(part.mask, X)
+            rows = Moments.of(torch.cat([X[real], Y[real]], 1))
+            moments, width = rows if moments is None else moments + rows, X.shape[-1]
+            if X.shape == Y.shape:
+                tokens += float(cosine_similarity(X[real], Y[real]).sum())
+                pooled += _pooled_cosines(X, Y, real)
+    if moments is None or moments.count == 0:
+        raise ValueError("there are no states to compare: no batches, or nothing but padding")
+    if not moments.gram.isfinite().all():
+        raise NotFinite("the last hidden states hold NaN or infinite values")
+    cka = _cka(moments.second(centred=True), width)
+    if not pooled:
+        return Similarity(None, None, cka, moments.count, ())
+    n = moments.count
+    return Similarity(math.fsum(pooled) / len(pooled), tokens / n, cka, n, tuple(pooled))
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model without its head; a model that has none is its own."""
+    body: nn.Module = getattr(model, "base_model", model)
+    return body
+
+
+def _both(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Any, Any]]:
+    for batch in batches:
+        for part in pieces(dense, batch):
+            yield part, dense(**part.inputs), small(**part.to(device_of(small)).inputs)
+
+
+def _distributions(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Scores (rows × distributions × outcomes) and which of the distributions of each row count."""
+    if "start_logits" in output:
+        scores = torch.stack([output.start_logits, output.end_logits], 1)
+        if mask is not None:  # an answer cannot start or end in padding
+            scores = scores.masked_fill(~mask[:, None].to(scores.device), -torch.inf)
+        return scores, torch.ones_like(scores[..., 0], dtype=torch.bool)
+    logits: Tensor = output.logits
+    scores = logits[:, None] if logits.ndim == 2 else logits
+    if scores.ndim != 3 or scores.shape[-1] < 2:
+        raise ValueError(f"logits of shape {tuple(logits.shape)} do not tell two or more outcomes apart")
+    return scores, _real(None if logits.ndim == 2 else mask, scores)
+
+
+def _compare(p: Tensor, q: Tensor, counted: Tensor) -> Tensor:
+    """Σ KL(p ‖ q), Σ [equal argmax] and the number of distributions, for every row."""
+    if p.shape != q.shape:
+        raise ValueError(f"outputs of shape {tuple(p.shape)} and {tuple(q.shape)} are not of the same task")
+    exact = torch.float32 if p.device.type == "mps" else torch.float64  # KL of near twins drowns in float32
+    table = torch.zeros(len(p), 3, dtype=torch.float64)
+    row, position = counted.nonzero(as_tuple=True)
+    for i, t in zip(row.split(POSITIONS), position.split(POSITIONS), strict=True):
+        log_p = p[i, t].to(exact).log_softmax(-1)
+        log_q = q[i.to(q.device), t.to(q.device)].to(p.device, exact).log_softmax(-1)
+        # where p is 0 the term is 0, also if q is 0 there too (−∞ + ∞ would be NaN)
+        kl = torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
+        agreed = log_p.argmax(-1) == log_q.argmax(-1)
+        columns = torch.stack([kl, agreed.to(exact), torch.ones_like(kl)], 1)
+        table.index_add_(0, i.cpu(), columns.cpu().double())
+    return table
+
+
+def _states(output: Any, mask: Tensor | None) -> Tensor:
+    states: Tensor = output.last_hidden_state.to("cpu", torch.float64)
+    # zeros instead of padding, because 0 · NaN is NaN in the pooled mean
+    return states if mask is None else states.masked_fill(~mask[..., None].cpu(), 0.0)
+
+
+def _real(mask: Tensor | None, rows: Tensor) -> Tensor:
+    return torch.ones_like(rows[..., 0], dtype=torch.bool) if mask is None else mask.to(rows.device)
+
+
+def _pooled_cosines(X: Tensor, Y: Tensor, real: Tensor) -> list[float]:
+    # cosines do not see the length of a vector, so the sum over tokens does for the mean
+    cosines: list[float] = cosine_similarity(X.sum(1), Y.sum(1))[real.any(1)].tolist()
+    return cosines
+
+
+def _cka(C: Tensor, d: int) -> float:
+    """Linear CKA from the covariance C of the rows (x, y), x being the first d coordinates."""
+    xx, yy, xy = C[:d, :d], C[d:, d:], C[:d, d:]
+    norms = float(xx.norm() * yy.norm())
+    return float(xy.square().sum()) / norms if norms > 0 else 0.0

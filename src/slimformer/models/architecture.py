@@ -1,0 +1,214 @@
+"""What a model is made of, as data: widths that may shrink, who writes them and who reads them.
+
+A `Family` says once, for one kind of Hugging Face model, where things live. `describe` reads the real sizes off the
+modules of one model (not off its config: a model that was compressed before has sizes of its own in every block) and
+returns an `Architecture`, a list of `Site`s with names that are the same for every family:
+
+    blocks.3.attn.heads     the heads of block 3       written by q, k, v      read by the output projection
+    blocks.3.ffn.hidden     the neurons of block 3     written by up (, gate)  read by down
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from slimformer.errors import UnknownArchitecture
+
+Kind = Literal["attn.heads", "ffn.hidden"]
+KINDS: tuple[Kind, ...] = ("attn.heads", "ffn.hidden")
+
+
+@dataclass(frozen=True)
+class Derived:
+    """An attribute of a block that depends on its sizes: `path` = factor · sizes[times] / sizes[over].
+
+    `factor` "head_dim" means the width of one head; sizes are named by role: "heads", "kv_heads".
+    """
+
+    path: str
+    times: Literal["heads", "kv_heads"]
+    over: Literal["kv_heads"] | None = None
+    factor: Literal["head_dim"] | int = 1
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where one kind of model keeps its widths. Paths are relative to a block; config keys are the stock ones."""
+
+    name: str
+    model_types: tuple[str, ...]
+    blocks: str  # from the base model to the list of blocks
+    query: str
+    key: str
+    value: str
+    attn_out: str
+    ffn_in: tuple[str, ...]
+    ffn_out: str
+    head_dim: str  # attribute of a block that holds the width of one head
+    heads_key: str
+    ffn_key: str
+    kv_key: str | None = None
+    derived: tuple[Derived, ...] = ()
+    causal: bool = False
+    image: bool = False
+    plain_heads: bool = False  # can the stock config say "fewer heads of the same width"?
+    divides_hidden: tuple[str, ...] = ()  # model types whose config insists that heads divide the hidden size
+
+    @property
+    def fused(self) -> bool:
+        """Are q, k and v three parts of one matrix?"""
+        return self.query == self.key == self.value
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A matrix whose output rows belong to units of a site: `rows` for each unit, shared by `shared` units.
+
+    A key projection under grouped queries has `shared` = queries per group. A fused projection is three writers of
+    one module, each with its `part` of `parts`.
+    """
+
+    module: str
+    rows: int
+    bias: bool
+    shared: int = 1
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Site:
+    """A width that may shrink. One unit is a neuron or a query head; `unit` is how many coordinates it has."""
+
+    name: str
+    kind: Kind
+    block: int
+    units: int
+    unit: int
+    group: int  # query heads that share one key/value head; 1 elsewhere
+    outer: int  # width of the residual stream around it
+    writers: tuple[Writer, ...]
+    reader: str
+    reader_bias: bool
+
+    @property
+    def width(self) -> int:
+        """Coordinates at the reader."""
+        return self.units * self.unit
+
+
+@dataclass(frozen=True)
+class Architecture:
+    family: Family
+    model_type: str
+    blocks: str  # full path to the list of blocks
+    n_blocks: int
+    hidden: int
+    sites: tuple[Site, ...]
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.sites)
+
+    def __getitem__(self, name: str) -> Site:
+        return self.by_name[name]
+
+    @property
+    def by_name(self) -> dict[str, Site]:
+        return {site.name: site for site in self.sites}
+
+    def of_block(self, i: int) -> tuple[Site, ...]:
+        return tuple(site for site in self.sites if site.block == i)
+
+
+def out_in(module: nn.Module) -> tuple[int, int]:
+    """(outputs, inputs) of a linear map, whichever way round it stores its weight."""
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    rows, columns = weight.shape
+    return (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
+
+
+def has_bias(module: nn.Module) -> bool:
+    return getattr(module, "bias", None) is not None
+
+
+def base_path(model: PreTrainedModel) -> str:
+    """Path from the model to its headless part: "bert.", "model.", or "" for a bare model."""
+    prefix = model.base_model_prefix
+    return f"{prefix}." if prefix and hasattr(model, prefix) else ""
+
+
+def describe(model: PreTrainedModel) -> Architecture:
+    """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
+    from slimformer.models import family_of
+
+    family = family_of(model.config.model_type)
+    path = base_path(model) + family.blocks
+    blocks = model.get_submodule(path)
+    sites = [site for i, block in enumerate(blocks.children()) for site in _sites(family, f"{path}.{i}", i, block)]
+    if not sites:
+        raise UnknownArchitecture(f"{type(model).__name__}: there is no block under {path!r}, so there is nothing to shrink")
+    return Architecture(family, model.config.model_type, path, len(sites) // 2, sites[0].outer, tuple(sites))
+
+
+def _sites(family: Family, path: str, i: int, block: nn.Module) -> tuple[Site, Site]:
+    return _heads(family, path, i, block), _neurons(family, path, i, block)
+
+
+def _heads(family: Family, path: str, i: int, block: nn.Module) -> Site:
+    width = _attribute(block, family.head_dim)
+    reader = block.get_submodule(family.attn_out)
+    outer, inner = out_in(reader)
+    units = inner // width
+    parts = 3 if family.fused else 1
+    kv_units = out_in(block.get_submodule(family.key))[0] // (parts * width)
+    group = units // kv_units
+    writers = tuple(
+        Writer(f"{path}.{name}", width, has_bias(block.get_submodule(name)), shared, part if family.fused else 0, parts)
+        for part, (name, shared) in enumerate([(family.query, 1), (family.key, group), (family.value, group)])
+    )
+    return Site(
+        f"blocks.{i}.attn.heads", "attn.heads", i, units, width, group, outer,
+        writers, f"{path}.{family.attn_out}", has_bias(reader),
+    )  # fmt: skip
+
+
+def _neurons(family: Family, path: str, i: int, block: nn.Module) -> Site:
+    reader = block.get_submodule(family.ffn_out)
+    outer, units = out_in(reader)
+    writers = tuple(Writer(f"{path}.{name}", 1, has_bias(block.get_submodule(name))) for name in family.ffn_in)
+    return Site(
+        f"blocks.{i}.ffn.hidden", "ffn.hidden", i, units, 1, 1, outer,
+        writers, f"{path}.{family.ffn_out}", has_bias(reader),
+    )  # fmt: skip
+
+
+def _attribute(module: nn.Module, path: str) -> int:
+    *parents, name = path.split(".")
+    return int(getattr(module.get_submodule(".".join(parents)), name))
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """The weight of a linear map as outputs × inputs, whichever way round it is stored."""
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    return weight.detach().mT if isinstance(module, Conv1D) else weight.detach()
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """A short hash of the sizes and of a sample of every weight matrix: the same for the same model in any precision."""
+    digest = hashlib.blake2b(digest_size=12)
+    for name, parameter in sorted(model.base_model.named_parameters()):
+        flat = parameter.detach().flatten()
+        sample = flat[:: max(1, len(flat) // 256)].to("cpu", torch.bfloat16).view(torch.int16)
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()

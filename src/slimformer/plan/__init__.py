@@ -1,0 +1,62 @@
+"""What to cut, as data: costs, ladders, allocations, plans, recipes."""
+
+from collections.abc import Callable, Mapping
+
+from slimformer.decompose import Curve
+from slimformer.errors import BudgetOutOfReach
+from slimformer.models import Architecture
+from slimformer.plan.allocate import Sizes, even, greedy, plain, require_reachable, uniform
+from slimformer.plan.cost import block_cost
+from slimformer.plan.plan import Edit as Edit
+from slimformer.plan.plan import Plan as Plan
+from slimformer.plan.plan import kept_fractions
+from slimformer.plan.profile import ladders
+from slimformer.plan.recipe import Recipe
+from slimformer.plan.stat import stat_bert, stat_opt
+
+ALLOCATIONS: dict[str, Callable[..., Sizes]] = {
+    "uniform": uniform,
+    "greedy": greedy,
+    "stat-bert": stat_bert,
+    "stat-opt": stat_opt,
+}
+FORMATS = ("ragged", "plain")
+
+
+def allocate(
+    architecture: Architecture,
+    curves: Mapping[str, Curve],
+    *,
+    macs: float,
+    seq_len: int,
+    recipe: Recipe,
+    weights: Mapping[str, float],
+    format: str = "ragged",
+    fingerprint: str = "",
+) -> Plan:
+    """The plan that keeps a fraction `macs` of the block MACs, met from below. Cost: milliseconds, no model, no data."""
+    if format not in FORMATS:
+        raise BudgetOutOfReach(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
+    rungs = ladders(
+        architecture, curves, seq_len=seq_len, weights=weights,
+        multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
+    )  # fmt: skip
+    budget = require_reachable(rungs, macs, block_cost(architecture, seq_len).macs, plain=format == "plain")
+    sizes = _allocation(recipe, architecture, format)(rungs, budget=budget)
+    edits = tuple(
+        Edit(site.name, recipe.selector, sizes[site.name].units, site.units, sizes[site.name].groups) for site in architecture
+    )
+    kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
+    return Plan(
+        recipe=recipe.name, budget=macs, macs=kept_macs, params=kept_params, seq_len=seq_len, format=format,
+        ridge=recipe.ridge, absorb_mean=recipe.absorb_mean, fingerprint=fingerprint, edits=edits,
+    )  # fmt: skip
+
+
+def _allocation(recipe: Recipe, architecture: Architecture, format: str) -> Callable[..., Sizes]:
+    """The stock config can only say equal sizes, so plain has two allocations: the even share, or the least harm."""
+    if format == "plain":
+        return even if recipe.allocation == "uniform" else plain
+    if recipe.allocation == "stat":
+        return stat_opt if architecture.family.causal else stat_bert
+    return ALLOCATIONS[recipe.allocation]

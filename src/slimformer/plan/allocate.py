@@ -1,0 +1,149 @@
+"""How a budget is spread over sites. Each way is a function from ladders to sizes; none sees a model.
+
+`uniform` keeps the same share everywhere. `greedy` minimises the sum of expected harm: on lower convex hulls the best
+spending of a budget is to buy, again and again, the step with the largest fall of harm per MAC (exact up to one step,
+because the hull is the Lagrangian relaxation of the problem). `plain` searches the sizes that are the same in every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slimformer.errors import BudgetOutOfReach
+from slimformer.plan.cost import Size
+from slimformer.plan.profile import Ladder
+
+Sizes = dict[str, Size]
+
+
+def require_reachable(ladders: Sequence[Ladder], budget: float, dense: int, *, plain: bool) -> int:
+    """The budget in MACs; refuse what is not a fraction, and what even the smallest sizes would exceed."""
+    if not 0 < budget <= 1:
+        raise BudgetOutOfReach(f"--macs {budget:g} is not a fraction of the MACs to keep; give a number above 0, up to 1")
+    least = sum(ladder.macs[0] for ladder in ladders)
+    if least > budget * dense:
+        cut = "with uniform sizes the stock config can say (plain)" if plain else "in the ragged format"
+        hint = "; use --format ragged to cut attention heads, too" if plain else ""
+        raise BudgetOutOfReach(
+            f"--macs {budget:g} cannot be reached {cut}: the minimum for this model is {least / dense:.3f}{hint}"
+        )
+    return int(budget * dense)
+
+
+def uniform(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
+    """The same share everywhere; what rounding leaves of the budget goes where it removes most harm."""
+    return top_up(ladders, even(ladders, budget=budget), budget)
+
+
+def even(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
+    """The same share everywhere: of all head counts the one nearest to the share of neurons the budget then leaves."""
+    heads, neurons = by_kind(ladders)
+    best: tuple[float, Sizes] | None = None
+    for share in _shares(heads):
+        at_heads = [_at_share(ladder, share) for ladder in heads]
+        left = budget - sum(ladder.macs[i] for ladder, i in zip(heads, at_heads, strict=True))
+        at_neurons = _fill(neurons, left)
+        if at_neurons is None:
+            continue
+        kept = sum(ladder.sizes[i].units for ladder, i in zip(neurons, at_neurons, strict=True))
+        distance = abs(kept / max(1, sum(ladder.site.units for ladder in neurons)) - share)
+        if best is None or distance < best[0]:
+            best = distance, _sizes([*heads, *neurons], [*at_heads, *at_neurons])
+    assert best is not None, "the smallest sizes were checked against the budget"
+    return best[1]
+
+
+def greedy(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
+    """Least total harm: buy hull segments by falling harm per MAC until the budget is spent, then fill the rest."""
+    at = {ladder.site.name: 0 for ladder in ladders}
+    left = budget - sum(ladder.macs[0] for ladder in ladders)
+    steps = [step for ladder in ladders for step in _hull_steps(ladder)]
+    for _, name, index, macs in sorted(steps, key=lambda step: -step[0]):
+        if macs > left:
+            break
+        at[name] = index
+        left -= macs
+    sizes = {ladder.site.name: ladder.sizes[at[ladder.site.name]] for ladder in ladders}
+    return top_up(ladders, sizes, budget)
+
+
+def plain(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
+    """Least total harm among sizes that are the same in every block."""
+    heads, neurons = by_kind(ladders)
+    if any(ladder.sizes != some[0].sizes for some in (heads, neurons) for ladder in some):
+        raise BudgetOutOfReach("the blocks of this model differ in size already, so plain sizes are out; use --format ragged")
+    best: tuple[float, Sizes] | None = None
+    for i in range(len(heads[0].sizes)):
+        left = budget - sum(ladder.macs[i] for ladder in heads)
+        fits = [j for j in range(len(neurons[0].sizes)) if sum(ladder.macs[j] for ladder in neurons) <= left]
+        if not fits:
+            continue
+        j = fits[-1]
+        harm = sum(ladder.harm[i] for ladder in heads) + sum(ladder.harm[j] for ladder in neurons)
+        if best is None or harm < best[0]:
+            best = harm, _sizes([*heads, *neurons], [i] * len(heads) + [j] * len(neurons))
+    assert best is not None, "the smallest sizes were checked against the budget"
+    return best[1]
+
+
+def top_up(ladders: Sequence[Ladder], sizes: Sizes, budget: int) -> Sizes:
+    """Spend what is left of the budget one rung at a time, each where it removes most harm per MAC."""
+    at = {ladder.site.name: ladder.sizes.index(sizes[ladder.site.name]) for ladder in ladders}
+    left = budget - sum(ladder.macs[at[ladder.site.name]] for ladder in ladders)
+    while True:
+        gains = []
+        for ladder in ladders:
+            i = at[ladder.site.name]
+            if i + 1 < len(ladder.sizes) and (macs := ladder.macs[i + 1] - ladder.macs[i]) <= left:
+                gains.append(((ladder.harm[i] - ladder.harm[i + 1]) / macs, ladder.site.name, macs))
+        if not gains:
+            return {ladder.site.name: ladder.sizes[at[ladder.site.name]] for ladder in ladders}
+        _, name, macs = max(gains)
+        at[name] += 1
+        left -= macs
+
+
+def _hull_steps(ladder: Ladder) -> list[tuple[float, str, int, int]]:
+    """Segments of the lower convex hull of harm over MACs: (fall of harm per MAC, site, rung reached, MACs)."""
+    hull: list[int] = []
+    for i in range(len(ladder.macs)):
+        while len(hull) > 1 and _slope(ladder, hull[-2], hull[-1]) >= _slope(ladder, hull[-1], i):
+            hull.pop()
+        hull.append(i)
+    pairs = zip(hull, hull[1:], strict=False)
+    return [(-_slope(ladder, a, b), ladder.site.name, b, ladder.macs[b] - ladder.macs[a]) for a, b in pairs]
+
+
+def _slope(ladder: Ladder, a: int, b: int) -> float:
+    return (ladder.harm[b] - ladder.harm[a]) / (ladder.macs[b] - ladder.macs[a])
+
+
+def by_kind(ladders: Sequence[Ladder]) -> tuple[list[Ladder], list[Ladder]]:
+    heads = [ladder for ladder in ladders if ladder.site.kind == "attn.heads"]
+    return heads, [ladder for ladder in ladders if ladder.site.kind == "ffn.hidden"]
+
+
+def _shares(heads: Sequence[Ladder]) -> list[float]:
+    return sorted({size.units / ladder.site.units for ladder in heads for size in ladder.sizes})
+
+
+def _at_share(ladder: Ladder, share: float) -> int:
+    """The largest rung that keeps at most `share` of the units (the smallest rung if none does)."""
+    fitting = [i for i, size in enumerate(ladder.sizes) if size.units <= share * ladder.site.units + 1e-9]
+    return fitting[-1] if fitting else 0
+
+
+def _fill(neurons: Sequence[Ladder], budget: int) -> list[int] | None:
+    """The largest common share of neurons within the budget."""
+    if sum(ladder.macs[0] for ladder in neurons) > budget:
+        return None
+    best = [0] * len(neurons)
+    for share in sorted({size.units / ladder.site.units for ladder in neurons for size in ladder.sizes}):
+        at = [_at_share(ladder, share) for ladder in neurons]
+        if sum(ladder.macs[i] for ladder, i in zip(neurons, at, strict=True)) <= budget:
+            best = at
+    return best
+
+
+def _sizes(ladders: Sequence[Ladder], at: Sequence[int]) -> Sizes:
+    return {ladder.site.name: ladder.sizes[i] for ladder, i in zip(ladders, at, strict=True)}

@@ -1,0 +1,89 @@
+"""What a model costs: exact multiply-accumulates and parameters, at a stated sequence length.
+
+MACs are those of the matrix products of the blocks, per token of a sequence of length T:
+
+    a neuron      D (writers + 1)                                 the rows that write it, the column that reads it
+    a query head  2 d D + 2 T d                                   q rows and o columns, scores and context (full T × T)
+    a kv head     2 d D                                           k and v rows
+
+Norms, activations, softmax and biases are not matrix products and are not counted. Embeddings and heads are reported apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from slimformer.models import Architecture, Site
+from slimformer.models.architecture import out_in
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of a site is kept: units (neurons or query heads) and key/value groups (equal to units elsewhere)."""
+
+    units: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    macs: int  # of the blocks, per token
+    params: int  # of the blocks' matrices and biases that depend on sizes
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.macs + other.macs, self.params + other.params)
+
+
+def full_size(site: Site) -> Size:
+    return Size(site.units, site.units // site.group)
+
+
+def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
+    """MACs per token and parameters of a site at a size."""
+    macs = params = 0
+    for writer in site.writers:
+        rows = writer.rows * (size.units if writer.shared == 1 else size.groups)
+        macs += rows * site.outer
+        params += rows * (site.outer + writer.bias)
+    columns = size.units * site.unit
+    macs += columns * site.outer
+    params += columns * site.outer
+    if site.kind == "attn.heads":
+        macs += 2 * seq_len * columns
+    return Cost(macs, params)
+
+
+def block_cost(architecture: Architecture, seq_len: int, sizes: Mapping[str, Size] | None = None) -> Cost:
+    """Cost of all blocks; `sizes` replaces the sizes of the sites it names."""
+    sizes = sizes or {}
+    total = Cost(0, 0)
+    for site in architecture:
+        total = total + site_cost(site, sizes.get(site.name, full_size(site)), seq_len)
+    return total
+
+
+def outside_macs(model: PreTrainedModel, architecture: Architecture, seq_len: int) -> int:
+    """MACs per token of everything outside the blocks: embeddings' convolutions, language-model and task heads.
+
+    Poolers and classifiers of whole sequences run once per sequence, so their share of a token is 1/T of it.
+    """
+    macs = 0.0
+    for name, module in model.named_modules():
+        if name.startswith(architecture.blocks + "."):
+            continue
+        once = _once_per_sequence(model, name)
+        if isinstance(module, nn.Conv2d):
+            macs += module.weight.numel() * (seq_len - 1) / seq_len
+        elif isinstance(module, nn.Linear):
+            outputs, inputs = out_in(module)
+            macs += outputs * inputs / (seq_len if once else 1)
+    return round(macs)
+
+
+def _once_per_sequence(model: PreTrainedModel, name: str) -> bool:
+    whole = type(model).__name__.endswith(("SequenceClassification", "ImageClassification"))
+    return "pooler" in name or (whole and not name.startswith(model.base_model_prefix + "."))

@@ -1,0 +1,87 @@
+"""A plan: for each site what is kept, and the budget it was made for. Plain JSON: readable, diffable, replayable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slimformer.errors import PlanDoesNotFit
+from slimformer.models import Architecture
+from slimformer.plan.cost import Size, block_cost
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Keep `keep` of `of` units at `site`; heads also say how many key/value groups stay."""
+
+    site: str
+    method: str
+    keep: int
+    of: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    recipe: str
+    budget: float  # the fraction of block MACs asked for
+    macs: float  # the fraction kept
+    params: float  # the fraction of the blocks' parameters kept
+    seq_len: int
+    format: str  # "ragged" or "plain"
+    ridge: float
+    absorb_mean: bool
+    fingerprint: str
+    edits: tuple[Edit, ...]
+
+    @property
+    def sizes(self) -> dict[str, Size]:
+        return {edit.site: Size(edit.keep, edit.groups) for edit in self.edits}
+
+    def to_json(self) -> str:
+        return json.dumps({"slimformer_plan": FORMAT, **dataclasses.asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        try:
+            data: dict[str, Any] = json.loads(text)
+            found = data.pop("slimformer_plan", None)
+            if found != FORMAT:
+                raise PlanDoesNotFit(f"this is not a plan of format {FORMAT} (found {found!r}); make it with `slimformer plan`")
+            edits = tuple(Edit(**edit) for edit in data.pop("edits"))
+            return cls(edits=edits, **data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise PlanDoesNotFit(f"the plan cannot be read: {error}; make it with `slimformer plan`") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        try:
+            return cls.from_json(Path(path).read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanDoesNotFit(f"the plan {str(path)!r} cannot be read: {error}") from error
+
+
+def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None:
+    """Refuse a plan that was made for another model, or that names widths this one does not have."""
+    if plan.fingerprint and plan.fingerprint != fingerprint:
+        raise PlanDoesNotFit(
+            f"the plan was made for model {plan.fingerprint}, this is {fingerprint}; calibrate and plan this model anew"
+        )
+    sites = architecture.by_name
+    for edit in plan.edits:
+        site = sites.get(edit.site)
+        if site is None:
+            raise PlanDoesNotFit(f"the plan names {edit.site}, which this model does not have")
+        if site.units != edit.of or not 0 <= edit.keep <= edit.of:
+            raise PlanDoesNotFit(f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, this model has {site.units}")
+
+
+def kept_fractions(architecture: Architecture, sizes: dict[str, Size], seq_len: int) -> tuple[float, float]:
+    """Fractions of block MACs and of block parameters kept."""
+    dense, small = block_cost(architecture, seq_len), block_cost(architecture, seq_len, sizes)
+    return small.macs / dense.macs, small.params / dense.params

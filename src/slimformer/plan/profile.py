@@ -1,0 +1,76 @@
+"""From curves to ladders: what every site may be cut to, what that costs, and how much it is expected to hurt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slimformer.decompose import Curve, Width, method
+from slimformer.linalg.moments import Moments
+from slimformer.models import Architecture, Family, Site
+from slimformer.plan.cost import Size, site_cost
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The sizes a site may take, ascending, with MACs and expected harm at each."""
+
+    site: Site
+    sizes: tuple[Size, ...]
+    macs: tuple[int, ...]
+    harm: tuple[float, ...]
+    curve: Curve
+
+
+def profile_site(
+    site: Site, W: Tensor, moments: Mapping[str, Moments], *, selector: str, ridge: float, absorb_mean: bool
+) -> Curve:
+    """The error left at every size of one site, measured on the select split. Cost: see the method."""
+    return method(selector)(site_width(site, W, moments, absorb_mean=absorb_mean), ridge=ridge)
+
+
+def site_width(site: Site, W: Tensor, moments: Mapping[str, Moments], *, absorb_mean: bool) -> Width:
+    """A site as the decompositions see it."""
+    fit = moments["fit"]
+    bias = site.reader_bias and absorb_mean
+    return Width(site.name, W, fit, moments.get("select", fit), site.unit, site.group, bias)
+
+
+def ladders(
+    architecture: Architecture,
+    curves: Mapping[str, Curve],
+    *,
+    seq_len: int,
+    weights: Mapping[str, float],
+    multiple_of: int,
+    plain: bool,
+    allow_empty: bool = False,
+) -> list[Ladder]:
+    """Legal sizes of every site. `weights` turn a site's error into harm to the whole; they come as data."""
+    out = []
+    for site in architecture:
+        curve = curves[site.name]
+        rungs = [i for i, size in enumerate(curve.sizes) if _legal(site, size, architecture, multiple_of, plain, allow_empty)]
+        sizes = tuple(Size(curve.sizes[i], curve.groups[i]) for i in rungs)
+        macs = tuple(site_cost(site, size, seq_len).macs for size in sizes)
+        harm = tuple(curve.held[i] * weights.get(site.name, 1.0) for i in rungs)
+        out.append(Ladder(site, sizes, macs, harm, curve))
+    return out
+
+
+def _legal(site: Site, size: int, architecture: Architecture, multiple_of: int, plain: bool, allow_empty: bool) -> bool:
+    if size == site.units:
+        return True
+    if size == 0:
+        return allow_empty and not plain
+    if site.kind == "ffn.hidden":
+        return size % min(multiple_of, site.units) == 0 if site.units > multiple_of else True
+    return not plain or _plain_heads(architecture.family, architecture, size)
+
+
+def _plain_heads(family: Family, architecture: Architecture, heads: int) -> bool:
+    """Can the stock config of this model say "that many heads of the old width"?"""
+    if not family.plain_heads:
+        return False
+    return architecture.model_type not in family.divides_hidden or architecture.hidden % heads == 0

@@ -1,0 +1,63 @@
+"""A recipe: how to calibrate, select, correct and allocate. YAML files in the package, or a path."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from slimformer.errors import UnknownRecipe
+
+
+class Recipe(BaseModel):
+    """Everything that decides the result besides model, data and budget. Every field is explained in docs/formats.md."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    summary: str
+    selector: Literal["elimination", "interpolative"] = "elimination"
+    allocation: Literal["uniform", "greedy", "stat-bert", "stat-opt", "stat"] = "greedy"
+    ridge: float = Field(default=1e-3, ge=0, le=10, description="relative to the mean diagonal of the Gram matrix")
+    absorb_mean: bool = Field(default=True, description="let output biases absorb the mean of what is removed")
+    multiple_of: int = Field(default=8, ge=1, description="neurons are kept in multiples of this")
+    allow_empty: bool = Field(default=False, description="may a block lose all heads or all neurons?")
+
+
+def names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml"))
+
+
+def text_of(name: str) -> str:
+    """The YAML of a recipe, by name or path."""
+    path = Path(name)
+    if path.suffix in {".yaml", ".yml"}:
+        try:
+            return path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnknownRecipe(f"the recipe file {name!r} cannot be read: {error}") from error
+    if name not in names():
+        raise UnknownRecipe(f"there is no recipe {name!r}; choose from {', '.join(names())}, or give a path to a .yaml file")
+    return (_folder() / f"{name}.yaml").read_text()
+
+
+def load_recipe(name: str) -> Recipe:
+    """A recipe by name or path, checked."""
+    try:
+        data = yaml.safe_load(text_of(name))
+    except yaml.YAMLError as error:
+        raise UnknownRecipe(f"the recipe {name!r} is not valid YAML: {' '.join(str(error).split())}") from error
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise UnknownRecipe(f"the recipe {name!r}: {where}: {first['msg']}; fields: {', '.join(Recipe.model_fields)}") from None
+
+
+def _folder() -> resources.abc.Traversable:
+    return resources.files("slimformer") / "recipes"

@@ -1,0 +1,130 @@
+"""The published allocation of STAT: one global threshold for neurons, one for heads, and a split between the two.
+
+Neuron j of block l scores |r_jj| · w_l; a head scores the error that is left without it (and those after it), times w_l.
+The largest scores of all blocks are kept. For every mean head count H the budget fixes the number of neurons; of all H the
+one is taken whose head cutoff is nearest to twice the mean ‖R_l[k_l:, k_l:]‖ of the neurons dropped.
+
+    BERT    w_l = 1 + √(L − l + 1), l = 1 … L: early blocks count more
+    OPT     every curve is divided by an exponential fit, over depth, of its first value; head scores times 1.125^(H … 1)
+
+Two things differ from the released program. The head errors are put back in their own order (the release applies its
+permutation twice where it means to undo it). The share of the feed-forward part is exact for the model and sequence length
+(the release uses 0.6623 and 0.5714, which are right for one width and length each).
+
+Reference: Flynn et al., arXiv 2406.00061, and the program released with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from slimformer.errors import UnknownMethod
+from slimformer.plan.allocate import Sizes, by_kind, top_up
+from slimformer.plan.profile import Ladder
+
+Step = tuple[float, int, int]  # score, index of the ladder, units kept when it is taken
+
+
+def stat_bert(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
+    """STAT's allocation for encoders: square-root depth weights."""
+    heads, neurons = by_kind(ladders)
+    depth = [1 + math.sqrt(len(heads) - l) for l in range(len(heads))]
+    return _thresholds(ladders, budget, _head_steps(heads, depth), _neuron_steps(neurons, depth), depth)
+
+
+def stat_opt(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
+    """STAT's allocation for decoders: curves divided by an exponential fit of their first value."""
+    heads, neurons = by_kind(ladders)
+    for_neurons = [1 / fit for fit in _exponential_fit([ladder.curve.pivots[0] for ladder in neurons])]
+    for_heads = [1 / fit for fit in _exponential_fit([math.sqrt(ladder.curve.fit[0]) for ladder in heads])]
+    steps = [
+        (score * 1.125 ** (heads[l].site.units - units + 1), l, units)
+        for score, l, units in _head_steps(heads, for_heads)
+    ]
+    return _thresholds(ladders, budget, sorted(steps, reverse=True), _neuron_steps(neurons, for_neurons), for_neurons)
+
+
+def _head_steps(heads: Sequence[Ladder], weight: Sequence[float]) -> list[Step]:
+    """Going from size a to size b of block l is worth the error that a leaves."""
+    steps = []
+    for l, ladder in enumerate(heads):
+        left = dict(zip(ladder.curve.sizes, ladder.curve.fit, strict=True))
+        below = [0, *(size.units for size in ladder.sizes)]
+        steps += [(weight[l] * math.sqrt(left[a]), l, b) for a, b in zip(below, below[1:], strict=False)]
+    return sorted(steps, reverse=True)
+
+
+def _neuron_steps(neurons: Sequence[Ladder], weight: Sequence[float]) -> list[Step]:
+    for ladder in neurons:
+        if not ladder.curve.pivots:
+            raise UnknownMethod(f"STAT's allocation needs pivots, which {ladder.curve.method} has not; use interpolative")
+    steps = [
+        (weight[l] * r, l, j + 1) for l, ladder in enumerate(neurons) for j, r in enumerate(ladder.curve.pivots)
+    ]
+    return sorted(steps, reverse=True)
+
+
+def _thresholds(
+    ladders: Sequence[Ladder], budget: int, head_steps: list[Step], neuron_steps: list[Step], weight: Sequence[float]
+) -> Sizes:
+    heads, neurons = by_kind(ladders)
+    per_neuron = neurons[0].macs[-1] / neurons[0].sizes[-1].units
+    best: tuple[float, list[int], list[int]] | None = None
+    for mean_heads in range(1, heads[0].site.units + 1):
+        at_heads, cutoff = _take(head_steps, mean_heads * len(heads), len(heads))
+        at_heads = [_round_down(ladder, units) for ladder, units in zip(heads, at_heads, strict=True)]
+        spent = sum(ladder.macs[i] for ladder, i in zip(heads, at_heads, strict=True))
+        n = int((budget - spent) / per_neuron)
+        if n < sum(ladder.sizes[0].units for ladder in neurons):
+            continue
+        kept, _ = _take(neuron_steps, n, len(neurons))
+        tails = [weight[l] * ladder.curve.tail[kept[l]] for l, ladder in enumerate(neurons)]
+        gap = abs(cutoff - 2 * float(np.mean(tails)))
+        if best is None or gap < best[0]:
+            best = gap, at_heads, [_round_down(ladder, units) for ladder, units in zip(neurons, kept, strict=True)]
+    if best is None:  # the budget leaves room for the smallest sizes only
+        return top_up(ladders, {ladder.site.name: ladder.sizes[0] for ladder in ladders}, budget)
+    sizes = {l.site.name: l.sizes[i] for l, i in zip([*heads, *neurons], best[1] + best[2], strict=True)}
+    return top_up(ladders, _within(ladders, sizes, budget), budget)
+
+
+def _take(steps: Sequence[Step], units: int, n: int) -> tuple[list[int], float]:
+    """Units kept in each of n blocks, and the last score taken, when the best `units` of all are kept."""
+    kept, total, cutoff = [0] * n, 0, 0.0
+    for score, l, reached in steps:
+        if total >= units:
+            break
+        total += reached - kept[l]
+        kept[l], cutoff = reached, score
+    return kept, cutoff
+
+
+def _round_down(ladder: Ladder, units: int) -> int:
+    fitting = [i for i, size in enumerate(ladder.sizes) if size.units <= units]
+    return fitting[-1] if fitting else 0
+
+
+def _within(ladders: Sequence[Ladder], sizes: Sizes, budget: int) -> Sizes:
+    """Floors can push the sum over the budget: then the largest sites give a rung until it fits."""
+    at = {ladder.site.name: ladder.sizes.index(sizes[ladder.site.name]) for ladder in ladders}
+
+    def over() -> bool:
+        return sum(ladder.macs[at[ladder.site.name]] for ladder in ladders) > budget
+
+    while over():
+        largest = max((l for l in ladders if at[l.site.name] > 0), key=lambda l: l.macs[at[l.site.name]])
+        at[largest.site.name] -= 1
+    return {ladder.site.name: ladder.sizes[at[ladder.site.name]] for ladder in ladders}
+
+
+def _exponential_fit(first: Sequence[float]) -> list[float]:
+    """exp of the straight line through log first value over depth."""
+    depth = np.arange(len(first))
+    values = np.log(np.maximum(np.asarray(first, dtype=float), 1e-300))
+    if len(first) < 2:
+        return list(np.exp(values))
+    slope, start = np.polyfit(depth, values, 1)
+    return [float(math.exp(start + slope * l)) for l in depth]

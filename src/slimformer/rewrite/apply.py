@@ -1,0 +1,75 @@
+"""From a plan to a smaller model. The model given is left untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+
+import torch
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.collect import BlockMoments
+from slimformer.decompose import Curve, Selection, select
+from slimformer.models import Architecture, Site, describe
+from slimformer.models.architecture import weight_of
+from slimformer.plan import Edit, Plan
+from slimformer.plan.profile import site_width
+from slimformer.rewrite import surgery
+from slimformer.rewrite.sizes import keep_attributes_true, state_sizes
+
+
+@torch.no_grad()
+def apply(
+    plan: Plan,
+    model: PreTrainedModel,
+    curves: Mapping[str, Curve],
+    moments: Callable[[int], BlockMoments],
+    *,
+    progress: Callable[[int], None] = lambda _block: None,
+) -> PreTrainedModel:
+    """A smaller copy of `model`: units selected, readers refitted by least squares, config telling the truth.
+
+    `moments(i)` gives the moments of block i, which are read only when the block is due. Cost O(k² d) per site.
+    """
+    small = deepcopy(model)
+    architecture = describe(model)
+    edits = {edit.site: edit for edit in plan.edits}
+    for i in range(architecture.n_blocks):
+        cut = [site for site in architecture.of_block(i) if edits[site.name].keep < site.units]
+        block = moments(i) if cut else None
+        for site in cut:
+            assert block is not None
+            W = weight_of(model.get_submodule(site.reader))
+            width = site_width(site, W, block.sites[site.name], absorb_mean=plan.absorb_mean)
+            order = curves[site.name].order
+            selection = select(width, order, edits[site.name].keep, ridge=plan.ridge)
+            cut_site(small, site, edits[site.name], order, selection)
+        progress(i)
+    keep_attributes_true(small, architecture)
+    state_sizes(small, architecture, plan.format)
+    return small
+
+
+def cut_site(model: PreTrainedModel, site: Site, edit: Edit, order: tuple[int, ...], selection: Selection) -> None:
+    """Carry out one edit in place: writers lose rows, the reader is refitted."""
+    kept = sorted(order[: edit.keep])
+    for name in dict.fromkeys(writer.module for writer in site.writers):
+        surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, kept))
+    surgery.read(model.get_submodule(site.reader), selection)
+
+
+def writer_rows(site: Site, module: str, kept: list[int]) -> torch.Tensor:
+    """Rows of a writer that belong to the kept units; a fused matrix has rows of several writers, part after part."""
+    rows = []
+    for writer in site.writers:
+        if writer.module == module:
+            start = writer.part * (site.units // writer.shared) * writer.rows
+            units = list(dict.fromkeys(unit // writer.shared for unit in kept))
+            first = start + torch.tensor(units, dtype=torch.long)[:, None] * writer.rows
+            rows.append((first + torch.arange(writer.rows)).flatten())
+    return torch.cat(rows)
+
+
+def unchanged(architecture: Architecture, plan: Plan) -> bool:
+    """Does the plan keep everything?"""
+    return all(edit.keep == edit.of for edit in plan.edits)

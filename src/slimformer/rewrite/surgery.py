@@ -1,0 +1,47 @@
+"""The only file that assigns weights. Orientation (Conv1D stores inputs × outputs) and precision are settled here."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from slimformer.decompose import Selection
+from slimformer.models.architecture import weight_of
+
+
+def keep_rows(layer: nn.Module, rows: Tensor) -> None:
+    """Let `layer` write only these of its outputs: W ← W[rows], b ← b[rows]."""
+    _assign(layer, weight_of(layer)[rows.to(layer.weight.device)])  # type: ignore[arg-type]
+    bias = getattr(layer, "bias", None)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach()[rows.to(bias.device)].clone(), requires_grad=bias.requires_grad)
+
+
+def read(layer: nn.Module, selection: Selection) -> None:
+    """Let `layer` read the smaller width: W ← W E, b ← b + W c."""
+    W = weight_of(layer)
+    E, c = selection.E.to(W.device), selection.c.to(W.device)
+    bias = getattr(layer, "bias", None)
+    if bias is not None:
+        shifted = (bias.detach().double() + W.double() @ c).to(bias.dtype)
+        layer.bias = nn.Parameter(shifted, requires_grad=bias.requires_grad)
+    _assign(layer, (W.double() @ E).to(W.dtype))
+
+
+def _assign(layer: nn.Module, W: Tensor) -> None:
+    """Give `layer` the weight W (outputs × inputs), stored its own way round."""
+    outputs, inputs = W.shape
+    stored = W.mT if isinstance(layer, Conv1D) else W
+    grad = layer.weight.requires_grad
+    layer.weight = nn.Parameter(stored.contiguous().clone(), requires_grad=bool(grad))
+    if isinstance(layer, Conv1D):
+        layer.nx, layer.nf = inputs, outputs
+    else:
+        layer.in_features, layer.out_features = inputs, outputs  # type: ignore[assignment]
+
+
+def set_attribute(block: nn.Module, path: str, value: int) -> None:
+    """Keep an attribute that depends on sizes true, e.g. the head count OPT's attention views by."""
+    *parents, name = path.split(".")
+    setattr(block.get_submodule(".".join(parents)), name, value)
+

@@ -4,8 +4,8 @@ The model is walked block by block: all batches go through block 0, then all thr
 only the residual stream is kept (tokens × hidden size); the wide activations inside a block live for one batch. When a
 block is finished its moments are handed out and nothing of it stays, so memory does not grow with depth.
 
-To know how the model calls its blocks (masks, rotary angles, positions), it is rehearsed once per batch with every block
-replaced by an echo that notes its arguments. No forward pass is copied, so none can go stale.
+To know how the model calls its blocks (masks, rotary angles, positions), it is rehearsed once per batch with every
+block replaced by an echo that notes its arguments. No forward pass is copied, so none can go stale.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class BlockMoments:
 
     block: int
     sites: dict[str, SiteMoments]
-    loudness: float  # mean over tokens of 1 / ‖h‖² after the block: errors count relative to the stream they are added to
+    loudness: (
+        float  # mean over tokens of 1 / ‖h‖² after the block: errors count relative to the stream they are added to
+    )
 
 
 @dataclass
@@ -99,7 +101,8 @@ def rehearse(
 
 def real_rows(X: Tensor, mask: Tensor | None) -> Tensor:
     """The rows of X (batch × length × d) at real positions: padding never counts."""
-    return X.flatten(0, -2) if mask is None else X[mask]
+    rows = X.flatten(0, -2)  # OPT hands its feed-forward part rows, not batches
+    return rows if mask is None else rows[mask.flatten()]
 
 
 @contextmanager

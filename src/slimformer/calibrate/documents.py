@@ -15,7 +15,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from slimformer.calibrate.tables import USUAL_COLUMNS, Row, Table, binary_file, open_table, read_lines
+from slimformer.calibrate.tables import (
+    Row,
+    Table,
+    binary_file,
+    choose_columns,
+    choose_label,
+    open_table,
+    read_lines,
+    whole_rows,
+)
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable
 
 Label = int | float | str | None
@@ -25,11 +34,8 @@ SUFFIXES = (".txt", ".jsonl", ".json", ".tsv", ".csv", ".parquet")
 END_OF_TEXT = "<|endoftext|>"
 TITLE = re.compile(r"= (?!=).*[^=] =")  # WikiText: "= Title =" opens an article, "= = Section = =" does not
 
-USUAL_LABELS = ("label", "gold_label", "Quality", "score", "is_duplicate")
-
 PASSAGE_CHARACTERS = 1_200  # about 200 English words; characters, so that scripts without spaces are cut too
 ENDLESS_LINE = 20_000  # characters; a longer line is no paragraph and is cut into passages
-TOLERATED_BROKEN_ROWS = 0.01  # the published QQP file has a few rows torn by line breaks
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,7 @@ class Document:
 Source = str | Path | Iterable[str | Path | Document]
 
 
-def read_documents(
-    source: Source, *, columns: Sequence[str] | None = None, label: str | None = None
-) -> list[Document]:
+def read_documents(source: Source, *, columns: Sequence[str] | None = None, label: str | None = None) -> list[Document]:
     """Read a file, `builtin`, several of them (a list, or separated by commas), or texts already in memory.
 
     In a list the first element decides: a path, a name with a known suffix or `builtin` means sources,
@@ -171,7 +175,10 @@ def _read_one(source: str | Path, columns: Sequence[str] | None, label: str | No
 
 def _builtin() -> list[Document]:
     """Half a million characters of technical English that come with every CPython."""
-    topics = importlib.import_module("pydoc_data.topics").topics
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except ImportError as error:
+        raise DataNotFound("this Python comes without pydoc_data, the built-in text; name a file") from error
     return [Document(text.strip()) for text in topics.values() if text.strip()]
 
 
@@ -244,77 +251,15 @@ def _pieces(line: str) -> list[str]:
 def _table_documents(table: Table, columns: Sequence[str] | None, label: str | None) -> list[Document]:
     if not table.columns:
         return []
-    chosen = _choose_columns(table, columns)
-    label = _choose_label(table, label)
+    chosen = choose_columns(table, columns)
+    label = choose_label(table, label)
     group = "title" if chosen == ("question", "context") and "title" in table.columns else None
     used = [name for name in (*chosen, label, group) if name is not None]
-    rows = _whole_rows(table, chosen, used)
+    rows = whole_rows(table, chosen, used)
     labels = parse_labels([row.get(label) if label else None for row in rows])
     return [_row_document(row, chosen, value, group) for row, value in zip(rows, labels, strict=True)]
-
-
-def _whole_rows(table: Table, chosen: tuple[str, ...], used: list[str]) -> list[Row]:
-    """The rows with text in them; rows cut short are left out, unless there are many."""
-    rows, broken, total = [], 0, 0
-    for row in table.rows(used):
-        total += 1
-        if any(name not in row for name in chosen):
-            broken += 1
-        elif all(_is_text(row[name], name, table) for name in chosen) and row[chosen[0]].strip():
-            rows.append(row)
-    if broken > TOLERATED_BROKEN_ROWS * total:
-        raise DataUnreadable(
-            f"{broken} of {total} rows of {table.name} lack {' or '.join(chosen)}; "
-            "is the first line a header, and the separator the one the suffix promises?"
-        )
-    return rows
 
 
 def _row_document(row: Row, columns: tuple[str, ...], label: Label, group: str | None) -> Document:
     text, *pair = (_encodable(row[name]).strip() for name in columns)
     return Document(text, pair[0] if pair else None, label, row.get(group) if group else None)
-
-
-def _is_text(value: Any, column: str, table: Table) -> bool:
-    if value is None or isinstance(value, str):
-        return value is not None
-    found = ", ".join(table.text_columns) or "no text at all"
-    raise DataUnreadable(
-        f"column {column!r} of {table.name} holds {type(value).__name__}, not text; text is in: {found}"
-    )
-
-
-def _choose_columns(table: Table, columns: Sequence[str] | None) -> tuple[str, ...]:
-    if columns:
-        for name in columns:
-            _require_column(name, table)
-        if len(columns) > 2:
-            raise ColumnNotFound(f"{len(columns)} text columns were asked for; name one, or two for a pair")
-        return tuple(columns)
-    for names in USUAL_COLUMNS:
-        if set(names) <= set(table.columns):
-            return names
-    candidates = [name for name in table.text_columns if name not in USUAL_LABELS]
-    if len(candidates) == 1:
-        return (candidates[0],)
-    raise ColumnNotFound(
-        f"none of the usual text columns is in {table.name}; it has: {_listed(table)}; "
-        "name the one that holds the text, or two for a pair"
-    )
-
-
-def _choose_label(table: Table, label: str | None) -> str | None:
-    if label is None:
-        return next((name for name in USUAL_LABELS if name in table.columns), None)
-    _require_column(label, table)
-    return label
-
-
-def _require_column(name: str, table: Table) -> None:
-    if name not in table.columns:
-        raise ColumnNotFound(f"column {name!r} is not in {table.name}; it has: {_listed(table)}")
-
-
-def _listed(table: Table) -> str:
-    # a file without a header lists its first row here, which may be long
-    return ", ".join(name if len(name) <= 40 else name[:37] + "..." for name in table.columns)

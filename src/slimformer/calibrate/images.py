@@ -31,9 +31,7 @@ def read_images(folder: str | Path, *, samples: int | None = None, seed: int = 0
     """
     root = Path(folder)
     if not root.is_dir():
-        raise DataNotFound(
-            f"there is no folder {root}; give a folder of images, with a sub-folder for each class"
-        )
+        raise DataNotFound(f"there is no folder {root}; give a folder of images, with a sub-folder for each class")
     paths = sorted(path for path in root.rglob("*") if _is_image(path))
     if not paths:
         raise DataEmpty(f"there are no images below {root}; looked for {', '.join(SUFFIXES)}")

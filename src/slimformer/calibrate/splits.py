@@ -49,10 +49,10 @@ def split_documents(
 
 
 def cut_documents(documents: Iterable[Document], *, size: int) -> list[Document]:
-    """Passages of `size` characters or a little more, cut at paragraphs and, where these are long, at sentences.
+    """Passages of `size` characters or a little more, cut at paragraphs, or at sentences if these are long.
 
-    Pairs, grouped and labelled documents stay whole: a label says nothing about a part. Within a split this also
-    turns long articles into many rows for an encoder, which would otherwise see their first lines only.
+    Pairs, grouped and labelled documents stay whole: a label says nothing about a part. Within a split this
+    also turns articles into many rows for an encoder, which would otherwise see their first lines only.
     """
     return [passage for document in documents for passage in _passages(document, size)]
 

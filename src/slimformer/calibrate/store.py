@@ -1,8 +1,8 @@
 """Statistics on disk: a folder with one safetensors file per block, written as soon as the block is finished.
 
-    stats.json                    what model, what data, how many tokens, which seed
-    moments/block-003.safetensors count, sum and Gram matrix (upper triangle, float64) of every site and split
-    curves-<method>.json          error curves, once they have been computed
+stats.json                    what model, what data, how many tokens, which seed
+moments/block-003.safetensors count, sum and Gram matrix (upper triangle, float64) of every site and split
+curves-<method>.json          error curves, once they have been computed
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Statistics:
         try:
             return _unpack(i, load_file(path))
         except (OSError, SafetensorError, KeyError) as error:
-            raise PlanDoesNotFit(f"{path}: the moments cannot be read ({error}); run `slimformer calibrate` again") from error
+            raise PlanDoesNotFit(
+                f"{path}: the moments cannot be read ({error}); run `slimformer calibrate` again"
+            ) from error
 
     def weights(self) -> dict[str, float]:
         """What an error at each site counts for: the inverse energy of the residual stream it is added to."""
@@ -84,9 +86,13 @@ def open_statistics(folder: str | Path) -> Statistics:
         data: dict[str, Any] = json.loads((folder / "stats.json").read_text())
         provenance = Provenance(**data)
     except (OSError, ValueError, TypeError) as error:
-        raise PlanDoesNotFit(f"{str(folder)!r} holds no statistics ({error}); make them with `slimformer calibrate`") from error
+        raise PlanDoesNotFit(
+            f"{str(folder)!r} holds no statistics ({error}); make them with `slimformer calibrate`"
+        ) from error
     if provenance.slimformer_stats != FORMAT:
-        raise PlanDoesNotFit(f"{str(folder)!r} has statistics of format {provenance.slimformer_stats}, this version reads {FORMAT}")
+        raise PlanDoesNotFit(
+            f"{str(folder)!r} has statistics of format {provenance.slimformer_stats}, this version reads {FORMAT}"
+        )
     return Statistics(folder, provenance)
 
 

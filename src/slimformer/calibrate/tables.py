@@ -1,6 +1,7 @@
 """Tabular files as rows: .tsv, .csv, .json, .jsonl, .parquet, and tables that call themselves .txt.
 
-A table is a header plus rows read on demand; which columns hold the text is decided in `documents`.
+A table is a header plus rows read on demand. Which columns hold the text is asked for, or known from the
+header: those of GLUE and SQuAD are.
 """
 
 import csv
@@ -13,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from slimformer.errors import DataUnreadable
+from slimformer.errors import ColumnNotFound, DataUnreadable
 
 Row = dict[str, Any]
 
@@ -27,6 +28,9 @@ USUAL_COLUMNS: tuple[tuple[str, ...], ...] = (
     ("#1 String", "#2 String"),
     ("sentence",),
 )
+USUAL_LABELS = ("label", "gold_label", "Quality", "score", "is_duplicate")
+
+TOLERATED_BROKEN_ROWS = 0.01  # the published QQP file has a few rows torn by line breaks
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,51 @@ def open_table(path: Path, columns: Sequence[str] | None) -> Table | None:
     if suffix == ".tsv" or _has_header(path, columns):
         return _tsv_table(path)
     return None
+
+
+def choose_columns(table: Table, columns: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns asked for, else those of a known data set, else the only one that holds text."""
+    if columns:
+        for name in columns:
+            _require_column(name, table)
+        if len(columns) > 2:
+            raise ColumnNotFound(f"{len(columns)} text columns were asked for; name one, or two for a pair")
+        return tuple(columns)
+    for names in USUAL_COLUMNS:
+        if set(names) <= set(table.columns):
+            return names
+    candidates = [name for name in table.text_columns if name not in USUAL_LABELS]
+    if len(candidates) == 1:
+        return (candidates[0],)
+    raise ColumnNotFound(
+        f"none of the usual text columns is in {table.name}; it has: {_listed(table)}; "
+        "name the one that holds the text, or two for a pair"
+    )
+
+
+def choose_label(table: Table, label: str | None) -> str | None:
+    """The label column asked for, else a usual one, else none."""
+    if label is None:
+        return next((name for name in USUAL_LABELS if name in table.columns), None)
+    _require_column(label, table)
+    return label
+
+
+def whole_rows(table: Table, chosen: tuple[str, ...], used: list[str]) -> list[Row]:
+    """The rows with text in them; rows cut short are left out, unless there are many."""
+    rows, broken, total = [], 0, 0
+    for row in table.rows(used):
+        total += 1
+        if any(name not in row for name in chosen):
+            broken += 1
+        elif all(_is_text(row[name], name, table) for name in chosen) and row[chosen[0]].strip():
+            rows.append(row)
+    if broken > TOLERATED_BROKEN_ROWS * total:
+        raise DataUnreadable(
+            f"{broken} of {total} rows of {table.name} lack {' or '.join(chosen)}; "
+            "is the first line a header, and the separator the one the suffix promises?"
+        )
+    return rows
 
 
 def binary_file(path: Path) -> DataUnreadable:
@@ -120,12 +169,12 @@ def _json_rows(path: Path) -> Iterator[Row]:
     number, first = next(lines, (1, "[]"))
     try:
         value = json.loads(first)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         yield from _rows_in(_parse_json(path, "".join(read_lines(path)), 1), path, 1)
         return
     yield from _rows_in(value, path, number)
     for number, line in lines:
-        yield from _rows_in(_parse_json(path, line, number), path, number)
+        yield from _rows_in(_parse_json(path, line.strip(), number), path, number)
 
 
 def _parse_json(path: Path, text: str, first_line: int) -> Any:
@@ -134,9 +183,7 @@ def _parse_json(path: Path, text: str, first_line: int) -> Any:
     except (json.JSONDecodeError, RecursionError) as error:
         place = first_line + getattr(error, "lineno", 1) - 1
         why = getattr(error, "msg", "nested too deeply")
-        raise DataUnreadable(
-            f"{path} is not JSON at line {place}: {why}; give one object per line"
-        ) from error
+        raise DataUnreadable(f"{path} is not JSON at line {place}: {why}; give one object per line") from error
 
 
 def _rows_in(value: Any, path: Path, number: int) -> Iterator[Row]:
@@ -149,9 +196,7 @@ def _rows_in(value: Any, path: Path, number: int) -> Iterator[Row]:
     elif isinstance(value, dict):
         yield from _squad_rows(value) if _is_squad(value) else [value]
     else:
-        raise DataUnreadable(
-            f"{path} holds {json.dumps(value)} at line {number}; expected an object or a text"
-        )
+        raise DataUnreadable(f"{path} holds {json.dumps(value)} at line {number}; expected an object or a text")
 
 
 def _is_squad(value: Row) -> bool:
@@ -182,3 +227,22 @@ def _parquet_table(path: Path) -> Table:
         return chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(columns=columns))
 
     return Table(path.name, tuple(schema.names), texts, rows)
+
+
+def _is_text(value: Any, column: str, table: Table) -> bool:
+    if value is None or isinstance(value, str):
+        return value is not None
+    found = ", ".join(table.text_columns) or "no text at all"
+    raise DataUnreadable(
+        f"column {column!r} of {table.name} holds {type(value).__name__}, not text; text is in: {found}"
+    )
+
+
+def _require_column(name: str, table: Table) -> None:
+    if name not in table.columns:
+        raise ColumnNotFound(f"column {name!r} is not in {table.name}; it has: {_listed(table)}")
+
+
+def _listed(table: Table) -> str:
+    # a file without a header lists its first row here, which may be long
+    return ", ".join(name if len(name) <= 40 else name[:37] + "..." for name in table.columns)

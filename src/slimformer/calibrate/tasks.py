@@ -55,9 +55,7 @@ TASKS = {
     "stsb": Task(GLUE, "stsb", ("sentence1", "sentence2")),
     "squad": Task("rajpurkar/squad", "plain_text", ("question", "context"), label=None, group="title"),
     "squad_v2": Task("rajpurkar/squad_v2", "squad_v2", ("question", "context"), label=None, group="title"),
-    "wikitext2": Task(
-        "Salesforce/wikitext", "wikitext-2-raw-v1", ("text",), label=None, evaluation="test", lines=True
-    ),
+    "wikitext2": Task("Salesforce/wikitext", "wikitext-2-raw-v1", ("text",), label=None, evaluation="test", lines=True),
     "ptb": Task(
         "ptb-text-only/ptb_text_only",
         None,
@@ -140,9 +138,7 @@ def _running_text(rows: Iterable[dict[str, Any]], task: Task) -> list[Document]:
 def _document(name: str, task: Task, row: dict[str, Any]) -> Document:
     for column in (*task.columns, *(extra for extra in (task.label, task.group) if extra)):
         if column not in row:
-            raise ColumnNotFound(
-                f"column {column!r} is not in {name} ({task.path}); it has: {', '.join(row)}"
-            )
+            raise ColumnNotFound(f"column {column!r} is not in {name} ({task.path}); it has: {', '.join(row)}")
     text, *pair = (row[column] or "" for column in task.columns)
     label = row[task.label] if task.label else None
     return Document(text, pair[0] if pair else None, label, row[task.group] if task.group else None)

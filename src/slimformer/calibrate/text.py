@@ -66,9 +66,7 @@ def batches(
     chosen = documents[:samples]
     if causal:
         return packed_batches(chosen, tokenizer, seq_len=seq_len, tokens=tokens, batch_size=batch_size)
-    return padded_batches(
-        chosen, tokenizer, seq_len=seq_len, tokens=tokens, batch_size=batch_size, label_ids=label_ids
-    )
+    return padded_batches(chosen, tokenizer, seq_len=seq_len, tokens=tokens, batch_size=batch_size, label_ids=label_ids)
 
 
 def packed_batches(
@@ -104,8 +102,8 @@ def padded_batches(
     """One document or pair per row, truncated to `seq_len`; rows of like length together, to pad little.
 
     The batches are then shuffled (always alike): whoever takes only the first must not get only short texts.
-    Labels that are names become numbers by `label_ids` (the model's `label2id`, or `label_numbers`); without it,
-    or where one is missing, there are none.
+    Labels that are names become numbers by `label_ids` (the model's `label2id`, or `label_numbers`); without
+    it, or where one is missing, there are none.
     """
     rows = sorted(_rows(documents, tokenizer, seq_len, tokens), key=len)
     parts = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
@@ -116,9 +114,7 @@ def padded_batches(
 def token_batches(ids: Tensor, batch_size: int = 8) -> list[Batch]:
     """Batches straight from token ids (sequences × length): for models without a tokenizer."""
     if ids.ndim != 2 or ids.is_floating_point():
-        raise DataUnreadable(
-            f"token ids must be integers, sequences × length; got {ids.dtype} {tuple(ids.shape)}"
-        )
+        raise DataUnreadable(f"token ids must be integers, sequences × length; got {ids.dtype} {tuple(ids.shape)}")
     return [
         Batch(
             {"input_ids": part, "attention_mask": torch.ones_like(part)},
@@ -161,9 +157,7 @@ def data_hash(documents: Iterable[Document]) -> str:
     return hashlib.sha256(b"".join(each)).hexdigest()
 
 
-def _stream(
-    documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, tokens: int | None
-) -> Iterator[int]:
+def _stream(documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, tokens: int | None) -> Iterator[int]:
     apart: list[int] = []
     if tokenizer.num_special_tokens_to_add() == 0:
         end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.bos_token_id
@@ -201,9 +195,7 @@ def _rows(
     return rows
 
 
-def _encoded(
-    documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, seq_len: int
-) -> Iterator[_Row]:
+def _encoded(documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, seq_len: int) -> Iterator[_Row]:
     waiting = iter(documents)
     while part := list(islice(waiting, ENCODED_AT_ONCE)):
         for paired, group in groupby(part, key=lambda document: document.pair is not None):
@@ -223,9 +215,7 @@ def _clip(text: str, seq_len: int, tokenizer: PreTrainedTokenizerBase) -> str:
     return text[-most:] if tokenizer.truncation_side == "left" else text[:most]
 
 
-def _pad(
-    rows: Sequence[_Row], tokenizer: PreTrainedTokenizerBase, label_ids: Mapping[str, int] | None
-) -> Batch:
+def _pad(rows: Sequence[_Row], tokenizer: PreTrainedTokenizerBase, label_ids: Mapping[str, int] | None) -> Batch:
     length = max(map(len, rows))
     # any id will do where there is no padding token: the mask keeps it out
     ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)

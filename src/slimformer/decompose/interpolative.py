@@ -1,10 +1,10 @@
 """Interpolative decomposition, as STAT uses it.
 
 Problem: choose k columns of the activations X (n × d) such that the others are combinations of them, X ≈ X_J Eᵀ.
-Neurons: columns are scaled by the norm of what reads them, w_j = ‖W_:j‖, and column-pivoted QR of X diag(w) gives order
-and |r_jj|. Only G = XᵀX is needed (see `linalg.pivoted_cholesky`). Heads: a head is one column, with a row for every token
-and every coordinate of the head; pivoted QR of that tall matrix gives the order, that is, pivots of the h × h matrix
-G_ab = Σ_i C[(a, i), (b, i)]. The transfer is least squares in both cases.
+Neurons: columns are scaled by the norm of what reads them, w_j = ‖W_:j‖, and column-pivoted QR of X diag(w) gives
+order and |r_jj|. Only G = XᵀX is needed (see `linalg.pivoted_cholesky`). Heads: a head is one column, with a row
+for every token and every coordinate of the head; pivoted QR of that tall matrix gives the order, that is, pivots of
+the h × h matrix G_ab = Σ_i C[(a, i), (b, i)]. The transfer is least squares in both cases.
 
 Cost O(k d²) after the moments.
 Reference: Flynn, Wang, Alvarez, De Sa, Damle, STAT: Shrinking Transformers After Training (arXiv 2406.00061).
@@ -16,7 +16,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from slimformer.decompose.reduction import Curve, Width, coordinates, curve, errors_at_every_size, legal_sizes, may_join
+from slimformer.decompose.reduction import (
+    Curve,
+    Width,
+    coordinates,
+    curve,
+    errors_at_every_size,
+    legal_sizes,
+    may_join,
+)
 from slimformer.linalg.pivoted_cholesky import constrained_pivots, pivots
 
 

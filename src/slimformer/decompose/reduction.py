@@ -4,14 +4,14 @@ For a width with a non-linearity before it, S may only select coordinates: S x =
 squares map from x_J to x. This file holds what every way of choosing J shares: the error left at every size, from one
 factorisation, and the reduction at one size.
 
-Error at every size. Put the coordinates in the order P of their worth and factor C[P, P] + λI = U D Uᵀ with U unit lower
-triangular. The innovations ε = U⁻¹ x_P are what each coordinate adds to those before it, so keeping the first k leaves
-x_P − U[:, :k] ε[:k] = U[:, k:] ε[k:], and through a reader W the error is
+Error at every size. Put the coordinates in the order P of their worth and factor C[P, P] + λI = U D Uᵀ with U unit
+lower triangular. The innovations ε = U⁻¹ x_P are what each coordinate adds to those before it, so keeping the first
+k leaves x_P − U[:, :k] ε[:k] = U[:, k:] ε[k:], and through a reader W the error is
 
     e(k) = E ‖B[:, k:] ε[k:]‖² = Σ_{i,j ≥ k} K_ij (BᵀB)_ij,     B = W[:, P] U,   K = E ε εᵀ = U⁻¹ C' U⁻ᵀ,
 
-with C' the moments of any data: those fitted on, or others, which makes the curve an honest held-out one. All k together
-cost one O(d³) product.
+with C' the moments of any data: those fitted on, or others, which makes the curve an honest held-out one. All k
+together cost one O(d³) product.
 """
 
 from __future__ import annotations
@@ -107,7 +107,11 @@ def coordinates(units: Sequence[int], unit: int) -> Int[Tensor, " k"]:
 
 
 def errors_at_every_size(
-    M: Float[Tensor, "d d"], P: Int[Tensor, " d"], C: Float[Tensor, "d d"], C_eval: Float[Tensor, "d d"], ridge: float
+    M: Float[Tensor, "d d"],
+    P: Int[Tensor, " d"],
+    C: Float[Tensor, "d d"],
+    C_eval: Float[Tensor, "d d"],
+    ridge: float,
 ) -> Float[Tensor, " d1"]:
     """e(k) for k = 0 … d, where M = WᵀW, C is fitted and C_eval is measured."""
     L = torch.linalg.cholesky(damped(C, ridge)[P][:, P])
@@ -131,7 +135,13 @@ def eckart_young(W: Float[Tensor, "m d"], C: Float[Tensor, "d d"]) -> Float[Tens
 
 
 def curve(
-    width: Width, method: str, order: Sequence[int], *, ridge: float, pivots: Sequence[float] = (), tail: Sequence[float] = ()
+    width: Width,
+    method: str,
+    order: Sequence[int],
+    *,
+    ridge: float,
+    pivots: Sequence[float] = (),
+    tail: Sequence[float] = (),
 ) -> Curve:
     """The error left at every legal size when units are kept in `order`."""
     W = width.W.double()

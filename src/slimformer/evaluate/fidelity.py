@@ -70,9 +70,7 @@ def logit_divergence(dense: nn.Module, small: nn.Module, batches: Iterable[Batch
     if not len(table):
         raise ValueError("there are no positions to compare: no batches, or nothing but padding")
     if not kl.isfinite().all():
-        raise NotFinite(
-            "the divergence is not finite: NaN logits, or none of the probability the dense model gives"
-        )
+        raise NotFinite("the divergence is not finite: the logits of one of the models hold NaN or −∞")
     n = int(count.sum())
     mean, agreement = float(kl.sum()) / n, float(agreed.sum()) / n
     return Divergence(mean, agreement, n, tuple((kl / count).tolist()), tuple(count.long().tolist()))
@@ -118,9 +116,9 @@ def _distributions(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scores (rows × distributions × outcomes) and which of the distributions of each row count."""
     if "start_logits" in output:
         scores = torch.stack([output.start_logits, output.end_logits], 1)
-        if mask is not None:  # an answer cannot start or end in padding
-            scores = scores.masked_fill(~mask[:, None].to(scores.device), -torch.inf)
-        return scores, torch.ones_like(scores[..., 0], dtype=torch.bool)
+        real = _real(mask, output.start_logits[..., None])
+        # an answer cannot start or end in padding
+        return scores.masked_fill(~real[:, None], -torch.inf), real.any(1, keepdim=True).expand(-1, 2)
     logits: Tensor = output.logits
     scores = logits[:, None] if logits.ndim == 2 else logits
     if scores.ndim != 3 or scores.shape[-1] < 2:

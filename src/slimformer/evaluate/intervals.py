@@ -71,9 +71,7 @@ def paired_difference(
     p = 2 min(P(d* ≤ 0), P(d* ≥ 0)), at most 1, each probability with one pseudo-count so that it is never 0.
     """
     if len(first) != len(second):
-        raise ValueError(
-            f"{len(first)} and {len(second)} values cannot be paired; use the same examples for both"
-        )
+        raise ValueError(f"{len(first)} and {len(second)} values cannot be paired; use the same examples for both")
     x, w = _examples(np.subtract(second, first, dtype=np.float64).tolist(), weights)
     _check(level, resamples)
     means = _resampled_means(x, w, resamples, seed)

@@ -82,6 +82,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
+    """Where the model is: the device of its first parameter, the CPU if it has none."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
@@ -102,7 +103,7 @@ def pieces(model: nn.Module, batch: Batch) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class _Windows:
-    """Rows for one forward pass. Logits at a position predict its target; they count where `counted` is set."""
+    """Rows for one forward pass. Logits at a position predict its target, if `counted` is set there."""
 
     inputs: dict[str, Tensor]
     targets: Tensor
@@ -116,9 +117,7 @@ def _of_stream(model: nn.Module, ids: Tensor, window: int | None, stride: int | 
     if not 1 <= stride <= window:
         raise ValueError(f"stride {stride} is not in 1…{window} (the window), so tokens would be skipped")
     if ids.numel() < 2 or ids.numel() != ids.shape[-1]:
-        raise ValueError(
-            f"a stream is one row of 2 or more tokens, not {tuple(ids.shape)}; give rows as batches"
-        )
+        raise ValueError(f"a stream is one row of 2 or more tokens, not {tuple(ids.shape)}; use batches for rows")
     stream = ids.flatten().long().to(device_of(model))
     last = len(stream) - 1
     width = min(window, last)
@@ -155,7 +154,7 @@ def _nll_of_rows(logits: Tensor, part: _Windows) -> Tensor:
 
 
 def _rows_that_fit(model: nn.Module, length: int) -> int:
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = getattr(model, "get_output_embeddings", lambda: None)()
     weight = getattr(head, "weight", None)
     if weight is None:  # no head over a vocabulary, so the outputs are small anyway
         return 2**31

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
 
 from slimformer.evaluate.perplexity import device_of, evaluating
@@ -13,12 +15,13 @@ def generate_text(
     """`prompt` and its greedy continuation, x_t = argmax p(· | x_<t), up to the end-of-text token."""
     if not isinstance(model, GenerationMixin):
         raise TypeError(f"{type(model).__name__} does not generate text; load it with a language-model head")
+    writer: Any = model  # the type of `generate` asks for more than the two classes promise
     inputs = tokenizer(prompt, return_tensors="pt")
     device = device_of(model)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     with evaluating(model):
         # what a checkpoint's generation_config.json may ask for is put back: sampling, beams, penalties
-        ids = model.generate(
+        ids = writer.generate(
             input_ids=inputs["input_ids"].to(device),
             attention_mask=inputs["attention_mask"].to(device),
             max_new_tokens=max_new_tokens,

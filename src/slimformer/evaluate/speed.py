@@ -148,9 +148,7 @@ def _stack(model: nn.Module, blocks: str) -> nn.ModuleList:
     stacks = {name: module for name, module in body.named_modules() if isinstance(module, nn.ModuleList)}
     if not stacks.get(blocks):
         known = ", ".join(stacks) or "none"
-        raise ValueError(
-            f"{type(body).__name__} has no blocks at {blocks!r}; lists of modules in it: {known}"
-        )
+        raise ValueError(f"{type(body).__name__} has no blocks at {blocks!r}; lists of modules in it: {known}")
     return stacks[blocks]
 
 
@@ -229,14 +227,13 @@ def _rounds(
 
 def _latency(seconds: Mapping[str, list[float]], warmup: int, seed: int, device: torch.device) -> Latency:
     reference = next(iter(seconds))
-    base = np.array(seconds[reference])
-    quartiles = [0.5, 0.25, 0.75]
-    timings = {
-        name: Timing(
-            *np.quantile(values, quartiles).tolist(),
-            *np.quantile(np.array(values) / base, quartiles).tolist(),
-            tuple(values),
-        )
-        for name, values in seconds.items()
-    }
-    return Latency(timings, reference, len(base), warmup, seed, torch.get_num_threads(), str(device))
+    timings = {name: _timing(values, seconds[reference]) for name, values in seconds.items()}
+    repeats = len(seconds[reference])
+    return Latency(timings, reference, repeats, warmup, seed, torch.get_num_threads(), str(device))
+
+
+def _timing(seconds: list[float], reference: list[float]) -> Timing:
+    quartiles = [0.25, 0.5, 0.75]
+    low, median, high = np.quantile(seconds, quartiles).tolist()
+    ratio_low, ratio, ratio_high = np.quantile(np.divide(seconds, reference), quartiles).tolist()
+    return Timing(median, low, high, ratio, ratio_low, ratio_high, tuple(seconds))

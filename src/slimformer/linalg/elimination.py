@@ -6,8 +6,8 @@ j costs exactly
 
     Δ_j = ‖v_j‖² / H_jj,     V ← V − v_j H_j: / H_jj,     H ← H − H_:j H_j: / H_jj.
 
-The updates are delayed and applied in blocks, after which the arrays shrink to the coordinates still alive: O(d² (d + m))
-in all, and the inner loop only needs matrix-vector products.
+The updates are delayed and applied in blocks, after which the arrays shrink to the coordinates still alive: O(d² (d
++ m)) in all, and the inner loop only needs matrix-vector products.
 
 Reference: Hassibi & Stork, Second order derivatives for network pruning (1993); Frantar & Alistarh (2022).
 """
@@ -87,7 +87,10 @@ def eliminate_blocks(
     V = W.double().clone()
     alive, gone = list(range(len(C) // unit)), []
     while alive:
-        costs = {g: float((_columns(V, g, unit) @ _solve(H, g, unit, _columns(V, g, unit).mT)).trace()) for g in allowed(alive)}
+        costs = {
+            g: float((_columns(V, g, unit) @ _solve(H, g, unit, _columns(V, g, unit).mT)).trace())
+            for g in allowed(alive)
+        }
         g = min(costs, key=lambda i: costs[i])
         rows = slice(g * unit, (g + 1) * unit)
         update = _solve(H, g, unit, H[rows])

@@ -25,7 +25,11 @@ class Moments:
 
     @classmethod
     def zero(cls, d: int, device: torch.device | str = "cpu") -> Moments:
-        return cls(0, torch.zeros(d, dtype=torch.float64, device=device), torch.zeros(d, d, dtype=torch.float64, device=device))
+        return cls(
+            0,
+            torch.zeros(d, dtype=torch.float64, device=device),
+            torch.zeros(d, d, dtype=torch.float64, device=device),
+        )
 
     @classmethod
     def of(cls, X: Float[Tensor, "n d"]) -> Moments:
@@ -33,8 +37,8 @@ class Moments:
         X = X if X.dtype == torch.float64 else X.float()
         gram = torch.zeros(X.shape[1], X.shape[1], dtype=torch.float64, device=X.device)
         for rows in X.split(ROWS):
-            gram += rows.mT @ rows
-        return cls(len(X), X.double().sum(0), gram)
+            gram += _gram(rows)
+        return cls(len(X), X.sum(0, dtype=torch.float64), gram)
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(self.count + other.count, self.sum + other.sum, self.gram + other.gram)
@@ -51,3 +55,17 @@ class Moments:
         """C = Σ x xᵀ / n, about the mean if a bias can absorb it, else about zero."""
         G = self.gram / max(self.count, 1)
         return G - torch.outer(self.mean, self.mean) if centred else G
+
+
+def _gram(X: Float[Tensor, "n d"]) -> Float[Tensor, "d d"]:
+    """Σ x xᵀ in double precision.
+
+    Single-precision products are taken about the mean, which else would drown the covariance when it is large:
+    Σ x xᵀ = Σ (x − μ)(x − μ)ᵀ + n μ μᵀ.
+    """
+    if X.dtype == torch.float64:
+        return X.mT @ X
+    n = max(len(X), 1)
+    mean = X.sum(0, dtype=torch.float64) / n
+    D, m = X - mean.float(), mean * n**0.5
+    return torch.outer(m, m).add_(D.mT @ D)

@@ -31,14 +31,18 @@ def pivots(G: Float[Tensor, "d d"]) -> tuple[Int[Tensor, " d"], Float[Tensor, " 
     factor, order, rank, _ = dpstrf(G.double().cpu().numpy(), lower=1, tol=RTOL_RANK * top)
     r = torch.from_numpy(factor).diagonal().clone()
     r[rank:] = 0
+    order[rank:].sort()
     return torch.from_numpy(order).long() - 1, r
 
 
 def constrained_pivots(
     G: Float[Tensor, "d d"], allowed: Callable[[list[int]], list[int]]
 ) -> tuple[Int[Tensor, " d"], Float[Tensor, " d"]]:
-    """As `pivots`, but after the coordinates `J` only those in `allowed(J)` may come next. For few coordinates (heads)."""
-    R, J, r = G.double().clone(), [], []
+    """As `pivots`, but after the coordinates `J` only those in `allowed(J)` may come next. For few coordinates
+    (heads)."""
+    R = G.double().clone()
+    J: list[int] = []
+    r: list[float] = []
     while candidates := allowed(J):
         j = max(candidates, key=lambda i: float(R[i, i]))
         pivot = max(float(R[j, j]), 0.0)

@@ -155,7 +155,9 @@ def describe(model: PreTrainedModel) -> Architecture:
     blocks = model.get_submodule(path)
     sites = [site for i, block in enumerate(blocks.children()) for site in _sites(family, f"{path}.{i}", i, block)]
     if not sites:
-        raise UnknownArchitecture(f"{type(model).__name__}: there is no block under {path!r}, so there is nothing to shrink")
+        raise UnknownArchitecture(
+            f"{type(model).__name__}: there is no block under {path!r}, so there is nothing to shrink"
+        )
     return Architecture(family, model.config.model_type, path, len(sites) // 2, sites[0].outer, tuple(sites))
 
 
@@ -172,7 +174,14 @@ def _heads(family: Family, path: str, i: int, block: nn.Module) -> Site:
     kv_units = out_in(block.get_submodule(family.key))[0] // (parts * width)
     group = units // kv_units
     writers = tuple(
-        Writer(f"{path}.{name}", width, has_bias(block.get_submodule(name)), shared, part if family.fused else 0, parts)
+        Writer(
+            f"{path}.{name}",
+            width,
+            has_bias(block.get_submodule(name)),
+            shared,
+            part if family.fused else 0,
+            parts,
+        )
         for part, (name, shared) in enumerate([(family.query, 1), (family.key, group), (family.value, group)])
     )
     return Site(
@@ -204,7 +213,8 @@ def weight_of(module: nn.Module) -> Tensor:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A short hash of the sizes and of a sample of every weight matrix: the same for the same model in any precision."""
+    """A short hash of the sizes and of a sample of every weight matrix: the same for the same model in any
+    precision."""
     digest = hashlib.blake2b(digest_size=12)
     for name, parameter in sorted(model.base_model.named_parameters()):
         flat = parameter.detach().flatten()

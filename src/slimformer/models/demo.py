@@ -38,7 +38,8 @@ def load_gguf(folder: str, file: str, dtype: torch.dtype) -> tuple[PreTrainedMod
     config = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    model = type(read)(config).to(dtype)
+    model: Any = type(read)(config)
+    model.to(dtype)
     model.load_state_dict(read.state_dict())
     model.tie_weights()
     model.generation_config = read.generation_config

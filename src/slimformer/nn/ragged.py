@@ -17,15 +17,18 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
 from __future__ import annotations
 
 import logging
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-PREFIX = "Ragged"
+CODE = "modeling_slimformer.py"
+FORMAT = 1
 
 
 def resize(model: PreTrainedModel) -> None:
@@ -33,6 +36,10 @@ def resize(model: PreTrainedModel) -> None:
     table = getattr(model.config, "slimformer", None)
     if not table:
         return
+    if table["format"] > FORMAT:
+        raise ValueError(
+            f"this checkpoint has format {table['format']}, known is {FORMAT}: a newer slimformer wrote it"
+        )
     try:
         blocks = model.base_model.get_submodule(table["blocks"])
     except AttributeError:  # a part of a model that is still being built: its owner will come by
@@ -47,7 +54,7 @@ def resize(model: PreTrainedModel) -> None:
             value = factor * getattr(sizes, times)
             *parents, name = path.split(".")
             owner = block.get_submodule(".".join(parents))
-            setattr(owner, name, value // (getattr(sizes, over) if over else 1))
+            setattr(owner, name, value // (max(1, getattr(sizes, over)) if over else 1))
 
 
 def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
@@ -65,18 +72,22 @@ def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
 
 
 def ragged(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The stock model class, with `resize` as the last step of its construction."""
+    """The stock model class, with `resize` as a step of its construction.
+
+    It keeps the stock name, which is what config.json, pipelines and loss functions go by.
+    """
 
     def post_init(self: PreTrainedModel) -> None:
         resize(self)
         stock.post_init(self)
 
-    return type(PREFIX + stock.__name__, (stock,), {"post_init": post_init, "__module__": __name__})
+    return type(stock.__name__, (stock,), {"post_init": post_init, "__module__": __name__})
 
 
 def enable() -> None:
-    """Let every stock model class read ragged checkpoints. Models without `config.slimformer` are built as ever."""
-    stock_post_init = PreTrainedModel.post_init
+    """Let every stock model class read and write ragged checkpoints. Models without `config.slimformer` stay as
+    ever."""
+    stock_post_init, stock_save = PreTrainedModel.post_init, PreTrainedConfig.save_pretrained
     if getattr(stock_post_init, "reads_ragged", False):
         return
 
@@ -84,8 +95,19 @@ def enable() -> None:
         resize(self)
         stock_post_init(self)
 
+    def save_pretrained(self: PreTrainedConfig, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        stock_save(self, save_directory, *args, **kwargs)
+        if getattr(self, "slimformer", None):
+            write_code(save_directory)
+
     post_init.reads_ragged = True  # type: ignore[attr-defined]
     PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
+    PreTrainedConfig.save_pretrained = save_pretrained  # type: ignore[method-assign]
+
+
+def write_code(folder: str | Path) -> None:
+    """Put this file beside the weights, under the name `auto_map` in config.json gives it."""
+    shutil.copyfile(__file__, Path(folder) / CODE)
 
 
 def _not_about_global_sizes(record: logging.LogRecord) -> bool:
@@ -99,9 +121,10 @@ _made: dict[str, type] = {}
 
 
 def __getattr__(name: str) -> type:
-    """`RaggedLlamaForCausalLM` and the like, made when asked for: `auto_map` in config.json names them."""
-    if not name.startswith(PREFIX):
-        raise AttributeError(name)
+    """`LlamaForCausalLM` and the like, able to be ragged, made when asked for: `auto_map` in config.json names them."""
+    stock = None if name.startswith("_") else getattr(transformers, name, None)
+    if not (isinstance(stock, type) and issubclass(stock, PreTrainedModel)):
+        raise AttributeError(f"there is no model class {name!r} in transformers {transformers.__version__}")
     if name not in _made:
-        _made[name] = ragged(getattr(transformers, name.removeprefix(PREFIX)))
+        _made[name] = ragged(stock)
     return _made[name]

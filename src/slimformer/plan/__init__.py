@@ -10,7 +10,7 @@ from slimformer.plan.cost import block_cost
 from slimformer.plan.plan import Edit as Edit
 from slimformer.plan.plan import Plan as Plan
 from slimformer.plan.plan import kept_fractions
-from slimformer.plan.profile import ladders
+from slimformer.plan.profile import ladders, least_macs
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.stat import stat_bert, stat_opt
 
@@ -34,23 +34,34 @@ def allocate(
     format: str = "ragged",
     fingerprint: str = "",
 ) -> Plan:
-    """The plan that keeps a fraction `macs` of the block MACs, met from below. Cost: milliseconds, no model, no data."""
-    if format not in FORMATS:
-        raise BudgetOutOfReach(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
+    """The plan that keeps a fraction `macs` of the block MACs, met from below. Cost: milliseconds, no model, no
+    data."""
+    budget = check_budget(architecture, macs=macs, seq_len=seq_len, recipe=recipe, format=format)
     rungs = ladders(
         architecture, curves, seq_len=seq_len, weights=weights,
         multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
     )  # fmt: skip
-    budget = require_reachable(rungs, macs, block_cost(architecture, seq_len).macs, plain=format == "plain")
     sizes = _allocation(recipe, architecture, format)(rungs, budget=budget)
     edits = tuple(
-        Edit(site.name, recipe.selector, sizes[site.name].units, site.units, sizes[site.name].groups) for site in architecture
+        Edit(site.name, recipe.selector, sizes[site.name].units, site.units, sizes[site.name].groups)
+        for site in architecture
     )
     kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
     return Plan(
         recipe=recipe.name, budget=macs, macs=kept_macs, params=kept_params, seq_len=seq_len, format=format,
         ridge=recipe.ridge, absorb_mean=recipe.absorb_mean, fingerprint=fingerprint, edits=edits,
     )  # fmt: skip
+
+
+def check_budget(architecture: Architecture, *, macs: float, seq_len: int, recipe: Recipe, format: str) -> int:
+    """The budget in MACs per token, or an error that names the minimum. Needs no data, so it is asked first."""
+    if format not in FORMATS:
+        raise BudgetOutOfReach(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
+    is_plain = format == "plain"
+    least = least_macs(
+        architecture, seq_len, multiple_of=recipe.multiple_of, plain=is_plain, allow_empty=recipe.allow_empty
+    )
+    return require_reachable(macs, block_cost(architecture, seq_len).macs, least, plain=is_plain)
 
 
 def _allocation(recipe: Recipe, architecture: Architecture, format: str) -> Callable[..., Sizes]:

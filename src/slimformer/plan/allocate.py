@@ -1,12 +1,15 @@
 """How a budget is spread over sites. Each way is a function from ladders to sizes; none sees a model.
 
-`uniform` keeps the same share everywhere. `greedy` minimises the sum of expected harm: on lower convex hulls the best
-spending of a budget is to buy, again and again, the step with the largest fall of harm per MAC (exact up to one step,
-because the hull is the Lagrangian relaxation of the problem). `plain` searches the sizes that are the same in every block.
+`uniform` keeps the same share everywhere. `greedy` minimises the sum of expected harm: on lower convex hulls the
+best spending of a budget is to buy, again and again, the step with the largest fall of harm per MAC (exact up to
+one step, because the hull is the Lagrangian relaxation of the problem). `plain` searches the sizes that are the
+same in every block.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
 from slimformer.errors import BudgetOutOfReach
@@ -16,16 +19,18 @@ from slimformer.plan.profile import Ladder
 Sizes = dict[str, Size]
 
 
-def require_reachable(ladders: Sequence[Ladder], budget: float, dense: int, *, plain: bool) -> int:
+def require_reachable(budget: float, dense: int, least: int, *, plain: bool) -> int:
     """The budget in MACs; refuse what is not a fraction, and what even the smallest sizes would exceed."""
     if not 0 < budget <= 1:
-        raise BudgetOutOfReach(f"--macs {budget:g} is not a fraction of the MACs to keep; give a number above 0, up to 1")
-    least = sum(ladder.macs[0] for ladder in ladders)
+        raise BudgetOutOfReach(
+            f"--macs {budget:g} is not a fraction of the MACs to keep; give a number above 0, up to 1"
+        )
     if least > budget * dense:
         cut = "with uniform sizes the stock config can say (plain)" if plain else "in the ragged format"
-        hint = "; use --format ragged to cut attention heads, too" if plain else ""
+        hint = "; --format ragged can go lower" if plain else ""
+        minimum = math.ceil(1000 * least / dense) / 1000  # rounded up, so that asking for it works
         raise BudgetOutOfReach(
-            f"--macs {budget:g} cannot be reached {cut}: the minimum for this model is {least / dense:.3f}{hint}"
+            f"--macs {budget:g} cannot be reached {cut}: the minimum for this model is {minimum:.3f}{hint}"
         )
     return int(budget * dense)
 
@@ -71,7 +76,9 @@ def plain(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     """Least total harm among sizes that are the same in every block."""
     heads, neurons = by_kind(ladders)
     if any(ladder.sizes != some[0].sizes for some in (heads, neurons) for ladder in some):
-        raise BudgetOutOfReach("the blocks of this model differ in size already, so plain sizes are out; use --format ragged")
+        raise BudgetOutOfReach(
+            "the blocks of this model differ in size already, so plain sizes are out; use --format ragged"
+        )
     best: tuple[float, Sizes] | None = None
     for i in range(len(heads[0].sizes)):
         left = budget - sum(ladder.macs[i] for ladder in heads)
@@ -110,7 +117,7 @@ def _hull_steps(ladder: Ladder) -> list[tuple[float, str, int, int]]:
         while len(hull) > 1 and _slope(ladder, hull[-2], hull[-1]) >= _slope(ladder, hull[-1], i):
             hull.pop()
         hull.append(i)
-    pairs = zip(hull, hull[1:], strict=False)
+    pairs = itertools.pairwise(hull)
     return [(-_slope(ladder, a, b), ladder.site.name, b, ladder.macs[b] - ladder.macs[a]) for a, b in pairs]
 
 

@@ -6,7 +6,8 @@ MACs are those of the matrix products of the blocks, per token of a sequence of 
     a query head  2 d D + 2 T d                                   q rows and o columns, scores and context (full T × T)
     a kv head     2 d D                                           k and v rows
 
-Norms, activations, softmax and biases are not matrix products and are not counted. Embeddings and heads are reported apart.
+Norms, activations, softmax and biases are not matrix products and are not counted. Embeddings and heads are
+reported apart.
 """
 
 from __future__ import annotations

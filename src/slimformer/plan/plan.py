@@ -52,7 +52,9 @@ class Plan:
             data: dict[str, Any] = json.loads(text)
             found = data.pop("slimformer_plan", None)
             if found != FORMAT:
-                raise PlanDoesNotFit(f"this is not a plan of format {FORMAT} (found {found!r}); make it with `slimformer plan`")
+                raise PlanDoesNotFit(
+                    f"this is not a plan of format {FORMAT} (found {found!r}); make it with `slimformer plan`"
+                )
             edits = tuple(Edit(**edit) for edit in data.pop("edits"))
             return cls(edits=edits, **data)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from slimformer.decompose import Curve, Width, method
+from slimformer.decompose.reduction import legal_sizes
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture, Family, Site
 from slimformer.plan.cost import Size, site_cost
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,38 @@ def ladders(
     out = []
     for site in architecture:
         curve = curves[site.name]
-        rungs = [i for i, size in enumerate(curve.sizes) if _legal(site, size, architecture, multiple_of, plain, allow_empty)]
-        sizes = tuple(Size(curve.sizes[i], curve.groups[i]) for i in rungs)
+        sizes = site_sizes(architecture, site, multiple_of=multiple_of, plain=plain, allow_empty=allow_empty)
+        left = dict(zip(curve.sizes, curve.held, strict=True))
         macs = tuple(site_cost(site, size, seq_len).macs for size in sizes)
-        harm = tuple(curve.held[i] * weights.get(site.name, 1.0) for i in rungs)
+        harm = tuple(left[size.units] * weights.get(site.name, 1.0) for size in sizes)
         out.append(Ladder(site, sizes, macs, harm, curve))
     return out
+
+
+def site_sizes(
+    architecture: Architecture, site: Site, *, multiple_of: int, plain: bool, allow_empty: bool = False
+) -> tuple[Size, ...]:
+    """Sizes a site may take, ascending."""
+    sizes = zip(*legal_sizes(site.units, site.group), strict=True)
+    return tuple(
+        Size(units, groups)
+        for units, groups in sizes
+        if _legal(site, units, architecture, multiple_of, plain, allow_empty)
+    )
+
+
+def least_macs(
+    architecture: Architecture, seq_len: int, *, multiple_of: int, plain: bool, allow_empty: bool = False
+) -> int:
+    """Block MACs when every site has its smallest legal size: known before any data are read."""
+    return sum(
+        site_cost(
+            site,
+            site_sizes(architecture, site, multiple_of=multiple_of, plain=plain, allow_empty=allow_empty)[0],
+            seq_len,
+        ).macs
+        for site in architecture
+    )
 
 
 def _legal(site: Site, size: int, architecture: Architecture, multiple_of: int, plain: bool, allow_empty: bool) -> bool:

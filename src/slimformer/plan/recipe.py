@@ -13,7 +13,8 @@ from slimformer.errors import UnknownRecipe
 
 
 class Recipe(BaseModel):
-    """Everything that decides the result besides model, data and budget. Every field is explained in docs/formats.md."""
+    """Everything that decides the result besides model, data and budget. Every field is explained in
+    docs/formats.md."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,7 +42,9 @@ def text_of(name: str) -> str:
         except (OSError, UnicodeDecodeError) as error:
             raise UnknownRecipe(f"the recipe file {name!r} cannot be read: {error}") from error
     if name not in names():
-        raise UnknownRecipe(f"there is no recipe {name!r}; choose from {', '.join(names())}, or give a path to a .yaml file")
+        raise UnknownRecipe(
+            f"there is no recipe {name!r}; choose from {', '.join(names())}, or give a path to a .yaml file"
+        )
     return (_folder() / f"{name}.yaml").read_text()
 
 
@@ -56,7 +59,9 @@ def load_recipe(name: str) -> Recipe:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UnknownRecipe(f"the recipe {name!r}: {where}: {first['msg']}; fields: {', '.join(Recipe.model_fields)}") from None
+        raise UnknownRecipe(
+            f"the recipe {name!r}: {where}: {first['msg']}; fields: {', '.join(Recipe.model_fields)}"
+        ) from None
 
 
 def _folder() -> resources.abc.Traversable:

@@ -1,21 +1,22 @@
 """The published allocation of STAT: one global threshold for neurons, one for heads, and a split between the two.
 
-Neuron j of block l scores |r_jj| · w_l; a head scores the error that is left without it (and those after it), times w_l.
-The largest scores of all blocks are kept. For every mean head count H the budget fixes the number of neurons; of all H the
-one is taken whose head cutoff is nearest to twice the mean ‖R_l[k_l:, k_l:]‖ of the neurons dropped.
+Neuron j of block l scores |r_jj| · w_l; a head scores the error that is left without it (and those after it), times
+w_l. The largest scores of all blocks are kept. For every mean head count H the budget fixes the number of neurons;
+of all H the one is taken whose head cutoff is nearest to twice the mean ‖R_l[k_l:, k_l:]‖ of the neurons dropped.
 
-    BERT    w_l = 1 + √(L − l + 1), l = 1 … L: early blocks count more
-    OPT     every curve is divided by an exponential fit, over depth, of its first value; head scores times 1.125^(H … 1)
+    BERT    w_l = 1 + √(L − l + 1), l = 1 … L: early blocks count more OPT     every curve is divided by an
+    exponential fit, over depth, of its first value; head scores times 1.125^(H … 1)
 
-Two things differ from the released program. The head errors are put back in their own order (the release applies its
-permutation twice where it means to undo it). The share of the feed-forward part is exact for the model and sequence length
-(the release uses 0.6623 and 0.5714, which are right for one width and length each).
+Two things differ from the released program. The head errors are put back in their own order (the release applies
+its permutation twice where it means to undo it). The share of the feed-forward part is exact for the model and
+sequence length (the release uses 0.6623 and 0.5714, which are right for one width and length each).
 
 Reference: Flynn et al., arXiv 2406.00061, and the program released with it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -53,22 +54,26 @@ def _head_steps(heads: Sequence[Ladder], weight: Sequence[float]) -> list[Step]:
     for l, ladder in enumerate(heads):
         left = dict(zip(ladder.curve.sizes, ladder.curve.fit, strict=True))
         below = [0, *(size.units for size in ladder.sizes)]
-        steps += [(weight[l] * math.sqrt(left[a]), l, b) for a, b in zip(below, below[1:], strict=False)]
+        steps += [(weight[l] * math.sqrt(left[a]), l, b) for a, b in itertools.pairwise(below)]
     return sorted(steps, reverse=True)
 
 
 def _neuron_steps(neurons: Sequence[Ladder], weight: Sequence[float]) -> list[Step]:
     for ladder in neurons:
         if not ladder.curve.pivots:
-            raise UnknownMethod(f"STAT's allocation needs pivots, which {ladder.curve.method} has not; use interpolative")
-    steps = [
-        (weight[l] * r, l, j + 1) for l, ladder in enumerate(neurons) for j, r in enumerate(ladder.curve.pivots)
-    ]
+            raise UnknownMethod(
+                f"STAT's allocation needs pivots, which {ladder.curve.method} has not; use interpolative"
+            )
+    steps = [(weight[l] * r, l, j + 1) for l, ladder in enumerate(neurons) for j, r in enumerate(ladder.curve.pivots)]
     return sorted(steps, reverse=True)
 
 
 def _thresholds(
-    ladders: Sequence[Ladder], budget: int, head_steps: list[Step], neuron_steps: list[Step], weight: Sequence[float]
+    ladders: Sequence[Ladder],
+    budget: int,
+    head_steps: list[Step],
+    neuron_steps: list[Step],
+    weight: Sequence[float],
 ) -> Sizes:
     heads, neurons = by_kind(ladders)
     per_neuron = neurons[0].macs[-1] / neurons[0].sizes[-1].units
@@ -84,7 +89,11 @@ def _thresholds(
         tails = [weight[l] * ladder.curve.tail[kept[l]] for l, ladder in enumerate(neurons)]
         gap = abs(cutoff - 2 * float(np.mean(tails)))
         if best is None or gap < best[0]:
-            best = gap, at_heads, [_round_down(ladder, units) for ladder, units in zip(neurons, kept, strict=True)]
+            best = (
+                gap,
+                at_heads,
+                [_round_down(ladder, units) for ladder, units in zip(neurons, kept, strict=True)],
+            )
     if best is None:  # the budget leaves room for the smallest sizes only
         return top_up(ladders, {ladder.site.name: ladder.sizes[0] for ladder in ladders}, budget)
     sizes = {l.site.name: l.sizes[i] for l, i in zip([*heads, *neurons], best[1] + best[2], strict=True)}

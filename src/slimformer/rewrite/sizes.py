@@ -44,12 +44,31 @@ def _state_plain(config: Any, before: Architecture, sizes: list[dict[str, int]])
     family, first = before.family, sizes[0]
     if any(size != first for size in sizes):
         raise PlanDoesNotFit("plain format needs the same sizes in every block; this plan has different ones")
+    _forget_ragged(config)
     setattr(config, family.ffn_key, first["neurons"])
-    if first["heads"] != before.sites[0].units:
+    if first["heads"] != getattr(config, family.heads_key):
+        _require_sayable(before, first["heads"])
         config.head_dim = before.sites[0].unit  # first: the default would follow from the new number of heads
         setattr(config, family.heads_key, first["heads"])
-        if family.kv_key:
-            setattr(config, family.kv_key, first["kv_heads"])
+    if family.kv_key:
+        setattr(config, family.kv_key, first["kv_heads"])
+
+
+def _forget_ragged(config: Any) -> None:
+    """A model that was ragged may become plain again; code that does not travel along must not be named either."""
+    config.per_layer_config = None
+    for name in ("allow_global_per_layer_attribute_access", "slimformer", "auto_map"):
+        config.__dict__.pop(name, None)
+
+
+def _require_sayable(before: Architecture, heads: int) -> None:
+    family = before.family
+    divides = before.model_type not in family.divides_hidden or before.hidden % heads == 0
+    if not (family.plain_heads and divides):
+        raise PlanDoesNotFit(
+            f"the stock config of {before.model_type} cannot say {heads} heads of width {before.sites[0].unit}; "
+            "use --format ragged"
+        )
 
 
 def _state_ragged(model: PreTrainedModel, before: Architecture, sizes: list[dict[str, int]]) -> None:
@@ -80,27 +99,34 @@ def ragged_table(family: Family, head_dim: int) -> dict[str, Any]:
     axes += [[module, "out", keys["neurons"], 1] for module in family.ffn_in]
     axes.append([family.ffn_out, "in", keys["neurons"], 1])
     attributes = [
-        [d.path, head_dim if d.factor == "head_dim" else d.factor, keys[d.times], keys[d.over] if d.over else None]
+        [
+            d.path,
+            head_dim if d.factor == "head_dim" else d.factor,
+            keys[d.times],
+            keys[d.over] if d.over else None,
+        ]
         for d in family.derived
     ]
     return {"format": 1, "blocks": family.blocks, "axes": axes, "attributes": attributes}
 
 
 def auto_map(model: PreTrainedModel) -> dict[str, str]:
-    """Classes for `trust_remote_code=True`: the model's own under its Auto class, and the bare model."""
-    from transformers import AutoModel
+    """Classes for `trust_remote_code=True`: for every Auto class what it opens; those of the model's own head come
+    first."""
     from transformers.models.auto import modeling_auto
 
-    stock = type(model).__name__.removeprefix("Ragged")
-    config = type(model.config)
-    bare = AutoModel._model_mapping[config].__name__
-    out = {"AutoModel": f"modeling_slimformer.Ragged{bare}"}
-    for name in dir(modeling_auto):
-        auto = getattr(modeling_auto, name)
-        mapping = getattr(auto, "_model_mapping", None)
+    config, own = type(model.config), type(model).__name__
+    found: dict[str, str] = {}
+    for name in sorted(vars(modeling_auto)):
+        mapping = getattr(getattr(modeling_auto, name), "_model_mapping", None)
         if name.startswith("AutoModel") and mapping is not None and config in mapping:
-            found = mapping[config]
-            classes = found if isinstance(found, tuple) else (found,)
-            if stock in {c.__name__ for c in classes}:
-                out[name] = f"modeling_slimformer.Ragged{stock}"
-    return out
+            classes = mapping[config]
+            names = [c.__name__ for c in (classes if isinstance(classes, tuple) else (classes,))]
+            found[name] = own if own in names else names[0]
+    return {name: f"modeling_slimformer.{found[name]}" for name in sorted(found, key=lambda name: found[name] != own)}
+
+
+def auto_class(model: PreTrainedModel) -> str:
+    """The Auto class that opens a model: AutoModelForCausalLM and the like."""
+    name, reference = next(iter(auto_map(model).items()))
+    return name if reference.endswith(f".{type(model).__name__}") else "AutoModel"

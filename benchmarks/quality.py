@@ -1,0 +1,264 @@
+"""Claim: at equal MACs the default recipe is never significantly worse than any of the published methods.
+
+    python benchmarks/quality.py stories15M
+    python benchmarks/quality.py smollm2 --threads 2
+    python benchmarks/quality.py minilm-sst2 --budgets .8,.5 --methods stat,balanced --quick
+
+Every method gets the same calibration tokens, sizes and exact MACs (`baselines.py`); models and data are in
+`subjects.py`. Every model measured is truly cut. Two methods are compared example by example (windows, sentences,
+images): the paired bootstrap gives an interval of (method − balanced), and where it leaves out zero the difference
+is called significant. Exit code 1 when `balanced` is significantly worse than a baseline anywhere.
+
+A run that is killed goes on where it was; cells are made anew when the code that decides them has changed.
+Results: benchmarks/results/quality-<model>.json. Takes up to an hour on two cores (smollm2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers import PreTrainedModel
+
+from baselines import BASELINES, Curves, Given, baseline_model, baseline_plan
+from cells import (
+    HERE,
+    PACKAGE,
+    Cache,
+    Cell,
+    code_hash,
+    deciding_code,
+    measuring_code,
+    quality_folder,
+    settings_hash,
+    weights_hash,
+    write_json,
+)
+from slimformer.calibrate.gather import Data
+from slimformer.calibrate.store import Statistics, open_statistics
+from slimformer.models import describe
+from slimformer.models.architecture import fingerprint
+from slimformer.plan import Plan
+from slimformer.plan.recipe import load_recipe
+from slimformer.stages import calibrate, carry_out, make_plan, profile, versions
+from subjects import SUBJECTS, Scores, Subject, digest, subject
+from verdicts import OURS, console_tables, holds, summary
+
+RECIPES = ("uniform", OURS)
+METHODS = (*BASELINES, *RECIPES)
+BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for on the command line."""
+
+    model: str
+    budgets: tuple[float, ...]
+    methods: tuple[str, ...]
+    quick: bool
+    threads: int
+    keep_cells: bool
+
+
+# --- what every method is given -----------------------------------------------------------------------------
+
+
+def statistics_of(subject: Subject, say: Say) -> Statistics:
+    """Moments of the one calibration pass, kept on disk until the model, the tokens or the code changes."""
+    code = code_hash([PACKAGE / "calibrate" / "collect.py", PACKAGE / "linalg" / "moments.py"])
+    key = settings_hash(
+        {
+            "model": fingerprint(subject.model),
+            "code": code,
+            "digest": {split: digest(batches) for split, batches in subject.calibration.items()},
+        }
+    )
+    folder = quality_folder(subject.name) / f"moments-{key}"
+    if not (folder / "loudness.json").is_file():  # written last
+        say("calibrate")
+        splits = {split: list(batches) for split, batches in subject.calibration.items()}
+        data = Data(splits, subject.data, key, subject.settings()["seed"], subject.seq_len)
+        calibrate(subject.loaded, data, folder, progress=lambda stage, i, n: say(f"{stage} {i}/{n}"))
+    _forget_old_curves(folder)
+    return open_statistics(folder)
+
+
+def _forget_old_curves(folder: Path) -> None:
+    """`profile` keeps curves beside the moments; those of other code must not be found."""
+    stamp = folder / "curves.code"
+    if not stamp.is_file() or stamp.read_text() != deciding_code():
+        for file in folder.glob("curves-*.json"):
+            file.unlink()
+        stamp.write_text(deciding_code())
+
+
+# --- one method at one budget -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A subject with its statistics, ready to try methods on."""
+
+    subject: Subject
+    statistics: Statistics
+    given: Given
+    cache: Cache
+    say: Say
+
+    def cell(self, method: str, budget: float, curves: Callable[[], Curves]) -> Cell:
+        """Decide, cut and measure, unless it was done before."""
+        found = self.cache.cell(method, budget)
+        if found is not None:
+            return found
+        started = time.perf_counter()
+        self.say(f"{method} {budget:g}: cut")
+        plan, small = self._smaller(method, budget, curves())
+        if not budget - 0.01 <= plan.macs <= budget:
+            raise SystemExit(f"{method} keeps {plan.macs:.4f} of the MACs where {budget:g} was asked for")
+        seconds = time.perf_counter() - started
+        sizes = {edit.site: edit.keep for edit in plan.edits}
+        scores = self.measure(small, f"{method} {budget:g}")
+        cell = Cell(method, budget, plan.macs, plan.params, sizes, round(seconds, 1), scores)
+        self.cache.write_cell(cell)
+        return cell
+
+    def dense(self) -> Cell:
+        """The model as it is."""
+        return Cell("dense", 1.0, 1.0, 1.0, {}, 0.0, self.measure(self.subject.model, "dense"))
+
+    def curves(self, method: str) -> Curves:
+        """Orders and error curves of a method; they serve every budget."""
+        self.say(f"{method}: curves")
+        if method in BASELINES:
+            return BASELINES[method].curves(self.given)
+        return dict(profile(self.subject.model, self.statistics, load_recipe(method)))
+
+    def measure(self, small: PreTrainedModel, what: str) -> Scores:
+        """Scores on every report; each is kept under the weights it belongs to."""
+        key = weights_hash(small)
+        out: Scores = {}
+        for report, batches in self.subject.reports.items():
+            name = f"{report}-{digest(batches)}-{measuring_code()}"
+            scores = self.cache.scores(key, name)
+            if scores is None:
+                self.say(f"{what}: {report}")
+                scores = self.subject.measure(small, report)
+                self.cache.write_scores(key, name, scores)
+            out |= scores
+        return out
+
+    def _smaller(self, method: str, budget: float, curves: Curves) -> tuple[Plan, PreTrainedModel]:
+        if method in BASELINES:
+            plan = baseline_plan(method, self.given, curves, budget)
+            return plan, baseline_model(method, self.given, curves, plan)
+        model, recipe = self.subject.model, load_recipe(method)
+        plan = make_plan(model, self.statistics, curves, macs=budget, recipe=recipe)
+        return plan, carry_out(plan, model, self.statistics, curves)
+
+
+def prepare(options: Options, say: Say) -> Bench:
+    """Load the model, lay out the data, calibrate once."""
+    say("load")
+    made = subject(options.model, quick=options.quick)
+    statistics = statistics_of(made, say)
+    given = Given(
+        made.model, describe(made.model), cache(statistics.block), statistics.weights(), made.seq_len,
+        load_recipe(OURS),
+    )  # fmt: skip
+    settings = settings_hash({**made.settings(), "fingerprint": fingerprint(made.model)})
+    store = Cache(quality_folder(made.name), settings, deciding_code(), options.keep_cells)
+    return Bench(made, statistics, given, store, say)
+
+
+# --- the run ------------------------------------------------------------------------------------------------
+
+
+def run(options: Options, console: Console) -> tuple[Subject, Cell, list[Cell]]:
+    """All cells asked for, one method after the other."""
+    columns = (TextColumn("{task.description:42s}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=len(options.methods) * len(options.budgets))
+
+        def say(text: str) -> None:
+            progress.update(task, description=f"{options.model}: {text}")
+            if not console.is_terminal:
+                console.print(f"{time.strftime('%H:%M:%S')} {options.model}: {text}")
+
+        bench = prepare(options, say)
+        dense = bench.dense()
+        cells = []
+        for method in options.methods:
+            curves = cache(lambda method=method: bench.curves(method))
+            for budget in options.budgets:
+                cells.append(bench.cell(method, budget, curves))
+                progress.advance(task)
+    return bench.subject, dense, cells
+
+
+def write_results(subject: Subject, options: Options, dense: Cell, cells: Sequence[Cell]) -> Path:
+    """benchmarks/results/quality-<model>.json, from which the tables are rendered."""
+    recipe = load_recipe(OURS)
+    settings = {
+        **subject.settings(),
+        "ridge": recipe.ridge,
+        "multiple_of": recipe.multiple_of,
+        "threads": options.threads,
+        "versions": versions(),
+        "code": deciding_code(),
+    }
+    file = HERE / "results" / f"quality-{subject.name}.json"
+    write_json(file, {"benchmark": "quality", "settings": settings, **summary(dense, cells)}, indent=1)
+    return file
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Options from the command line."""
+    parser = argparse.ArgumentParser(description="Quality at equal MACs, against published methods.")
+    parser.add_argument("model", choices=list(SUBJECTS))
+    parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="fractions of block MACs to keep")
+    parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)}")
+    parser.add_argument("--quick", action="store_true", help="few tokens, to see that it runs")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--keep-cells", action="store_true", help="take cells made by older code as they are")
+    found = parser.parse_args(arguments)
+    methods = tuple(name.strip() for name in found.methods.split(","))
+    if unknown := [name for name in methods if name not in METHODS]:
+        parser.error(f"there is no method {unknown[0]!r}; choose from {', '.join(METHODS)}")
+    budgets = tuple(float(budget) for budget in found.budgets.split(","))
+    return Options(found.model, budgets, methods, found.quick, found.threads, found.keep_cells)
+
+
+def main() -> int:
+    """Run, print the tables, and say whether the claim holds."""
+    options = parse()
+    torch.set_num_threads(options.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    console = Console()
+    started = time.monotonic()
+    found, dense, cells = run(options, console)
+    results = summary(dense, cells)
+    for table in console_tables(results):
+        console.print(table)
+    if options.methods == METHODS and options.budgets == BUDGETS and not options.quick:
+        console.print(f"written: {write_results(found, options, dense, cells)}")
+    verdict = holds(results)
+    console.print(f"{OURS} is never significantly worse than a baseline: {verdict}")
+    console.print(f"{(time.monotonic() - started) / 60:.1f} min")
+    return 0 if verdict else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Tables of README and docs, rendered from benchmarks/results/*.json.
+
+    python benchmarks/render.py             write them
+    python benchmarks/render.py --check     only say which files are out of date (exit code 1)
+
+A table stands between two comments, the first of which names a result file, and one of its reports if it has several:
+
+    <!-- results:quality-smollm2/wikitext2 -->
+    <!-- /results -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from verdicts import grid, level_text, metric_name
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+MARKED = re.compile(r"(<!-- results:(?P<name>[^\s]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+NAMES = {
+    "magnitude": "magnitude columns",
+    "wanda-sp": "Wanda-sp",
+    "flap": "FLAP",
+    "leverage": "leverage scores + least squares",
+    "stat-uniform": "STAT, uniform",
+    "stat": "STAT, its own allocation",
+    "uniform": "slimformer `uniform`",
+    "balanced": "**slimformer `balanced`**",
+}
+
+
+class NothingToRender(Exception):
+    """A document names results that are not there."""
+
+
+def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table, numbers to the right."""
+    head = list(header)
+    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def quality(results: dict[str, Any], report: str | None) -> str:
+    """Methods × budgets, for one report or for all of them."""
+    if report is not None and report not in results["dense"]:
+        raise NothingToRender(f"there is no report {report!r}; choose from {', '.join(results['dense'])}")
+    parts = []
+    for name, dense in results["dense"].items():
+        if report in (None, name):
+            header, rows = grid(results, name)
+            named = [[NAMES.get(row[0], row[0]), *row[1:]] for row in rows]
+            parts.append(f"{caption(results, name, dense)}\n\n{markdown(header, named)}")
+    return "\n\n".join(parts)
+
+
+def caption(results: dict[str, Any], report: str, dense: dict[str, Any]) -> str:
+    """What the numbers are, in one line."""
+    settings = results["settings"]
+    held_out = report.split(" ")[0]
+    return (
+        f"{settings['model']}, {held_out}: {metric_name(dense)} at kept block MACs "
+        f"(dense {level_text(dense)}; {settings['examples'][held_out]:,} held-out examples, "
+        f"{settings['tokens']['fit']:,} calibration tokens; = no significant difference to `{results['ours']}`, "
+        f"! significantly better than it)"
+    )
+
+
+RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {"quality": quality}
+
+
+def table(name: str) -> str:
+    """The table called `file` or `file/report`."""
+    stem, _, report = name.partition("/")
+    file = RESULTS / f"{stem}.json"
+    if not file.is_file():
+        raise NothingToRender(f"there is no {file.relative_to(ROOT)}")
+    results = json.loads(file.read_text(encoding="utf-8"))
+    if results.get("benchmark") not in RENDERERS:
+        raise NothingToRender(f"{file.name}: no table is known for {results.get('benchmark')!r}")
+    return RENDERERS[results["benchmark"]](results, report.replace("+", " ") or None)
+
+
+def rendered(text: str) -> str:
+    """The document with every table between markers made anew."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{table(found['name'])}\n\n{found[3]}", text)
+
+
+def documents() -> list[Path]:
+    """Where tables may stand."""
+    return [file for file in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if file.is_file()]
+
+
+def main() -> int:
+    """Write the tables, or with --check only compare."""
+    parser = argparse.ArgumentParser(description="Render the result tables of README and docs.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if something is stale")
+    check = parser.parse_args().check
+    stale = 0
+    for file in documents():
+        old = file.read_text(encoding="utf-8")
+        try:
+            new = rendered(old)
+        except NothingToRender as error:
+            print(f"render.py: {file.relative_to(ROOT)}: {error}", file=sys.stderr)
+            return 2
+        if new != old:
+            stale += 1
+            print(f"{'stale' if check else 'written'}: {file.relative_to(ROOT)}")
+            if not check:
+                file.write_text(new, encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""slimformer: shrink trained transformers to a compute budget, without retraining.
+
+    import slimformer
+
+    result = slimformer.compress("demo:smollm2", data="builtin", macs=0.8)
+    result.save("smaller")
+    model = slimformer.load("smaller")
+
+Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size.
+"""
+
+from slimformer.nn import ragged as _ragged
+
+_ragged.enable()
+
+from slimformer.checkpoint.load import load as load  # noqa: E402
+from slimformer.errors import SlimformerError as SlimformerError  # noqa: E402
+from slimformer.models import describe as describe  # noqa: E402
+from slimformer.pipeline import Result as Result  # noqa: E402
+from slimformer.pipeline import compress as compress  # noqa: E402
+from slimformer.plan import Plan as Plan  # noqa: E402
+from slimformer.plan.recipe import Recipe as Recipe  # noqa: E402
+
+__version__ = "0.1.0"

@@ -1,0 +1,165 @@
+"""Dense and small side by side: from two models and held-out data to a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.gather import Data
+from slimformer.calibrate.text import Batch
+from slimformer.errors import PlanDoesNotFit
+from slimformer.evaluate import generate_text, model_latency, parameter_count
+from slimformer.evaluate.compare import compare, is_language_model
+from slimformer.models import Architecture, describe
+from slimformer.models.load import Loaded
+from slimformer.plan import Plan
+from slimformer.plan.cost import block_cost, outside_macs
+from slimformer.report.report import Footprint, Report
+from slimformer.rewrite.sizes import auto_class
+from slimformer.stages import Progress, silent, versions
+
+PROMPT = "The main idea of this"
+
+
+def evaluate(
+    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, *, latency: bool = True, progress: Progress = silent
+) -> Report:
+    """Dense and small on the report split, which was neither fitted nor used to choose."""
+    report = describe_result(loaded, small, plan)
+    return measure(report, loaded, small, data, data.splits["report"], latency=latency, progress=progress)
+
+
+def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan) -> Report:
+    """What is known without data: sizes and exact costs."""
+    architecture, after = describe(loaded.model), describe(small)
+    return Report(
+        model=loaded.name,
+        model_type=architecture.model_type,
+        load_class=auto_class(small),
+        recipe=plan.recipe,
+        format=plan.format,
+        budget=plan.budget,
+        macs_kept=plan.macs,
+        seq_len=plan.seq_len,
+        dense=footprint(loaded.model, architecture, plan.seq_len, loaded.dtype),
+        small=footprint(small, after, plan.seq_len, loaded.dtype),
+        sites=site_table(architecture, after),
+        versions=versions(),
+    )
+
+
+def measure(
+    report: Report,
+    loaded: Loaded,
+    small: PreTrainedModel,
+    data: Data,
+    batches: Sequence[Batch],
+    *,
+    latency: bool,
+    progress: Progress,
+) -> Report:
+    """The report with metrics, latency and samples added."""
+    progress("evaluate", 0, 3)
+    metrics = [metric.to_json() for metric in compare(loaded.model, small, batches, seed=data.seed)]
+    progress("evaluate", 1, 3)
+    timing = _latency(loaded.model, small, describe(loaded.model), batches) if latency else None
+    progress("evaluate", 2, 3)
+    samples = _samples(loaded, small)
+    progress("evaluate", 3, 3)
+    tokens = {**data.tokens, "report": sum(batch.tokens for batch in batches)}
+    provenance = {"name": data.name, "hash": data.hash, "seed": data.seed, "tokens": tokens}
+    return replace(report, metrics=metrics, latency=timing, samples=samples, data=provenance)
+
+
+def evaluate_pair(
+    loaded: Loaded, small: Loaded, data: Data, *, latency: bool = True, progress: Progress = silent
+) -> Report:
+    """Compare two models on all of `data`; if `small` was calibrated on these data, only on the part held out then."""
+    before, after = describe(loaded.model), describe(small.model)
+    if before.n_blocks != after.n_blocks or before.hidden != after.hidden:
+        raise PlanDoesNotFit(
+            f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
+            f"{before.hidden}; give the model it came from with --against"
+        )
+    made = _own_report(small)
+    calibrated = made.get("data", {})
+    same = calibrated.get("hash") == data.hash
+    batches = data.splits["report"] if same else [batch for part in data.splits.values() for batch in part]
+    notes = ["the model was calibrated on these data, so only the part held out then is used"] if same else []
+    if same and calibrated.get("seed") != data.seed:
+        raise PlanDoesNotFit(
+            f"{small.name} was calibrated on these data with --seed {calibrated['seed']}; use the same seed"
+        )
+    kept = block_cost(after, data.seq_len).macs / block_cost(before, data.seq_len).macs
+    report = Report(
+        model=loaded.name, model_type=before.model_type, load_class=auto_class(small.model),
+        recipe=made.get("recipe", "unknown"), format=made.get("format", "unknown"), budget=made.get("budget", kept),
+        macs_kept=kept, seq_len=data.seq_len, dense=footprint(loaded.model, before, data.seq_len, loaded.dtype),
+        small=footprint(small.model, after, data.seq_len, small.dtype), sites=site_table(before, after),
+        versions=versions(), warnings=notes,
+    )  # fmt: skip
+    return measure(report, loaded, small.model, data, batches, latency=latency, progress=progress)
+
+
+def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, dtype: torch.dtype) -> Footprint:
+    """Exact costs of a model, its weights counted in the precision they are stored in."""
+    count = parameter_count(model, blocks=architecture.family.blocks)
+    return Footprint(
+        block_macs=block_cost(architecture, seq_len).macs,
+        outside_macs=outside_macs(model, architecture, seq_len),
+        params=count.total,
+        block_params=count.blocks,
+        bytes=count.total * torch.empty((), dtype=dtype).element_size(),
+    )
+
+
+def site_table(before: Architecture, after: Architecture) -> list[dict[str, Any]]:
+    """What every site keeps."""
+    return [
+        {
+            "site": old.name, "block": old.block, "kind": old.kind, "keep": new.units, "of": old.units,
+            "groups": new.units // max(1, new.group), "of_groups": old.units // max(1, old.group),
+        }
+        for old, new in zip(before, after, strict=True)
+    ]  # fmt: skip
+
+
+def _own_report(small: Loaded) -> dict[str, Any]:
+    path = small.folder / "report.json" if small.folder else None
+    try:
+        found = json.loads(path.read_text()) if path and path.is_file() else {}
+    except ValueError:
+        found = {}
+    return found if isinstance(found, dict) else {}
+
+
+def _latency(
+    dense: PreTrainedModel, small: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch]
+) -> dict[str, Any]:
+    """Medians in seconds for one sequence, dense and small interleaved in one run."""
+    inputs = {name: tensor[:1] for name, tensor in batches[0].inputs.items()}
+    measured = model_latency(dense, small, blocks=architecture.family.blocks, inputs=inputs, repeats=5, warmup=1)
+
+    def part(timing: Any, ratio: float) -> dict[str, float]:
+        return {"dense": timing.timings["dense"].median, "small": timing.timings["small"].median, "ratio": ratio}
+
+    return {
+        "body": part(measured.body, measured.body_ratio),
+        "end_to_end": part(measured.end_to_end, measured.end_to_end_ratio),
+        "repeats": measured.body.repeats,
+        "threads": measured.body.threads,
+        "device": measured.body.device,
+        "inputs": {name: list(shape) for name, shape in measured.inputs.items()},
+    }
+
+
+def _samples(loaded: Loaded, small: PreTrainedModel) -> dict[str, str] | None:
+    if loaded.processor is None or not is_language_model(loaded.model):
+        return None
+    models = {"dense": loaded.model, "small": small}
+    return {name: generate_text(model, loaded.processor, PROMPT, 24) for name, model in models.items()}

@@ -1,0 +1,77 @@
+"""Open a checkpoint, plain or ragged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from transformers import AutoModel, PreTrainedModel
+
+from slimformer.errors import ModelBroken, ModelNotFound
+from slimformer.nn import ragged
+
+
+def load(
+    folder: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> PreTrainedModel:
+    """The model in `folder` (or behind a hub id), with the head it was saved with, ready for inference.
+
+    `dtype` is the precision to hold it in; without it the one it is stored in.
+    """
+    ragged.enable()
+    where = _local(folder)
+    model_class = _model_class(where)
+    try:
+        model, found = model_class.from_pretrained(where, dtype=dtype or "auto", output_loading_info=True)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise ModelBroken(f"{folder}: the model cannot be opened: {_in_one_line(error)}") from error
+    if found["missing_keys"]:
+        missing = sorted(found["missing_keys"])
+        raise ModelBroken(
+            f"{folder}: {len(missing)} weights are missing, the first is {missing[0]}; copy or save it again"
+        )
+    return model.to(device).eval()
+
+
+def _local(folder: str | Path) -> Path:
+    """The folder itself, or a local copy of what the hub has under that name."""
+    where = Path(folder)
+    if where.is_dir():
+        return where
+    if where.exists():
+        raise ModelNotFound(f"{str(folder)!r} is a file; give the folder it is in")
+    if isinstance(folder, Path) or folder.startswith((".", "/", "~")) or folder.count("/") > 1:
+        raise ModelNotFound(f"there is no folder {str(folder)!r}")
+    try:
+        return Path(snapshot_download(folder))
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{folder!r} is neither a folder here nor a model the hub gives; check the name") from error
+
+
+def _model_class(where: Path) -> Any:
+    """The class the checkpoint was saved from; the bare model when its config names none."""
+    if not (where / "config.json").is_file():
+        raise ModelNotFound(f"{str(where)!r} holds no config.json, so it is not a model folder")
+    try:
+        config = json.loads((where / "config.json").read_text(encoding="utf-8"))
+        names = config.get("architectures") or []
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelBroken(f"{where}: config.json cannot be read: {_in_one_line(error)}") from error
+    if not names:
+        return AutoModel
+    found = getattr(transformers, str(names[0]), None)
+    if found is None:
+        raise ModelBroken(f"{where}: config.json names the class {names[0]!r}, which transformers does not have")
+    return found
+
+
+def _in_one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if "ignore_mismatched_sizes" in text:
+        return "the weights do not have the sizes config.json states; copy or save it again"
+    return text[:300] or type(error).__name__

@@ -1,0 +1,63 @@
+"""Open a checkpoint as a stranger would, and write down what comes out.
+
+    python reload.py FOLDER SAMPLE.safetensors OUTPUTS.safetensors
+
+Run by path in a fresh process. It knows torch, transformers and safetensors, not slimformer: a plain checkpoint must
+open by its stock class, a ragged one by its Auto class with `trust_remote_code=True`. The outputs file holds what the
+model gives for the sample and, in its metadata, a checksum of every weight.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+KEYS = ("logits", "start_logits", "end_logits", "last_hidden_state")
+
+
+def open_fresh(folder: Path) -> Any:
+    """The model in `folder`, by the class its config names."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    name = config["architectures"][0]
+    if "slimformer" not in config:
+        return getattr(transformers, name).from_pretrained(folder)
+    for auto, reference in config["auto_map"].items():
+        if reference.endswith(f".{name}"):
+            return getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True)
+    return get_class_from_dynamic_module(f"modeling_slimformer.{name}", str(folder)).from_pretrained(folder)
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, sample: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Logits, or hidden states where there is no head, on the CPU in float32."""
+    training = model.training
+    out = model.eval()(**sample)
+    model.train(training)
+    return {key: out[key].float().cpu().contiguous() for key in KEYS if out.get(key) is not None}
+
+
+def checksums(model: nn.Module) -> dict[str, str]:
+    """A checksum of the bytes of every weight."""
+    return {name: f"{_crc(tensor):08x} {tensor.dtype}" for name, tensor in model.state_dict().items()}
+
+
+def _crc(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def main(folder: str, sample: str, outputs: str) -> None:
+    model = open_fresh(Path(folder))
+    save_file(outputs_of(model, load_file(sample)), outputs, metadata={"weights": json.dumps(checksums(model))})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,97 @@
+"""From a model in memory to a folder that opens like any other.
+
+A folder holds config, weights (safetensors), tokenizer or image processor, `plan.json`, `report.json` and the model
+card. A ragged one also holds `modeling_slimformer.py`, which is `nn/ragged.py` itself. A sentence-transformers
+folder keeps what makes it one. Nothing appears under the final name before a fresh process has reloaded it to the
+same outputs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.checkpoint.atomic import writing
+from slimformer.checkpoint.verify import verify as verify_reload
+from slimformer.errors import SaveFailed
+from slimformer.nn import ragged
+from slimformer.plan import Plan
+
+LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json")
+WEIGHTS = shutil.ignore_patterns("*.onnx", "*.h5", "*.ot", "*.msgpack", "openvino*")
+
+
+def save(
+    model: PreTrainedModel,
+    folder: str | Path,
+    *,
+    processor: Any = None,
+    source_folder: Path | None = None,
+    plan: Plan | None = None,
+    report: dict[str, Any] | None = None,
+    card: str | None = None,
+    sample: dict[str, Tensor] | None = None,
+    force: bool = False,
+    verify: bool = True,
+) -> None:
+    """Write `model` to `folder`, whole or not at all.
+
+    `source_folder` is where the dense model came from: licences and the parts of a sentence-transformers model are
+    copied from there. `sample` is what the reloaded model is tried on; without it a seeded random one is made.
+    """
+    with writing(Path(folder), force=force) as partial:
+        write_model(model, partial)
+        if processor is not None:
+            processor.save_pretrained(partial)
+        if source_folder is not None:
+            copy_companions(Path(source_folder), partial)
+        _write(partial / "plan.json", plan.to_json() if plan else None)
+        _write(partial / "report.json", json.dumps(report, indent=1) if report is not None else None)
+        _write(partial / "README.md", card)
+        if verify:
+            verify_reload(model, partial, sample)
+
+
+def write_model(model: PreTrainedModel, folder: Path) -> None:
+    """Config, generation config and weights; for a ragged model also the file that builds it."""
+    generation = getattr(model, "generation_config", None)
+    try:
+        model.save_pretrained(folder)
+    except ValueError as error:
+        raise SaveFailed(f"transformers refuses to save this model: {' '.join(str(error).split())}") from error
+    if getattr(model.config, "slimformer", None):
+        ragged.write_code(folder)
+    del generation
+
+
+def copy_companions(source: Path, folder: Path) -> None:
+    """Licences, and what makes a folder a sentence-transformers model: its list of modules and their folders."""
+    patterns = LICENCES
+    if (source / "modules.json").is_file():
+        patterns += SENTENCE_FILES
+        for module in json.loads((source / "modules.json").read_text(encoding="utf-8")):
+            _copy_module(source, folder, module.get("path", ""))
+    for pattern in patterns:
+        for path in source.glob(pattern):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
+
+
+def _copy_module(source: Path, folder: Path, path: str) -> None:
+    """One part of a sentence-transformers model; the first, with path "", is the transformer itself."""
+    inside = path and (source / path).resolve().is_relative_to(source.resolve())
+    if inside and (source / path).is_dir():
+        shutil.copytree(source / path, folder / path, ignore=WEIGHTS, dirs_exist_ok=True)
+    elif inside:
+        (folder / path).mkdir(parents=True)  # 2_Normalize is an empty folder, which archives forget
+
+
+def _write(path: Path, text: str | None) -> None:
+    if text is not None:
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,100 @@
+"""Proof that a checkpoint is what it should be: a fresh process opens it and must see the same weights and outputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.checkpoint import reload
+from slimformer.errors import SaveFailed
+from slimformer.models import family_of
+
+RTOL = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+N_TOKENS = 16
+
+
+def verify(model: PreTrainedModel, folder: Path, sample: dict[str, Tensor] | None = None) -> None:
+    """Refuse (`SaveFailed`) a folder that does not reload to the weights and outputs of `model`.
+
+    Cost: starting Python with transformers, one load, one forward pass on the CPU.
+    """
+    sample = default_sample(model) if sample is None else sample
+    expected = reload.outputs_of(model, {name: tensor.to(model.device) for name, tensor in sample.items()})
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in expected.values()):
+        raise SaveFailed(f"the model gives NaN or infinite outputs in {model.dtype}; save it in float32")
+    found, weights = _reload(folder, sample)
+    _compare_weights(reload.checksums(model), weights)
+    _compare_outputs(expected, found, RTOL.get(model.dtype, 5e-2))
+
+
+def default_sample(model: PreTrainedModel) -> dict[str, Tensor]:
+    """One seeded sequence of random tokens, or one random image."""
+    generator, config = torch.Generator().manual_seed(0), model.config
+    if family_of(config.model_type).image:
+        size = config.image_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        return {"pixel_values": torch.randn(1, config.num_channels, height, width, generator=generator).to(model.dtype)}
+    length = min(N_TOKENS, getattr(config, "max_position_embeddings", N_TOKENS) - 2)
+    ids = torch.randint(config.vocab_size, (1, max(1, length)), generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _reload(folder: Path, sample: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Outputs and checksums of the weights, as a fresh process sees them."""
+    with tempfile.TemporaryDirectory(prefix="slimformer-verify-") as scratch:
+        inputs, outputs = Path(scratch) / "sample.safetensors", Path(scratch) / "outputs.safetensors"
+        save_file({name: tensor.cpu().contiguous() for name, tensor in sample.items()}, inputs)
+        # -P: the folder of reload.py stays off the path, so that its neighbours shadow nothing.
+        command = [sys.executable, "-P", reload.__file__, str(folder), str(inputs), str(outputs)]
+        child = subprocess.run(command, env=_offline(scratch), capture_output=True, text=True, errors="replace")
+        if child.returncode:
+            raise SaveFailed(f"the saved model does not open in a fresh process: {_last_line(child)}")
+        with safe_open(outputs, framework="pt") as file:
+            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            return found, json.loads(file.metadata()["weights"])
+
+
+def _offline(scratch: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(Path(scratch) / "modules"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _last_line(child: subprocess.CompletedProcess[str]) -> str:
+    if child.returncode < 0:
+        return f"it was killed by signal {-child.returncode}" + (" (out of memory?)" if child.returncode == -9 else "")
+    lines = [line.strip() for line in child.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"it ended with code {child.returncode}"
+
+
+def _compare_weights(expected: dict[str, str], found: dict[str, str]) -> None:
+    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if wrong:
+        others = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise SaveFailed(f"the saved model reloads with other weights than it was saved with: {wrong[0]}{others}")
+
+
+def _compare_outputs(expected: dict[str, Tensor], found: dict[str, Tensor], rtol: float) -> None:
+    for key, tensor in expected.items():
+        if key not in found or found[key].shape != tensor.shape:
+            raise SaveFailed(f"the saved model reloads to outputs of another shape: {key}")
+        scale = max(1.0, float(tensor.abs().max()))
+        worst = float((found[key] - tensor).abs().max())
+        if not worst <= rtol * scale:
+            raise SaveFailed(
+                f"the saved model reloads to other outputs: {key} differs by {worst:.2g} where up to {scale:.2g} is normal"
+            )

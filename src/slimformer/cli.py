@@ -1,0 +1,374 @@
+"""The shell: parse, call one function, write one file.
+
+Commands are the verbs of the library. Results go to standard output (with --json as one JSON object), progress and
+notes to standard error. Bad input: one line, exit code 2.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import typer
+from rich.console import Console
+
+from slimformer.errors import BudgetOutOfReach, SlimformerError
+
+app = typer.Typer(
+    name="slimformer",
+    help="Shrink trained transformers to a compute budget, without retraining. MODEL is a folder, a hub id, or "
+    "demo:smollm2 / demo:minilm. Start with: slimformer compress demo:smollm2 --macs 0.8 --out smaller",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+recipes_app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
+app.add_typer(recipes_app, name="recipes")
+
+err = Console(stderr=True)
+out = Console()
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="a folder, a hub id, demo:smollm2 or demo:minilm")]
+Stats = Annotated[Path, typer.Argument(metavar="STATS", help="the folder `slimformer calibrate` wrote")]
+DataOption = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        "--task",
+        help="text, jsonl, tsv, csv or parquet file (several by commas), an image folder, a data set's name such as "
+        "sst2 or wikitext2, or builtin",
+    ),
+]
+Columns = Annotated[str, typer.Option(help="columns to read, e.g. sentence, or sentence1,sentence2 for pairs")]
+Macs = Annotated[
+    str, typer.Option("--macs", "--mu", metavar="FRACTION", help="fraction of the block MACs to keep, e.g. 0.5")
+]
+Tokens = Annotated[int | None, typer.Option(min=1, help="tokens to fit on (default 32768)")]
+Samples = Annotated[int | None, typer.Option(min=1, help="read at most this many documents or images")]
+SeqLen = Annotated[int | None, typer.Option(min=2, help="sequence length (default 512 for decoders, 128 for encoders)")]
+Seed = Annotated[int, typer.Option(help="decides the splits; the same seed gives the same model")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto")]
+Dtype = Annotated[str, typer.Option(help="precision to calibrate in: float32, float64, bfloat16 or float16")]
+RecipeName = Annotated[str, typer.Option("--recipe", help="balanced, stat, uniform, or a path to a .yaml file")]
+Format = Annotated[
+    str, typer.Option("--format", help="ragged: every block its own sizes; plain: sizes the stock config can say")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, no tables")]
+Force = Annotated[bool, typer.Option(help="replace an earlier result of slimformer at the same place")]
+
+
+def fraction(text: str) -> float:
+    """A fraction from the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise BudgetOutOfReach(
+            f"--macs {text!r} is not a number; give the fraction of the MACs to keep, e.g. 0.5"
+        ) from None
+    if not 0 < value <= 1:
+        raise BudgetOutOfReach(f"--macs {text} is not a fraction of the MACs to keep; give a number above 0, up to 1")
+    return value
+
+
+@app.command()
+def inspect(model: Model, seq_len: SeqLen = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Show what a model is made of and what can be cut: family, blocks, heads, neurons, MACs and parameters."""
+    from slimformer.calibrate.gather import sequence_length
+    from slimformer.models import describe
+    from slimformer.models.load import load_model
+    from slimformer.report.inspection import inspection, show_inspection
+
+    loaded = load_model(model)
+    architecture = describe(loaded.model)
+    found = inspection(loaded, architecture, sequence_length(loaded.model, architecture, seq_len))
+    _emit(found, as_json, quiet, lambda: show_inspection(found, out))
+
+
+@app.command()
+def calibrate(
+    model: Model,
+    out_folder: Annotated[Path, typer.Option("--out", help="folder to write the statistics to")],
+    data: DataOption = "builtin",
+    columns: Columns = "",
+    tokens: Tokens = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """One pass over the data: write the moments of every width, from which any budget can be planned."""
+    from slimformer import stages
+    from slimformer.checkpoint.atomic import require_free, writing
+    from slimformer.plan.recipe import load_recipe
+
+    require_free(out_folder, force)
+    loaded, batches = _read(model, data, columns, tokens, samples, seq_len, seed, device, dtype)
+    with _progress(quiet or as_json) as progress, writing(out_folder, force=force) as folder:
+        statistics = stages.calibrate(loaded, batches, folder, progress=progress)
+        stages.profile(loaded.model, statistics, load_recipe("balanced"), progress=progress)
+    found = json.loads((out_folder / "stats.json").read_text())
+    _emit(
+        found, as_json, quiet, lambda: out.print(f"statistics of {found['model']} are in {out_folder}", highlight=False)
+    )
+
+
+@app.command()
+def plan(
+    stats: Stats,
+    macs: Macs,
+    out_file: Annotated[Path, typer.Option("--out", help="where to write the plan")] = Path("plan.json"),
+    recipe: RecipeName = "balanced",
+    format: Format = "ragged",
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Decide what every block keeps, so that a fraction of the block MACs stays. Needs no data."""
+    from slimformer import stages
+    from slimformer.calibrate.store import open_statistics
+    from slimformer.checkpoint.atomic import require_free, writing_file
+    from slimformer.models import describe
+    from slimformer.models.load import load_model
+    from slimformer.plan.recipe import load_recipe
+    from slimformer.report.console import kept, plan_table
+
+    budget, chosen, statistics = fraction(macs), load_recipe(recipe), open_statistics(stats)
+    require_free(out_file, force)
+    model = load_model(statistics.provenance.model).model
+    stages.require_same_model(model, statistics)
+    with _progress(quiet or as_json) as progress:
+        curves = stages.profile(model, statistics, chosen, progress=progress)
+    made = stages.make_plan(model, statistics, curves, macs=budget, recipe=chosen, format=format)
+    with writing_file(out_file, force=force) as file:
+        file.write_text(made.to_json())
+    _emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(model), made))))
+
+
+@app.command()
+def apply(
+    stats: Stats,
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="the plan.json `slimformer plan` wrote")],
+    out_folder: Annotated[Path, typer.Option("--out", help="folder to write the smaller model to")],
+    model: Annotated[str, typer.Option(help="the model, if it is no longer where it was calibrated")] = "",
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Carry out a plan with the statistics it was made from, and save the smaller model."""
+    from slimformer import assess, stages
+    from slimformer.calibrate.store import open_statistics
+    from slimformer.checkpoint.atomic import require_free
+    from slimformer.models.load import load_model
+    from slimformer.plan import Plan
+    from slimformer.plan.recipe import load_recipe
+
+    made, statistics = Plan.load(plan_file), open_statistics(stats)
+    require_free(out_folder, force)
+    loaded = load_model(model or statistics.provenance.model)
+    stages.require_same_model(loaded.model, statistics)
+    with _progress(quiet or as_json) as progress:
+        curves = stages.profile(
+            loaded.model, statistics, stages.recipe_of(made, load_recipe("balanced")), progress=progress
+        )
+        small = stages.carry_out(made, loaded.model, statistics, curves, progress=progress)
+        report = assess.describe_result(loaded, small, made)
+        stages.save_result(loaded, small, made, report, out_folder, force=force)
+    _emit(report.to_dict(), as_json, quiet, lambda: _saved(out_folder, report))
+
+
+@app.command()
+def compress(
+    model: Model,
+    macs: Macs,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="folder to write the smaller model to")] = None,
+    data: DataOption = "builtin",
+    recipe: RecipeName = "balanced",
+    format: Format = "ragged",
+    columns: Columns = "",
+    tokens: Tokens = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    latency: Annotated[bool, typer.Option(help="measure latency before and after")] = True,
+    dry_run: Annotated[
+        bool, typer.Option(help="show what would be kept if every block lost the same share; no data")
+    ] = False,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Shrink MODEL to a fraction of its block MACs and save it: calibrate, plan, apply, evaluate, verify."""
+    from slimformer import pipeline
+    from slimformer.checkpoint.atomic import require_free
+    from slimformer.plan.recipe import load_recipe
+    from slimformer.report.console import show
+
+    budget, chosen = fraction(macs), load_recipe(recipe)
+    if dry_run:
+        return _dry_run(model, budget, chosen, format, seq_len, as_json, quiet)
+    if out_folder is None:
+        raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
+    require_free(out_folder, force)
+    with _progress(quiet or as_json) as progress:
+        result = pipeline.compress(
+            model, data, macs=budget, recipe=chosen, format=format, seq_len=seq_len, tokens=tokens, samples=samples,
+            columns=_columns(columns), seed=seed, device=_device(device), dtype=_dtype(dtype), latency=latency,
+            progress=progress,
+        )  # fmt: skip
+        progress("save and verify", 0, 1)
+        result.save(out_folder, force=force)
+        progress("save and verify", 1, 1)
+
+    def tables() -> None:
+        show(result.report, out)
+        _saved(out_folder, result.report)
+
+    _emit(result.report.to_dict(), as_json, quiet, tables)
+
+
+@app.command("eval")
+def evaluate(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="the smaller model")],
+    against: Annotated[str, typer.Option(help="the dense model it came from")],
+    data: DataOption = "builtin",
+    columns: Columns = "",
+    tokens: Tokens = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    latency: Annotated[bool, typer.Option(help="measure latency, too")] = True,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare a smaller model with the dense one on all of --data (use data that were not calibrated on)."""
+    from slimformer import assess
+    from slimformer.models.load import load_model
+    from slimformer.report.console import show
+
+    small = load_model(folder, device=_device(device))
+    loaded, batches = _read(against, data, columns, tokens, samples, seq_len, seed, device, "float32")
+    with _progress(quiet or as_json) as progress:
+        report = assess.evaluate_pair(loaded, small, batches, latency=latency, progress=progress)
+    _emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
+
+
+@recipes_app.command("ls")
+def recipes_ls(as_json: AsJson = False) -> None:
+    """List the recipes."""
+    from slimformer.plan.recipe import load_recipe, names
+
+    found = {name: load_recipe(name).summary for name in names()}
+
+    def tables() -> None:
+        for name, summary in found.items():
+            out.print(f"[bold]{name}[/]  {summary}", highlight=False)
+
+    _emit(found, as_json, False, tables)
+
+
+@recipes_app.command("show")
+def recipes_show(name: Annotated[str, typer.Argument(help="a recipe's name or path")], as_json: AsJson = False) -> None:
+    """Print a recipe: copy it, change it, and give its path to --recipe."""
+    from slimformer.plan.recipe import load_recipe, text_of
+
+    found = load_recipe(name)
+    _emit(found.model_dump(), as_json, False, lambda: typer.echo(text_of(name), nl=False))
+
+
+def main() -> None:
+    """Entry point: facts a user can act on become one line and exit code 2; an interrupt leaves nothing behind."""
+    from slimformer.shell import run
+
+    sys.exit(run(app, err))
+
+
+def _read(
+    model: str, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
+    device: str, dtype: str,
+) -> tuple[Any, Any]:  # fmt: skip
+    from slimformer.calibrate.gather import gather
+    from slimformer.models import describe
+    from slimformer.models.load import load_model
+
+    loaded = load_model(model, dtype=_dtype(dtype), device=_device(device))
+    batches = gather(
+        data, loaded.model, loaded.processor, describe(loaded.model),
+        seq_len=seq_len, tokens=tokens, samples=samples, columns=_columns(columns), seed=seed,
+    )  # fmt: skip
+    return loaded, batches
+
+
+def _dry_run(
+    model: str, macs: float, recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
+) -> None:
+    from slimformer import stages
+    from slimformer.models import describe
+    from slimformer.models.load import load_model
+    from slimformer.report.console import kept, plan_table
+
+    loaded = load_model(model)
+    made = stages.even_plan(loaded.model, macs=macs, recipe=recipe, format=format, seq_len=seq_len)
+    _emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(loaded.model), made))))
+
+
+def _columns(text: str) -> list[str] | None:
+    return [name.strip() for name in text.split(",") if name.strip()] or None
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return str(found) if found else "cpu"
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise SlimformerError(f"--device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return name
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise SlimformerError(f"--dtype {name!r} is not known; choose from {', '.join(known)}")
+    return known[name]
+
+
+def _progress(hidden: bool) -> Any:
+    from slimformer.shell import progress_bars
+
+    return progress_bars(err, hidden=hidden)
+
+
+def _emit(found: Any, as_json: bool, quiet: bool, tables: Any) -> None:
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif not quiet:
+        tables()
+
+
+def _saved(folder: Path, report: Any) -> None:
+    out.print(f"\nsaved in {folder}; load it with:", highlight=False)
+    if report.format == "plain":
+        out.print(
+            f"  python -c \"from transformers import {report.load_class} as M; M.from_pretrained('{folder}')\"",
+            highlight=False,
+        )
+    else:
+        out.print(f"  python -c \"import slimformer; model = slimformer.load('{folder}')\"", highlight=False)

@@ -1,0 +1,113 @@
+"""The report as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from slimformer.models import Architecture
+from slimformer.plan import Plan
+from slimformer.report.report import Report
+
+
+def show(report: Report, console: Console) -> None:
+    """Print before and after, what was kept in each block, and samples of text."""
+    console.print(before_after(report))
+    if report.sites:
+        console.print(kept(report.sites))
+    for title, text in (report.samples or {}).items():
+        console.print(Panel(Text(text), title=title, title_align="left"))
+    for warning in report.warnings:
+        console.print(Text(f"note: {warning}", style="yellow"))
+
+
+def before_after(report: Report) -> RenderableType:
+    """The table of numbers: dense, small and their ratio."""
+    table = Table(title=f"{report.model} · {report.recipe} · {report.format}", title_justify="left")
+    table.add_column("")
+    for column in ("dense", "small", "ratio"):
+        table.add_column(column, justify="right")
+    dense, small = report.dense, report.small
+    _row(table, f"block MACs / token (T={report.seq_len})", dense.block_macs, small.block_macs, _count)
+    _row(table, "MACs outside blocks / token", dense.outside_macs, small.outside_macs, _count)
+    _row(table, "parameters", dense.params, small.params, _count)
+    _row(table, "  in blocks", dense.block_params, small.block_params, _count)
+    _row(table, "weights", dense.bytes, small.bytes, _bytes)
+    if report.latency:
+        for part in ("body", "end_to_end"):
+            timing = report.latency[part]
+            _row(table, f"latency, {part.replace('_', ' ')}", timing["dense"], timing["small"], _milliseconds)
+    for metric in report.metrics:
+        table.add_row(*_metric(metric))
+    return Group(table, Text(_caption(report), style="dim"))
+
+
+def kept(sites: Sequence[dict[str, Any]]) -> Table:
+    """What every block keeps."""
+    table = Table(title="kept in each block", title_justify="left")
+    for column in ("block", "heads", "kv heads", "neurons"):
+        table.add_column(column, justify="right")
+    for i in sorted({site["block"] for site in sites}):
+        heads, neurons = (
+            next(s for s in sites if s["block"] == i and s["kind"] == k) for k in ("attn.heads", "ffn.hidden")
+        )
+        table.add_row(
+            str(i),
+            f"{heads['keep']}/{heads['of']}",
+            f"{heads['groups']}/{heads['of_groups']}",
+            f"{neurons['keep']}/{neurons['of']}",
+        )
+    return table
+
+
+def plan_table(architecture: Architecture, plan: Plan) -> list[dict[str, Any]]:
+    """What a plan keeps at every site, in the form `kept` shows."""
+    rows = []
+    for edit in plan.edits:
+        site = architecture[edit.site]
+        of_groups = site.units // max(1, site.group)
+        rows.append({"block": site.block, "kind": site.kind, **asdict(edit), "of_groups": of_groups})
+    return rows
+
+
+def _caption(report: Report) -> str:
+    tokens = report.data.get("tokens", {})
+    parts = [f"metrics on {tokens['report']:,} held-out tokens" if "report" in tokens else ""]
+    if report.latency:
+        parts.append(
+            f"latency: medians of {report.latency['repeats']} interleaved runs, {report.latency['threads']} threads"
+        )
+    return " · ".join(part for part in parts if part)
+
+
+def _row(table: Table, name: str, dense: float, small: float, show_value: Any) -> None:
+    ratio = f"{small / dense:.3f}" if dense else ""
+    table.add_row(name, show_value(dense), show_value(small), ratio)
+
+
+def _metric(metric: dict[str, Any]) -> tuple[str, str, str, str]:
+    name = f"{metric['name']} ({'↓' if metric['better'] == 'lower' else '↑'})"
+    dense = "" if metric["dense"] is None else f"{metric['dense']:.4g}"
+    interval = "" if metric["low"] is None else f"{metric['low']:+.3f} … {metric['high']:+.3f}"
+    return name, dense, f"{metric['small']:.4g}", interval
+
+
+def _count(value: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.2f} {unit}"
+    return f"{value:.0f}"
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 1e6:.1f} MB"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{1e3 * value:.1f} ms"

@@ -1,0 +1,71 @@
+"""What a model is made of, before anything is cut: JSON first, then a table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from slimformer.models import Architecture
+from slimformer.models.load import Loaded
+from slimformer.plan.cost import block_cost, full_size, outside_macs, site_cost
+from slimformer.plan.profile import least_macs
+
+
+def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict[str, Any]:
+    """Family, sizes and exact costs, whole and by part, and how low each format can go. Nothing is run."""
+    total = block_cost(architecture, seq_len).macs
+    parts = {
+        kind: sum(site_cost(s, full_size(s), seq_len).macs for s in architecture if s.kind == kind)
+        for kind in ("attn.heads", "ffn.hidden")
+    }
+    params = sum(parameter.numel() for parameter in loaded.model.parameters())
+    inside = sum(p.numel() for p in loaded.model.get_submodule(architecture.blocks).parameters())
+    return {
+        "model": loaded.name,
+        "class": type(loaded.model).__name__,
+        "model_type": architecture.model_type,
+        "family": architecture.family.name,
+        "blocks": architecture.n_blocks,
+        "hidden": architecture.hidden,
+        "seq_len": seq_len,
+        "params": {"total": params, "blocks": inside, "outside": params - inside},
+        "macs_per_token": {"blocks": total, "outside": outside_macs(loaded.model, architecture, seq_len), **parts},
+        "least_macs": {
+            name: round(least_macs(architecture, seq_len, multiple_of=8, plain=name == "plain") / total, 4)
+            for name in ("ragged", "plain")
+        },
+        "sites": [
+            {
+                "site": site.name, "units": site.units, "unit": site.unit, "kv_heads": site.units // max(1, site.group),
+                **asdict(site_cost(site, full_size(site), seq_len)),
+            }
+            for site in architecture
+        ],
+    }  # fmt: skip
+
+
+def show_inspection(found: dict[str, Any], console: Console) -> None:
+    table = Table(title=f"{found['model']} · {found['class']} ({found['family']} family)", title_justify="left")
+    table.add_column("")
+    table.add_column("", justify="right")
+    heads, neurons = found["sites"][0], found["sites"][1]
+    rows = [
+        ("blocks", str(found["blocks"])),
+        ("hidden size", str(found["hidden"])),
+        ("heads (kv heads) of width", f"{heads['units']} ({heads['kv_heads']}) of {heads['unit']}, first block"),
+        ("neurons", f"{neurons['units']}, first block"),
+        ("parameters", f"{found['params']['total']:,}"),
+        ("  in blocks", f"{found['params']['blocks']:,}"),
+        (f"block MACs per token (T={found['seq_len']})", f"{found['macs_per_token']['blocks']:,}"),
+        ("  attention", f"{found['macs_per_token']['attn.heads']:,}"),
+        ("  feed-forward", f"{found['macs_per_token']['ffn.hidden']:,}"),
+        ("MACs outside blocks per token", f"{found['macs_per_token']['outside']:,}"),
+        ("smallest --macs, ragged", f"{found['least_macs']['ragged']:.3f}"),
+        ("smallest --macs, plain", f"{found['least_macs']['plain']:.3f}"),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    console.print(table)

@@ -1,0 +1,51 @@
+"""The report: JSON first. Console table and model card are views of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a model costs. MACs are per token at the stated sequence length; bytes are those of its weights."""
+
+    block_macs: int
+    outside_macs: int
+    params: int
+    block_params: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Before and after, on data that were neither fitted nor used to choose."""
+
+    model: str
+    model_type: str
+    load_class: str
+    recipe: str
+    format: str
+    budget: float
+    macs_kept: float
+    seq_len: int
+    dense: Footprint
+    small: Footprint
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    latency: dict[str, Any] | None = None
+    samples: dict[str, str] | None = None
+    sites: list[dict[str, Any]] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"slimformer_report": 1, **asdict(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    def metric(self, name: str) -> dict[str, Any] | None:
+        return next((metric for metric in self.metrics if metric["name"] == name), None)

@@ -1,0 +1,198 @@
+"""The arrows of the pipeline, one function each, as library and shell use them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.collect import collect
+from slimformer.calibrate.gather import Data, sequence_length
+from slimformer.calibrate.store import (
+    Provenance,
+    Statistics,
+    begin,
+    open_statistics,
+    write_block,
+    write_weights,
+)
+from slimformer.checkpoint.save import save
+from slimformer.decompose import Curve
+from slimformer.decompose.reduction import legal_sizes
+from slimformer.errors import PlanDoesNotFit
+from slimformer.models import Architecture, describe
+from slimformer.models.architecture import fingerprint, weight_of
+from slimformer.models.load import Loaded
+from slimformer.plan import Plan, allocate
+from slimformer.plan.plan import check_fits
+from slimformer.plan.profile import profile_site
+from slimformer.plan.recipe import Recipe
+from slimformer.report.card import model_card
+from slimformer.report.report import Report
+from slimformer.rewrite.apply import apply
+
+Progress = Callable[[str, int, int], None]  # stage, steps done, steps in all
+
+
+def silent(_stage: str, _done: int, _total: int) -> None:
+    """No progress shown."""
+
+
+def calibrate(loaded: Loaded, data: Data, folder: Path, *, progress: Progress = silent) -> Statistics:
+    """One pass over the fit and select splits; moments are written to `folder` block by block."""
+    architecture = describe(loaded.model)
+    begin(folder, _provenance(loaded, architecture, data))
+    splits = {split: data.splits[split] for split in ("fit", "select")}
+    weights: dict[str, float] = {}
+    progress("calibrate", 0, architecture.n_blocks)
+    for block in collect(loaded.model, architecture, splits):
+        write_block(folder, block)
+        weights |= dict.fromkeys(block.sites, block.loudness)
+        progress("calibrate", block.block + 1, architecture.n_blocks)
+    write_weights(folder, weights)
+    return open_statistics(folder)
+
+
+def profile(
+    model: PreTrainedModel, statistics: Statistics, recipe: Recipe, *, progress: Progress = silent
+) -> dict[str, Curve]:
+    """Error curves of every site. Kept beside the statistics, so that the next budget costs nothing."""
+    key = f"{recipe.selector}-{recipe.ridge:g}-{'bias' if recipe.absorb_mean else 'nobias'}"
+    cached = statistics.folder / f"curves-{key}.json"
+    if cached.exists():
+        return {name: _curve(value) for name, value in json.loads(cached.read_text()).items()}
+    architecture = describe(model)
+    curves = {}
+    progress("profile", 0, architecture.n_blocks)
+    for i in range(architecture.n_blocks):
+        block = statistics.block(i)
+        for site in architecture.of_block(i):
+            curves[site.name] = profile_site(
+                site, weight_of(model.get_submodule(site.reader)), block.sites[site.name],
+                selector=recipe.selector, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
+            )  # fmt: skip
+        progress("profile", i + 1, architecture.n_blocks)
+    cached.write_text(json.dumps({name: asdict(curve) for name, curve in curves.items()}))
+    return curves
+
+
+def make_plan(
+    model: PreTrainedModel,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    *,
+    macs: float,
+    recipe: Recipe,
+    format: str = "ragged",
+) -> Plan:
+    """Spread a budget over the sites. Milliseconds."""
+    require_same_model(model, statistics)
+    return allocate(
+        describe(model), curves, macs=macs, seq_len=statistics.provenance.seq_len, recipe=recipe,
+        weights=statistics.weights(), format=format, fingerprint=statistics.provenance.fingerprint,
+    )  # fmt: skip
+
+
+def carry_out(
+    plan: Plan,
+    model: PreTrainedModel,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    *,
+    progress: Progress = silent,
+) -> PreTrainedModel:
+    """Apply a plan with the statistics it was made from; the model given is left untouched."""
+    architecture = describe(model)
+    check_fits(plan, architecture, fingerprint(model))
+    return apply(
+        plan,
+        model,
+        curves,
+        statistics.block,
+        progress=lambda i: progress("apply", i + 1, architecture.n_blocks),
+    )
+
+
+def even_plan(model: PreTrainedModel, *, macs: float, recipe: Recipe, format: str, seq_len: int | None = None) -> Plan:
+    """What would be kept if every block lost the same share: needs no data, so it is what --dry-run shows."""
+    architecture = describe(model)
+    blank = {}
+    for site in architecture:
+        sizes, groups = legal_sizes(site.units, site.group)
+        zeros = (0.0,) * len(sizes)
+        blank[site.name] = Curve(recipe.selector, tuple(range(site.units)), sizes, groups, zeros, zeros, zeros)
+    return allocate(
+        architecture, blank, macs=macs, seq_len=sequence_length(model, architecture, seq_len),
+        recipe=recipe.model_copy(update={"allocation": "uniform"}), weights={}, format=format,
+    )  # fmt: skip
+
+
+def recipe_of(plan: Plan, other: Recipe) -> Recipe:
+    """What a plan says of its recipe, as far as the curves depend on it; the rest from `other`."""
+    update = {
+        "name": plan.recipe,
+        "selector": plan.edits[0].method,
+        "ridge": plan.ridge,
+        "absorb_mean": plan.absorb_mean,
+    }
+    return other.model_copy(update=update)
+
+
+def save_result(
+    loaded: Loaded,
+    small: PreTrainedModel,
+    plan: Plan,
+    report: Report | None,
+    folder: Path,
+    *,
+    force: bool,
+    verify: bool = True,
+) -> Path:
+    """A checkpoint in the precision of the original, with tokenizer, plan, report and card."""
+    stored = small if small.dtype == loaded.dtype else _in_precision(small, loaded.dtype)
+    card = model_card(report, folder=folder.name) if report else None
+    save(
+        stored, folder, processor=loaded.processor, source_folder=loaded.folder, plan=plan,
+        report=report.to_dict() if report else None, card=card, sample=None, force=force, verify=verify,
+    )  # fmt: skip
+    return folder
+
+
+def _in_precision(model: PreTrainedModel, dtype: Any) -> PreTrainedModel:
+    out: Any = copy.deepcopy(model)
+    return out.to(dtype)
+
+
+def require_same_model(model: PreTrainedModel, statistics: Statistics) -> None:
+    """Refuse statistics of another model."""
+    found, made = fingerprint(model), statistics.provenance.fingerprint
+    if found != made:
+        raise PlanDoesNotFit(
+            f"the statistics were made for {statistics.provenance.model} ({made}), this model is {found}; "
+            "calibrate it anew"
+        )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    return {name: version(name) for name in ("slimformer", "torch", "transformers", "scipy")}
+
+
+def _provenance(loaded: Loaded, architecture: Architecture, data: Data) -> Provenance:
+    return Provenance(
+        model=str(loaded.folder.resolve()) if loaded.folder and not loaded.name.startswith("demo:") else loaded.name,
+        fingerprint=fingerprint(loaded.model), model_type=architecture.model_type,
+        data=data.name, data_hash=data.hash, seed=data.seed, seq_len=data.seq_len, tokens=data.tokens,
+        dtype=str(loaded.model.dtype).removeprefix("torch."), n_blocks=architecture.n_blocks, versions=versions(),
+    )  # fmt: skip
+
+
+def _curve(value: dict[str, Any]) -> Curve:
+    fields: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+    return Curve(**fields)

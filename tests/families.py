@@ -1,0 +1,160 @@
+"""Tiny random models of every supported type, their data, and smaller copies of them.
+
+Weights are drawn so that activations are neither dead nor saturated, biases and norms are not at their defaults, and
+everything is the same in every run. Nothing here needs a network.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTImageProcessor
+
+from slimformer.calibrate.collect import collect
+from slimformer.calibrate.text import Batch
+from slimformer.models import FAMILIES, describe
+from slimformer.models.architecture import weight_of
+from slimformer.plan import Plan, allocate
+from slimformer.plan.profile import profile_site
+from slimformer.plan.recipe import load_recipe
+from slimformer.rewrite.apply import apply
+
+VOCABULARY, LENGTH, CLASSES = 64, 16, 5
+MODEL_TYPES = tuple(FAMILIES)
+
+_BERT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+_LLAMA = {**_BERT, "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": VOCABULARY}
+_TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": {**_BERT, **_TEXT},
+    "roberta": {**_BERT, **_TEXT, "pad_token_id": 1},
+    "distilbert": {**_TEXT, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48},
+    "opt": {**_TEXT, "hidden_size": 32, "word_embed_proj_dim": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48},
+    "gpt2": {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 48},
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": {**_LLAMA, "head_dim": 8},
+    "vit": {**_BERT, "image_size": 16, "patch_size": 4, "num_labels": CLASSES},
+}  # fmt: skip
+_STEM = {
+    "bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "opt": "OPT", "gpt2": "GPT2",
+    "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "vit": "ViT",
+}  # fmt: skip
+_SUFFIX = {
+    "bare": "Model",
+    "causal": "ForCausalLM",
+    "masked": "ForMaskedLM",
+    "classify": "ForSequenceClassification",
+    "answer": "ForQuestionAnswering",
+}
+
+
+def heads(model_type: str) -> tuple[str, ...]:
+    """The heads a family has, the customary one first."""
+    family = FAMILIES[model_type]
+    if family.image:
+        return ("classify", "bare")
+    return ("causal" if family.causal else "masked", "bare", "classify", "answer")
+
+
+def model_class(model_type: str, head: str) -> Any:
+    """The stock class of a family and a head."""
+    name = _STEM[model_type] + _SUFFIX[head]
+    special = {"GPT2ForCausalLM": "GPT2LMHeadModel", "ViTForSequenceClassification": "ViTForImageClassification"}
+    return getattr(transformers, special.get(name, name))
+
+
+def tiny(model_type: str, head: str | None = None, *, seed: int = 0, **sizes: Any) -> PreTrainedModel:
+    """A random model of three blocks, width 32 and four heads (two key/value heads where the family groups them)."""
+    kind = model_class(model_type, head or heads(model_type)[0])
+    labels = {"num_labels": 2 if head == "answer" else CLASSES}
+    special = {} if model_type == "vit" else {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    config = kind.config_class(**{**labels, **special, **SIZES[model_type], **sizes})
+    return _filled(kind(config), seed).eval()
+
+
+@torch.no_grad()
+def _filled(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    generator = torch.Generator().manual_seed(seed)
+    norms = {id(m.weight) for m in model.modules() if "Norm" in type(m).__name__ and hasattr(m, "weight")}
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if id(parameter) in norms:
+            parameter.copy_(1 + 0.1 * noise)
+        elif id(parameter) in tables or parameter.dim() == 1:
+            parameter.copy_(0.3 * noise)
+        else:
+            parameter.copy_(noise / parameter[0].numel() ** 0.5)
+    return model
+
+
+def tiny_batches(model: PreTrainedModel, n: int = 3, *, rows: int = 8, length: int = LENGTH, seed: int = 0) -> list[Batch]:
+    """Random data for `model`: rows of different lengths for text encoders, full windows for decoders, images for ViT."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    return [_batch(model, rows, length, generator) for _ in range(n)]
+
+
+def _batch(model: PreTrainedModel, rows: int, length: int, generator: torch.Generator) -> Batch:
+    family = FAMILIES[model.config.model_type]
+    if family.image:
+        size = model.config.image_size
+        return Batch({"pixel_values": torch.randn(rows, 3, size, size, generator=generator)}, None)
+    ids = torch.randint(5, VOCABULARY, (rows, length), generator=generator)
+    mask = torch.ones(rows, length, dtype=torch.bool)
+    if not family.causal:
+        mask = torch.arange(length) < torch.randint(length // 2, length + 1, (rows, 1), generator=generator)
+        ids = ids.where(mask, torch.tensor(model.config.pad_token_id))
+    return Batch({"input_ids": ids, "attention_mask": mask.long()}, mask)
+
+
+def tiny_plan(
+    model: PreTrainedModel, macs: float = 0.5, *, format: str = "ragged", recipe: str = "uniform", weights: Any = None
+) -> tuple[Plan, PreTrainedModel]:
+    """A plan for `model` and the smaller model it leads to."""
+    how, architecture = load_recipe(recipe), describe(model)
+    data = {"fit": tiny_batches(model), "select": tiny_batches(model, 1, seed=1)}
+    blocks = list(collect(model, architecture, data))
+    curves = {
+        site.name: profile_site(
+            site, weight_of(model.get_submodule(site.reader)), blocks[site.block].sites[site.name],
+            selector=how.selector, ridge=how.ridge, absorb_mean=how.absorb_mean,
+        )
+        for site in architecture
+    }  # fmt: skip
+    plan = allocate(architecture, curves, macs=macs, seq_len=LENGTH, recipe=how, weights=weights or {}, format=format)
+    return plan, apply(plan, model, curves, lambda i: blocks[i])
+
+
+def tiny_compressed(
+    model: PreTrainedModel, macs: float = 0.5, *, format: str = "ragged", recipe: str = "uniform"
+) -> PreTrainedModel:
+    """A smaller copy of `model`."""
+    return tiny_plan(model, macs, format=format, recipe=recipe)[1]
+
+
+def tiny_ragged(model: PreTrainedModel, macs: float = 0.5) -> PreTrainedModel:
+    """A smaller copy whose blocks really differ: errors in later blocks are said to hurt more."""
+    weights = {site.name: 8.0**site.block for site in describe(model)}
+    return tiny_plan(model, macs, recipe="balanced", weights=weights)[1]
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Words w5 … w63 and the special tokens, in the numbering of `tiny` models."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    vocabulary = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(5, VOCABULARY))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
+        mask_token="<mask>", model_max_length=LENGTH,
+    )  # fmt: skip
+
+
+def tiny_image_processor() -> ViTImageProcessor:
+    return ViTImageProcessor(size={"height": 16, "width": 16})

@@ -1,0 +1,125 @@
+"""Backward elimination drops, one at a time, what least squares on the rest misses least."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from slimformer.linalg import elimination
+from slimformer.linalg.elimination import eliminate, eliminate_blocks
+
+RIDGE = 1e-12
+
+
+def problem(d: int = 9, m: int = 4, n: int = 60) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows X, their second moments C, and a map W that reads them."""
+    X = torch.randn(n, d, dtype=torch.float64) @ torch.randn(d, d, dtype=torch.float64)
+    return X, X.mT @ X / n, torch.randn(m, d, dtype=torch.float64)
+
+
+def lost(X, W, kept) -> float:
+    """min over A of mean ‖W x − A x_J‖², by least squares on the rows themselves."""
+    Y, Z = (X @ W.mT).numpy(), X[:, list(kept)].numpy()
+    A = np.linalg.lstsq(Z, Y, rcond=None)[0] if len(kept) else np.zeros((0, Y.shape[1]))
+    return float(np.square(Y - Z @ A).sum() / len(X))
+
+
+def brute_force(X, W, unit=1, allowed=lambda S: S) -> tuple[list[int], list[float]]:
+    """Greedy by trying everything: units best first, and the error when each went."""
+    alive, gone, costs = list(range(X.shape[1] // unit)), [], []
+    while alive:
+        now = lost(X, W, coordinates(alive, unit))
+        after = {g: lost(X, W, coordinates([u for u in alive if u != g], unit)) for g in allowed(alive)}
+        best = min(after, key=after.get)
+        alive.remove(best)
+        gone.append(best)
+        costs.append(after[best] - now)
+    return gone[::-1], costs[::-1]
+
+
+def coordinates(units, unit):
+    return list(itertools.chain.from_iterable(range(u * unit, (u + 1) * unit) for u in units))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("m", [1, 4, 20])
+def test_elimination_is_greedy(seed, m):
+    torch.manual_seed(seed)
+    X, C, W = problem(m=m)
+    order, costs = eliminate(C, W, ridge=RIDGE)
+    expected, expected_costs = brute_force(X, W)
+    assert order.tolist() == expected
+    assert costs.tolist() == pytest.approx(expected_costs, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 9])
+def test_delayed_updates_change_nothing(block, monkeypatch):
+    _, C, W = problem()
+    order, costs = eliminate(C, W, ridge=RIDGE)
+    monkeypatch.setattr(elimination, "BLOCK", block)
+    blocked, blocked_costs = eliminate(C, W, ridge=RIDGE)
+    assert blocked.tolist() == order.tolist()
+    assert blocked_costs.tolist() == pytest.approx(costs.tolist(), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("unit", [1, 2, 3])
+def test_elimination_of_blocks_is_greedy(seed, unit):
+    torch.manual_seed(seed)
+    X, C, W = problem(d=12)
+    assert eliminate_blocks(C, W, unit=unit, allowed=lambda S: S, ridge=RIDGE) == brute_force(X, W, unit)[0]
+
+
+def test_elimination_of_blocks_obeys():
+    X, C, W = problem(d=12)
+
+    def by_turns(S):
+        return [u for u in S if u % 2 == len(S) % 2]
+
+    order = eliminate_blocks(C, W, unit=2, allowed=by_turns, ridge=RIDGE)
+    assert order == brute_force(X, W, 2, by_turns)[0]
+    assert [u % 2 for u in order] == [1, 0, 1, 0, 1, 0]
+
+
+def test_costs_add_up_to_everything():
+    X, C, W = problem()
+    assert float(eliminate(C, W, ridge=RIDGE)[1].sum()) == pytest.approx(lost(X, W, []), rel=1e-8)
+
+
+def test_what_is_dead_or_unread_goes_first_and_costs_nothing():
+    X, _, W = problem()
+    X[:, 3], W[:, 5] = 0, 0
+    order, costs = eliminate(X.mT @ X / len(X), W, ridge=RIDGE)
+    assert set(order[-2:].tolist()) == {3, 5}
+    assert costs[-2:].tolist() == pytest.approx([0, 0], abs=1e-9)
+
+
+def test_of_two_that_are_the_same_one_goes_for_free():
+    X, _, W = problem()
+    X[:, 7] = -2 * X[:, 2]
+    order, costs = eliminate(X.mT @ X / len(X), W, ridge=RIDGE)
+    assert int(order[-1]) in {2, 7}
+    assert float(costs[-1]) < 1e-9 < float(costs[-2])
+
+
+def test_only_the_gram_matrix_of_the_reader_counts():
+    _, C, W = problem(m=5)
+    Q = torch.linalg.qr(torch.randn(30, 5, dtype=torch.float64)).Q
+    assert eliminate(C, Q @ W, ridge=RIDGE)[0].tolist() == eliminate(C, W, ridge=RIDGE)[0].tolist()
+
+
+def test_the_order_does_not_depend_on_scales():
+    _, C, W = problem()
+    assert eliminate(1e-9 * C, 1e6 * W, ridge=1e-3)[0].tolist() == eliminate(C, W, ridge=1e-3)[0].tolist()
+
+
+@pytest.mark.parametrize(("d", "seconds"), [(1536, 5), pytest.param(3072, 40, marks=pytest.mark.slow)])
+def test_elimination_is_quick(d, seconds):
+    X = torch.randn(2 * d, d, dtype=torch.float64).relu()
+    W = torch.randn(d // 4, d, dtype=torch.float64)
+    C = X.mT @ X / len(X)
+    started = time.process_time()
+    eliminate(C, W, ridge=1e-3)
+    assert time.process_time() - started < seconds

@@ -63,9 +63,7 @@ def test_windows_are_the_documents_end_to_end():
     found = packed_batches(DOCUMENTS, tok, seq_len=16, batch_size=4)
     stream = [i for d in DOCUMENTS for i in [*tok(d.text)["input_ids"], tok.eos_token_id]]
     assert flat(found) == stream[: len(stream) // 16 * 16]
-    assert all(
-        batch.inputs["input_ids"].shape[1] == 16 and len(batch.inputs["input_ids"]) <= 4 for batch in found
-    )
+    assert all(batch.inputs["input_ids"].shape[1] == 16 and len(batch.inputs["input_ids"]) <= 4 for batch in found)
 
 
 def test_windows_have_no_padding():
@@ -80,9 +78,7 @@ def test_a_tokenizer_without_separator_just_joins():
 
 
 def test_separators_of_the_tokenizer_are_not_doubled():
-    found = packed_batches(
-        [Document("w1"), Document("w2")], tokenizer(specials=True, eos_token="</s>"), seq_len=6
-    )
+    found = packed_batches([Document("w1"), Document("w2")], tokenizer(specials=True, eos_token="</s>"), seq_len=6)
     assert flat(found) == [2, 6, 3, 2, 7, 3]
 
 
@@ -110,9 +106,7 @@ def test_a_pair_is_packed_as_two_texts_in_a_row():
 def test_the_mask_leaves_exactly_the_text(side):
     tok = tokenizer(specials=True, padding_side=side)
     found = padded_batches(DOCUMENTS, tok, seq_len=64, batch_size=4)
-    rows = [
-        ids[mask].tolist() for b in found for ids, mask in zip(b.inputs["input_ids"], b.mask, strict=True)
-    ]
+    rows = [ids[mask].tolist() for b in found for ids, mask in zip(b.inputs["input_ids"], b.mask, strict=True)]
     assert sorted(rows) == sorted(tok(d.text)["input_ids"] for d in DOCUMENTS)
     for batch in found:
         assert torch.equal(batch.inputs["attention_mask"].bool(), batch.mask)
@@ -120,9 +114,7 @@ def test_the_mask_leaves_exactly_the_text(side):
 
 
 def test_pairs_have_token_types():
-    (batch,) = padded_batches(
-        [Document("w1 w2", "w3"), Document("w4", "w5")], tokenizer(specials=True), seq_len=9
-    )
+    (batch,) = padded_batches([Document("w1 w2", "w3"), Document("w4", "w5")], tokenizer(specials=True), seq_len=9)
     assert batch.inputs["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1]]
 
 
@@ -145,9 +137,7 @@ def test_rows_of_like_length_are_together():
 
 def test_the_first_batches_are_not_the_shortest_texts():
     documents = [Document(words(n % 100 + 1)) for n in range(400)]
-    lengths = [
-        batch.mask.shape[1] for batch in padded_batches(documents, tokenizer(), seq_len=100, batch_size=4)
-    ]
+    lengths = [batch.mask.shape[1] for batch in padded_batches(documents, tokenizer(), seq_len=100, batch_size=4)]
     first = lengths[: len(lengths) // 2]
     assert sum(first) / sum(lengths) == pytest.approx(0.5, abs=0.1)
 
@@ -231,9 +221,7 @@ def test_a_model_without_tokenizer_cannot_read_text():
 
 
 def test_a_batch_moves_as_a_whole():
-    batch = Batch({"input_ids": torch.ones(2, 3)}, torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)).to(
-        "meta"
-    )
+    batch = Batch({"input_ids": torch.ones(2, 3)}, torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)).to("meta")
     assert {t.device.type for t in (*batch.inputs.values(), batch.mask, batch.labels)} == {"meta"}
 
 

@@ -39,10 +39,15 @@ def open_fresh(folder: Path) -> Any:
 @torch.no_grad()
 def outputs_of(model: nn.Module, sample: dict[str, Tensor]) -> dict[str, Tensor]:
     """Logits, or hidden states where there is no head, on the CPU in float32."""
-    training = model.training
-    out = model.eval()(**sample)
+    training, weight = model.training, next(model.parameters())
+    inputs = {name: _as_input(tensor, weight) for name, tensor in sample.items()}
+    out = model.eval()(**inputs)
     model.train(training)
     return {key: out[key].float().cpu().contiguous() for key in KEYS if out.get(key) is not None}
+
+
+def _as_input(tensor: Tensor, weight: Tensor) -> Tensor:
+    return tensor.to(weight.device, weight.dtype if tensor.is_floating_point() else tensor.dtype)
 
 
 def checksums(model: nn.Module) -> dict[str, str]:
@@ -56,7 +61,9 @@ def _crc(tensor: Tensor) -> int:
 
 def main(folder: str, sample: str, outputs: str) -> None:
     model = open_fresh(Path(folder))
-    save_file(outputs_of(model, load_file(sample)), outputs, metadata={"weights": json.dumps(checksums(model))})
+    weights = checksums(model)
+    # float32 whatever the weights are: half precision on a CPU is slow, rough, and on some machines not there at all.
+    save_file(outputs_of(model.float(), load_file(sample)), outputs, metadata={"weights": json.dumps(weights)})
 
 
 if __name__ == "__main__":

@@ -107,22 +107,33 @@ def coordinates(units: Sequence[int], unit: int) -> Int[Tensor, " k"]:
 
 
 def errors_at_every_size(
-    M: Float[Tensor, "d d"],
+    W: Float[Tensor, "m d"],
     P: Int[Tensor, " d"],
     C: Float[Tensor, "d d"],
-    C_eval: Float[Tensor, "d d"],
+    measured: Sequence[Float[Tensor, "d d"]],
     ridge: float,
-) -> Float[Tensor, " d1"]:
-    """e(k) for k = 0 … d, where M = WᵀW, C is fitted and C_eval is measured."""
+) -> list[Float[Tensor, " d1"]]:
+    """e(k) for k = 0 … d: coordinates kept in the order P, the rest predicted as fitted on C, errors seen through W.
+
+    One curve for each of the second moments `measured`. Cost O(m d² + d³).
+    """
     L = torch.linalg.cholesky(damped(C, ridge)[P][:, P])
     U = L / L.diagonal()
-    BB = U.mT @ M[P][:, P] @ U
-    half = torch.linalg.solve_triangular(U, C_eval[P][:, P], upper=False, unitriangular=True)
-    K = torch.linalg.solve_triangular(U, half.mT, upper=False, unitriangular=True)
-    MK = BB * K
-    added = MK.diagonal() + 2 * MK.triu(1).sum(1)
-    left = torch.cat([added.flip(0).cumsum(0).flip(0), added.new_zeros(1)])
-    return left.clamp_min(0)
+    B = W[:, P] @ U
+    BB = B.mT @ B
+    return [_suffix_sums(BB * _innovation_moments(U, C_eval[P][:, P])).clamp_min(0) for C_eval in measured]
+
+
+def _innovation_moments(U: Float[Tensor, "d d"], C: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
+    """K = U⁻¹ C U⁻ᵀ."""
+    half = torch.linalg.solve_triangular(U, C, upper=False, unitriangular=True)
+    return torch.linalg.solve_triangular(U, half.mT, upper=False, unitriangular=True)
+
+
+def _suffix_sums(M: Float[Tensor, "d d"]) -> Float[Tensor, " d1"]:
+    """Σ_{i,j ≥ k} M_ij for k = 0 … d, M symmetric."""
+    added = M.diagonal() + 2 * M.triu(1).sum(1)
+    return torch.cat([added.flip(0).cumsum(0).flip(0), added.new_zeros(1)])
 
 
 def eckart_young(W: Float[Tensor, "m d"], C: Float[Tensor, "d d"]) -> Float[Tensor, " d1"]:
@@ -146,9 +157,8 @@ def curve(
     """The error left at every legal size when units are kept in `order`."""
     W = width.W.double()
     P = coordinates(order, width.unit)
-    M = W.mT @ W
     C = width.fit.second(centred=width.bias)
-    C_held = held_about_fitted_mean(width)
+    fit, held = errors_at_every_size(W, P, C, (C, held_about_fitted_mean(width)), ridge)
     sizes, groups = legal_sizes(width.units, width.group)
     at = torch.tensor(sizes) * width.unit
     return Curve(
@@ -156,8 +166,8 @@ def curve(
         order=tuple(int(u) for u in order),
         sizes=sizes,
         groups=groups,
-        fit=tuple(errors_at_every_size(M, P, C, C, ridge)[at].tolist()),
-        held=tuple(errors_at_every_size(M, P, C, C_held, ridge)[at].tolist()),
+        fit=tuple(fit[at].tolist()),
+        held=tuple(held[at].tolist()),
         floor=tuple(eckart_young(W, width.held.second(centred=width.bias))[at].tolist()),
         pivots=tuple(pivots),
         tail=tuple(tail),
@@ -181,8 +191,8 @@ def select(width: Width, order: Sequence[int], size: int, *, ridge: float) -> Se
     J = coordinates(sorted(order[:size]), width.unit)
     if len(J) > width.fit.count:
         raise RankTooHigh(
-            f"{width.name}: asked to keep {len(J)} of {width.W.shape[1]} coordinates, but {width.fit.count} calibration "
-            f"tokens span at most {width.fit.count} directions; calibrate on more text, or ask for a smaller budget"
+            f"{width.name}: asked to keep {len(J)} of {width.W.shape[1]} coordinates, but {width.fit.count} "
+            "calibration tokens span no more directions than that; calibrate on more text"
         )
     C = width.fit.second(centred=width.bias)
     A = damped(C, ridge)

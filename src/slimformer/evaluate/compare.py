@@ -13,7 +13,6 @@ from slimformer.evaluate.fidelity import logit_divergence, state_similarity
 from slimformer.evaluate.intervals import paired_difference
 from slimformer.evaluate.perplexity import perplexity
 
-
 KL_TOKENS = 4096  # whole vocabularies are compared, so a few thousand positions say enough
 
 
@@ -82,17 +81,27 @@ def _first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:
 
 def _perplexity(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch], seed: int) -> list[Metric]:
     before, after = perplexity(dense, batches), perplexity(small, batches)
-    gap = paired_difference(before.nll_per_window, after.nll_per_window, weights=before.tokens_per_window, seed=seed)
+    gap = _interval(before.nll_per_window, after.nll_per_window, before.tokens_per_window, seed)
     return [
         Metric("perplexity", before.ppl, after.ppl, "lower"),
-        Metric("nats per token", before.nll, after.nll, "lower", gap.low, gap.high),
+        Metric("nats per token", before.nll, after.nll, "lower", *gap),
     ]
 
 
 def _accuracy(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch], seed: int) -> list[Metric]:
     before, after = accuracy(dense, batches), accuracy(small, batches)
-    gap = paired_difference([float(x) for x in before.correct], [float(x) for x in after.correct], seed=seed)
-    return [Metric("accuracy", before.value, after.value, "higher", gap.low, gap.high)]
+    gap = _interval(before.correct, after.correct, None, seed)
+    return [Metric("accuracy", before.value, after.value, "higher", *gap)]
+
+
+def _interval(
+    before: Sequence[float], after: Sequence[float], weights: Sequence[float] | None, seed: int
+) -> tuple[float | None, float | None]:
+    """Bounds of the difference; none when there is a single example to resample."""
+    if len(before) < 2:
+        return None, None
+    gap = paired_difference([float(x) for x in before], [float(x) for x in after], weights=weights, seed=seed)
+    return gap.low, gap.high
 
 
 def _states(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:

@@ -74,14 +74,16 @@ def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
 def ragged(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The stock model class, with `resize` as a step of its construction.
 
-    It keeps the stock name, which is what config.json, pipelines and loss functions go by.
+    It keeps the stock name, which is what config.json, pipelines and loss functions go by, and it does not count as custom
+    code: transformers then renames weights between file and memory (ViT has other names in each) as for the stock class.
     """
 
     def post_init(self: PreTrainedModel) -> None:
         resize(self)
         stock.post_init(self)
 
-    return type(stock.__name__, (stock,), {"post_init": post_init, "__module__": __name__})
+    parts = {"post_init": post_init, "is_custom_code": classmethod(lambda _class: False), "__module__": __name__}
+    return type(stock.__name__, (stock,), parts)
 
 
 def enable() -> None:

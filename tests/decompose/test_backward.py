@@ -1,0 +1,44 @@
+"""Elimination of neurons and heads equals trying everything, step by step."""
+
+import pytest
+import torch
+from widths import RIDGE, lost, make
+
+from slimformer.decompose.elimination import elimination
+from slimformer.decompose.reduction import coordinates, may_leave
+
+
+def by_trying(rows):
+    width, alive, gone = rows.width, list(range(rows.width.units)), []
+    while alive:
+        tried = {
+            g: lost(rows.X, width.W, coordinates([u for u in alive if u != g], width.unit), bias=width.bias)
+            for g in may_leave(alive, width.group)
+        }
+        gone.append(min(tried, key=tried.get))
+        alive.remove(gone[-1])
+    return tuple(gone[::-1])
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize(("unit", "group"), [(1, 1), (3, 1), (2, 2), (2, 4)])
+@pytest.mark.parametrize("seed", range(3))
+def test_elimination_equals_trying_everything(seed, unit, group, bias):
+    torch.manual_seed(seed)
+    rows = make(unit, group, bias=bias)
+    assert elimination(rows.width, ridge=RIDGE).order == by_trying(rows)
+
+
+def test_the_first_to_go_is_the_best_single_choice():
+    rows = make(bias=True)
+    curve = elimination(rows.width, ridge=RIDGE)
+    alone = [lost(rows.X, rows.width.W, torch.tensor([u for u in range(8) if u != g]), bias=True) for g in range(8)]
+    assert curve.fit[-2] == pytest.approx(min(alone))
+
+
+def test_what_only_the_data_tell_apart_is_given_up_first():
+    """Two neurons with different activations and the same effect: W reads x₀ + x₁, so x₀ alone cannot stand for both,
+    but of a third that is never read nothing is lost. Pivoted QR, which does not see W, would keep it."""
+    rows = make(units=3, m=2)
+    rows.width.W[:, 2] = 0
+    assert elimination(rows.width, ridge=RIDGE).order[-1] == 2

@@ -33,7 +33,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "bert": {**_BERT, **_TEXT},
     "roberta": {**_BERT, **_TEXT, "pad_token_id": 1},
     "distilbert": {**_TEXT, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48},
-    "opt": {**_TEXT, "hidden_size": 32, "word_embed_proj_dim": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48},
+    "opt": {
+        **_TEXT, "hidden_size": 32, "word_embed_proj_dim": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "ffn_dim": 48,
+    },
     "gpt2": {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 48},
     "llama": _LLAMA,
     "mistral": _LLAMA,
@@ -94,8 +97,10 @@ def _filled(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return model
 
 
-def tiny_batches(model: PreTrainedModel, n: int = 3, *, rows: int = 8, length: int = LENGTH, seed: int = 0) -> list[Batch]:
-    """Random data for `model`: rows of different lengths for text encoders, full windows for decoders, images for ViT."""
+def tiny_batches(
+    model: PreTrainedModel, n: int = 3, *, rows: int = 8, length: int = LENGTH, seed: int = 0
+) -> list[Batch]:
+    """Random data for `model`: padded rows for text encoders, full windows for decoders, images for ViT."""
     generator = torch.Generator().manual_seed(1000 + seed)
     return [_batch(model, rows, length, generator) for _ in range(n)]
 

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.gather import Data
+from slimformer.calibrate.gather import Data, positions
+from slimformer.calibrate.store import Provenance
+from slimformer.calibrate.tasks import TASKS
 from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
 from slimformer.evaluate import generate_text, model_latency, parameter_count
 from slimformer.evaluate.compare import compare, is_language_model
 from slimformer.models import Architecture, describe
+from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
 from slimformer.plan.cost import block_cost, outside_macs
@@ -34,8 +37,8 @@ def evaluate(
     return measure(report, loaded, small, data, data.splits["report"], latency=latency, progress=progress)
 
 
-def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan) -> Report:
-    """What is known without data: sizes and exact costs."""
+def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenance: Provenance | None = None) -> Report:
+    """What is known without data: sizes and exact costs, and where the statistics came from, if that is known."""
     architecture, after = describe(loaded.model), describe(small)
     return Report(
         model=loaded.name,
@@ -49,6 +52,7 @@ def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan) -> Repor
         dense=footprint(loaded.model, architecture, plan.seq_len, loaded.dtype),
         small=footprint(small, after, plan.seq_len, loaded.dtype),
         sites=site_table(architecture, after),
+        data=data_provenance(architecture, p.data, p.data_hash, p.seed, p.tokens) if (p := provenance) else {},
         versions=versions(),
     )
 
@@ -72,8 +76,16 @@ def measure(
     samples = _samples(loaded, small)
     progress("evaluate", 3, 3)
     tokens = {**data.tokens, "report": sum(batch.tokens for batch in batches)}
-    provenance = {"name": data.name, "hash": data.hash, "seed": data.seed, "tokens": tokens}
+    provenance = data_provenance(describe(loaded.model), data.name, data.hash, data.seed, tokens)
     return replace(report, metrics=metrics, latency=timing, samples=samples, data=provenance)
+
+
+def data_provenance(
+    architecture: Architecture, name: str, hash: str, seed: int, tokens: dict[str, int]
+) -> dict[str, Any]:
+    """What a report says of its data: enough for `eval` to keep to what was held out."""
+    unit = "images" if architecture.family.image else "tokens"
+    return {"name": name, "hash": hash, "seed": seed, "tokens": tokens, "unit": unit}
 
 
 def evaluate_pair(
@@ -81,20 +93,12 @@ def evaluate_pair(
 ) -> Report:
     """Compare two models on all of `data`; if `small` was calibrated on these data, only on the part held out then."""
     before, after = describe(loaded.model), describe(small.model)
-    if before.n_blocks != after.n_blocks or before.hidden != after.hidden:
-        raise PlanDoesNotFit(
-            f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
-            f"{before.hidden}; give the model it came from with --against"
-        )
-    made = _own_report(small)
-    calibrated = made.get("data", {})
-    same = calibrated.get("hash") == data.hash
-    batches = data.splits["report"] if same else [batch for part in data.splits.values() for batch in part]
-    notes = ["the model was calibrated on these data, so only the part held out then is used"] if same else []
-    if same and calibrated.get("seed") != data.seed:
-        raise PlanDoesNotFit(
-            f"{small.name} was calibrated on these data with --seed {calibrated['seed']}; use the same seed"
-        )
+    _require_relatives(loaded, small, before, after)
+    made = _own_file(small, "report.json")
+    batches, notes = _held_out(small, made, data)
+    origin = _own_file(small, "plan.json").get("fingerprint") or fingerprint(loaded.model)
+    if origin != fingerprint(loaded.model):
+        notes.append(f"{small.name} was made from another model than {loaded.name}")
     kept = block_cost(after, data.seq_len).macs / block_cost(before, data.seq_len).macs
     report = Report(
         model=loaded.name, model_type=before.model_type, load_class=auto_class(small.model),
@@ -104,6 +108,45 @@ def evaluate_pair(
         versions=versions(), warnings=notes,
     )  # fmt: skip
     return measure(report, loaded, small.model, data, batches, latency=latency, progress=progress)
+
+
+def _require_relatives(loaded: Loaded, small: Loaded, before: Architecture, after: Architecture) -> None:
+    """Refuse to compare models of which one cannot have come from the other."""
+    kinds = [type(one.model).__name__ for one in (small, loaded)]
+    if kinds[0] != kinds[1]:
+        raise PlanDoesNotFit(
+            f"{small.name} is a {kinds[0]}, {loaded.name} a {kinds[1]}; give the model it came from with --against"
+        )
+    if before.n_blocks != after.n_blocks or before.hidden != after.hidden:
+        raise PlanDoesNotFit(
+            f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
+            f"{before.hidden}; give the model it came from with --against"
+        )
+    if not _same_ends(loaded.model, small.model, image=before.family.image):
+        raise PlanDoesNotFit(
+            f"{small.name} and {loaded.name} differ in vocabulary or labels; give the model it came from with --against"
+        )
+
+
+def _same_ends(dense: PreTrainedModel, small: PreTrainedModel, *, image: bool) -> bool:
+    labels = [getattr(model.config, "num_labels", None) for model in (dense, small)]
+    return labels[0] == labels[1] and (image or _vocabulary(dense) == _vocabulary(small))
+
+
+def _held_out(small: Loaded, made: dict[str, Any], data: Data) -> tuple[list[Batch], list[str]]:
+    """What of `data` the small model was not calibrated on, and what there is to say about it."""
+    calibrated = made.get("data")
+    known = calibrated if isinstance(calibrated, dict) else {}
+    everything = [batch for part in data.splits.values() for batch in part]
+    if known.get("hash") != data.hash:
+        again = known.get("name") == data.name and data.name not in TASKS
+        note = f"{small.name} was calibrated on other documents of {data.name}, perhaps on some of these, too"
+        return everything, [note] if again else []
+    if known.get("seed") != data.seed:
+        raise PlanDoesNotFit(
+            f"{small.name} was calibrated on these data with --seed {known.get('seed')}; use the same seed"
+        )
+    return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
 
 
 def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, dtype: torch.dtype) -> Footprint:
@@ -129,12 +172,12 @@ def site_table(before: Architecture, after: Architecture) -> list[dict[str, Any]
     ]  # fmt: skip
 
 
-def _own_report(small: Loaded) -> dict[str, Any]:
-    path = small.folder / "report.json" if small.folder else None
+def _own_file(small: Loaded, name: str) -> dict[str, Any]:
+    """What the folder of the small model says of itself; nothing if it says nothing that can be read."""
     try:
-        found = json.loads(path.read_text()) if path and path.is_file() else {}
-    except ValueError:
-        found = {}
+        found = json.loads((small.folder / name).read_text(encoding="utf-8")) if small.folder else {}
+    except (OSError, ValueError):
+        return {}
     return found if isinstance(found, dict) else {}
 
 
@@ -159,7 +202,16 @@ def _latency(
 
 
 def _samples(loaded: Loaded, small: PreTrainedModel) -> dict[str, str] | None:
+    """The same beginning continued by both, where there are a tokenizer that can say it and room to go on."""
     if loaded.processor is None or not is_language_model(loaded.model):
         return None
+    ids = loaded.processor(PROMPT)["input_ids"]
+    room = positions(loaded.model.config) - len(ids)
+    if not ids or room < 1 or max(ids) >= _vocabulary(loaded.model):
+        return None
     models = {"dense": loaded.model, "small": small}
-    return {name: generate_text(model, loaded.processor, PROMPT, 24) for name, model in models.items()}
+    return {name: generate_text(model, loaded.processor, PROMPT, min(24, room)) for name, model in models.items()}
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])

@@ -17,7 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 from rich.console import Console
 
-from slimformer.errors import BudgetOutOfReach, SlimformerError
+from slimformer.errors import BudgetOutOfReach, OutputExists, SlimformerError
 
 app = typer.Typer(
     name="slimformer",
@@ -44,16 +44,24 @@ DataOption = Annotated[
         "sst2 or wikitext2, or builtin",
     ),
 ]
-Columns = Annotated[str, typer.Option(help="columns to read, e.g. sentence, or sentence1,sentence2 for pairs")]
+Columns = Annotated[
+    str, typer.Option(help="columns to read, e.g. sentence, or sentence1,sentence2 for pairs", show_default="by name")
+]
+Source = Annotated[
+    str, typer.Option("--model", help="the model, if it is no longer where it was calibrated", show_default=False)
+]
 Macs = Annotated[
     str, typer.Option("--macs", "--mu", metavar="FRACTION", help="fraction of the block MACs to keep, e.g. 0.5")
 ]
 Tokens = Annotated[int | None, typer.Option(min=1, help="tokens to fit on (default 32768)")]
-Samples = Annotated[int | None, typer.Option(min=1, help="read at most this many documents or images")]
-SeqLen = Annotated[int | None, typer.Option(min=2, help="sequence length (default 512 for decoders, 128 for encoders)")]
-Seed = Annotated[int, typer.Option(help="decides the splits; the same seed gives the same model")]
+Samples = Annotated[int | None, typer.Option(min=1, help="read at most this many documents or images (default all)")]
+SeqLen = Annotated[
+    int | None,
+    typer.Option(min=2, help="sequence length (default 512 for decoders, 128 for encoders, or what the model reads)"),
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="decides the splits; the same seed gives the same model")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto")]
-Dtype = Annotated[str, typer.Option(help="precision to calibrate in: float32, float64, bfloat16 or float16")]
+Dtype = Annotated[str, typer.Option(help="precision to compute in: float32, float64, bfloat16 or float16")]
 RecipeName = Annotated[str, typer.Option("--recipe", help="balanced, stat, uniform, or a path to a .yaml file")]
 Format = Annotated[
     str, typer.Option("--format", help="ragged: every block its own sizes; plain: sizes the stock config can say")
@@ -76,7 +84,7 @@ def fraction(text: str) -> float:
     return value
 
 
-@app.command()
+@app.command(epilog="Example: slimformer inspect demo:minilm")
 def inspect(model: Model, seq_len: SeqLen = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Show what a model is made of and what can be cut: family, blocks, heads, neurons, MACs and parameters."""
     from slimformer.calibrate.gather import sequence_length
@@ -90,7 +98,7 @@ def inspect(model: Model, seq_len: SeqLen = None, as_json: AsJson = False, quiet
     _emit(found, as_json, quiet, lambda: show_inspection(found, out))
 
 
-@app.command()
+@app.command(epilog="Example: slimformer calibrate demo:smollm2 --data builtin --out stats")
 def calibrate(
     model: Model,
     out_folder: Annotated[Path, typer.Option("--out", help="folder to write the statistics to")],
@@ -110,25 +118,28 @@ def calibrate(
     from slimformer import stages
     from slimformer.checkpoint.atomic import require_free, writing
     from slimformer.plan.recipe import load_recipe
+    from slimformer.probe import keep_probes
 
+    stages.require_apart(out_folder, model, data, *data.split(","))
     require_free(out_folder, force)
     loaded, batches = _read(model, data, columns, tokens, samples, seq_len, seed, device, dtype)
     with _progress(quiet or as_json) as progress, writing(out_folder, force=force) as folder:
         statistics = stages.calibrate(loaded, batches, folder, progress=progress)
-        stages.profile(loaded.model, statistics, load_recipe("balanced"), progress=progress)
+        recipe = load_recipe("balanced")
+        curves = stages.profile(loaded.model, statistics, recipe, progress=progress)
+        keep_probes(loaded.model, statistics, curves, batches.splits["select"], recipe, progress=progress)
     found = json.loads((out_folder / "stats.json").read_text())
-    _emit(
-        found, as_json, quiet, lambda: out.print(f"statistics of {found['model']} are in {out_folder}", highlight=False)
-    )
+    _emit(found, as_json, quiet, lambda: typer.echo(f"statistics of {found['model']} are in {out_folder}"))
 
 
-@app.command()
+@app.command(epilog="Example: slimformer plan stats --macs 0.7 --out plan.json")
 def plan(
     stats: Stats,
     macs: Macs,
     out_file: Annotated[Path, typer.Option("--out", help="where to write the plan")] = Path("plan.json"),
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
+    model: Source = "",
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -136,30 +147,30 @@ def plan(
     """Decide what every block keeps, so that a fraction of the block MACs stays. Needs no data."""
     from slimformer import stages
     from slimformer.calibrate.store import open_statistics
-    from slimformer.checkpoint.atomic import require_free, writing_file
+    from slimformer.checkpoint.atomic import require_free_file, writing_file
     from slimformer.models import describe
-    from slimformer.models.load import load_model
     from slimformer.plan.recipe import load_recipe
     from slimformer.report.console import kept, plan_table
 
     budget, chosen, statistics = fraction(macs), load_recipe(recipe), open_statistics(stats)
-    require_free(out_file, force)
-    model = load_model(statistics.provenance.model).model
-    stages.require_same_model(model, statistics)
+    _require_plan(out_file)
+    require_free_file(out_file, force)
+    dense = _calibrated(statistics, model).model
     with _progress(quiet or as_json) as progress:
-        curves = stages.profile(model, statistics, chosen, progress=progress)
-    made = stages.make_plan(model, statistics, curves, macs=budget, recipe=chosen, format=format)
-    with writing_file(out_file, force=force) as file:
-        file.write_text(made.to_json())
-    _emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(model), made))))
+        stages.require_same_model(dense, statistics)
+        curves = stages.profile(dense, statistics, chosen, progress=progress)
+        made = stages.make_plan(dense, statistics, curves, macs=budget, recipe=chosen, format=format)
+        with writing_file(out_file, force=force) as file:
+            file.write_text(made.to_json())
+    _emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(dense), made))))
 
 
-@app.command()
+@app.command(epilog="Example: slimformer apply stats plan.json --out smaller")
 def apply(
     stats: Stats,
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="the plan.json `slimformer plan` wrote")],
     out_folder: Annotated[Path, typer.Option("--out", help="folder to write the smaller model to")],
-    model: Annotated[str, typer.Option(help="the model, if it is no longer where it was calibrated")] = "",
+    model: Source = "",
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -168,25 +179,26 @@ def apply(
     from slimformer import assess, stages
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free
-    from slimformer.models.load import load_model
     from slimformer.plan import Plan
-    from slimformer.plan.recipe import load_recipe
 
     made, statistics = Plan.load(plan_file), open_statistics(stats)
+    stages.require_apart(out_folder, stats, plan_file, model or statistics.provenance.model)
     require_free(out_folder, force)
-    loaded = load_model(model or statistics.provenance.model)
-    stages.require_same_model(loaded.model, statistics)
+    loaded = _calibrated(statistics, model)
     with _progress(quiet or as_json) as progress:
-        curves = stages.profile(
-            loaded.model, statistics, stages.recipe_of(made, load_recipe("balanced")), progress=progress
-        )
-        small = stages.carry_out(made, loaded.model, statistics, curves, progress=progress)
-        report = assess.describe_result(loaded, small, made)
+        small = stages.replay(made, loaded.model, statistics, progress=progress)
+        report = assess.describe_result(loaded, small, made, statistics.provenance)
+        progress("save and verify", 0, 1)
         stages.save_result(loaded, small, made, report, out_folder, force=force)
+        progress("save and verify", 1, 1)
     _emit(report.to_dict(), as_json, quiet, lambda: _saved(out_folder, report))
 
 
-@app.command()
+@app.command(
+    epilog="Examples: slimformer compress demo:smollm2 --macs 0.8 --out smaller · "
+    "slimformer compress ./my-classifier --macs 0.6 --data train.tsv --columns sentence --out smaller · "
+    "slimformer compress ./my-vit --macs 0.5 --data images/ --format plain --out smaller"
+)
 def compress(
     model: Model,
     macs: Macs,
@@ -210,7 +222,7 @@ def compress(
     quiet: Quiet = False,
 ) -> None:
     """Shrink MODEL to a fraction of its block MACs and save it: calibrate, plan, apply, evaluate, verify."""
-    from slimformer import pipeline
+    from slimformer import pipeline, stages
     from slimformer.checkpoint.atomic import require_free
     from slimformer.plan.recipe import load_recipe
     from slimformer.report.console import show
@@ -220,6 +232,7 @@ def compress(
         return _dry_run(model, budget, chosen, format, seq_len, as_json, quiet)
     if out_folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
+    stages.require_apart(out_folder, model, data, *data.split(","))
     require_free(out_folder, force)
     with _progress(quiet or as_json) as progress:
         result = pipeline.compress(
@@ -238,7 +251,7 @@ def compress(
     _emit(result.report.to_dict(), as_json, quiet, tables)
 
 
-@app.command("eval")
+@app.command("eval", epilog="Example: slimformer eval smaller --against demo:smollm2 --data other-text.txt")
 def evaluate(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="the smaller model")],
     against: Annotated[str, typer.Option(help="the dense model it came from")],
@@ -253,20 +266,20 @@ def evaluate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare a smaller model with the dense one on all of --data (use data that were not calibrated on)."""
+    """Compare a smaller model with the dense one on --data; of data it was calibrated on, only what was held out."""
     from slimformer import assess
     from slimformer.models.load import load_model
     from slimformer.report.console import show
 
     small = load_model(folder, device=_device(device))
-    loaded, batches = _read(against, data, columns, tokens, samples, seq_len, seed, device, "float32")
+    loaded, batches = _read(against, data, columns, tokens, samples, seq_len, seed, device, "float32", "evaluation")
     with _progress(quiet or as_json) as progress:
         report = assess.evaluate_pair(loaded, small, batches, latency=latency, progress=progress)
     _emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
 
 
-@recipes_app.command("ls")
-def recipes_ls(as_json: AsJson = False) -> None:
+@recipes_app.command("ls", epilog="Example: slimformer recipes ls")
+def recipes_ls(as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List the recipes."""
     from slimformer.plan.recipe import load_recipe, names
 
@@ -274,18 +287,22 @@ def recipes_ls(as_json: AsJson = False) -> None:
 
     def tables() -> None:
         for name, summary in found.items():
-            out.print(f"[bold]{name}[/]  {summary}", highlight=False)
+            typer.echo(f"{name:10} {summary}")
 
-    _emit(found, as_json, False, tables)
+    _emit(found, as_json, quiet, tables)
 
 
-@recipes_app.command("show")
-def recipes_show(name: Annotated[str, typer.Argument(help="a recipe's name or path")], as_json: AsJson = False) -> None:
+@recipes_app.command("show", epilog="Example: slimformer recipes show balanced > mine.yaml")
+def recipes_show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a recipe's name or path")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
     """Print a recipe: copy it, change it, and give its path to --recipe."""
     from slimformer.plan.recipe import load_recipe, text_of
 
     found = load_recipe(name)
-    _emit(found.model_dump(), as_json, False, lambda: typer.echo(text_of(name), nl=False))
+    _emit(found.model_dump(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))
 
 
 def main() -> None:
@@ -297,7 +314,7 @@ def main() -> None:
 
 def _read(
     model: str, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
-    device: str, dtype: str,
+    device: str, dtype: str, purpose: Any = "calibration",
 ) -> tuple[Any, Any]:  # fmt: skip
     from slimformer.calibrate.gather import gather
     from slimformer.models import describe
@@ -306,9 +323,27 @@ def _read(
     loaded = load_model(model, dtype=_dtype(dtype), device=_device(device))
     batches = gather(
         data, loaded.model, loaded.processor, describe(loaded.model),
-        seq_len=seq_len, tokens=tokens, samples=samples, columns=_columns(columns), seed=seed,
+        seq_len=seq_len, tokens=tokens, samples=samples, columns=_columns(columns), seed=seed, purpose=purpose,
     )  # fmt: skip
     return loaded, batches
+
+
+def _calibrated(statistics: Any, moved: str) -> Any:
+    """The model the statistics are of, in the precision they were made in: then every route gives the same bits."""
+    from slimformer.models.load import load_model
+
+    return load_model(moved or statistics.provenance.model, dtype=_dtype(statistics.provenance.dtype))
+
+
+def _require_plan(path: Path) -> None:
+    """--force is for plans: it must not cost anyone another file."""
+    from slimformer.plan import Plan
+
+    if path.is_file():
+        try:
+            Plan.load(path)
+        except SlimformerError:
+            raise OutputExists(f"{path} is there already and is not a plan; choose another file") from None
 
 
 def _dry_run(
@@ -335,9 +370,12 @@ def _device(name: str) -> str:
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return str(found) if found else "cpu"
     try:
-        torch.empty(1, device=name)
+        torch.empty(1, device=name).cpu()  # meta tensors can be made, but hold nothing
     except (RuntimeError, AssertionError) as error:
-        raise SlimformerError(f"--device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0][:100]
+        raise SlimformerError(
+            f"--device {name!r} cannot be used here ({reason}); choose from cpu, cuda, mps, auto"
+        ) from None
     return name
 
 
@@ -357,18 +395,18 @@ def _progress(hidden: bool) -> Any:
 
 
 def _emit(found: Any, as_json: bool, quiet: bool, tables: Any) -> None:
+    from slimformer.report.report import strict
+
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(strict(found), allow_nan=False))
     elif not quiet:
         tables()
 
 
 def _saved(folder: Path, report: Any) -> None:
-    out.print(f"\nsaved in {folder}; load it with:", highlight=False)
-    if report.format == "plain":
-        out.print(
-            f"  python -c \"from transformers import {report.load_class} as M; M.from_pretrained('{folder}')\"",
-            highlight=False,
-        )
-    else:
-        out.print(f"  python -c \"import slimformer; model = slimformer.load('{folder}')\"", highlight=False)
+    from slimformer.shell import python_line
+
+    place = str(folder)
+    plain = f"from transformers import {report.load_class} as M; model = M.from_pretrained({place!r})"
+    ragged = f"import slimformer; model = slimformer.load({place!r})"
+    typer.echo(f"\nsaved in {place}; load it with:\n  {python_line(plain if report.format == 'plain' else ragged)}")

@@ -73,5 +73,9 @@ class TooFewTokens(SlimformerError):
     """The data are real, and there is too little of them."""
 
 
+class SequenceTooLong(SlimformerError):
+    """More positions were asked for than the model has."""
+
+
 class UnknownTask(SlimformerError):
     """There is no named data set of that name."""

@@ -25,6 +25,7 @@ from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model, require_finite
 from slimformer.plan import Plan, check_budget
 from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.probe import keep_probes
 from slimformer.report.report import Report
 from slimformer.stages import (
     Progress,
@@ -71,10 +72,10 @@ def compress(
 ) -> Result:
     """Shrink `model` to the fraction `macs` of its block MACs, without retraining.
 
-    `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`). `data`
-    is what to calibrate on: a file, `builtin`, a data set's name, texts, or token ids (sequences × length).
-    `tokens` limits what is fitted on. The same seed gives the same model. Cost: one forward pass, one Gram matrix
-    and one elimination per width.
+    `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`; `device` and
+    `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
+    (sequences × length), or a folder of images. `tokens` limits what is fitted on. The same seed gives the same model.
+    Cost: one forward pass, one Gram matrix and one elimination per width.
     """
     seconds: dict[str, float] = {}
     with _timed(seconds, "load"):
@@ -97,6 +98,9 @@ def compress(
             statistics = calibrate(loaded, batches, Path(scratch), progress=progress)
         with _timed(seconds, "profile"):
             curves = profile(loaded.model, statistics, chosen, progress=progress)
+        if chosen.allocation == "greedy":
+            with _timed(seconds, "probe"):
+                keep_probes(loaded.model, statistics, curves, batches.splits["select"], chosen, progress=progress)
         plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=chosen, format=format)
         with _timed(seconds, "apply"):
             small = carry_out(plan, loaded.model, statistics, curves, progress=progress)

@@ -1,13 +1,17 @@
-"""What a terminal needs around the commands: progress bars, one-line errors, exit codes."""
+"""What a terminal needs around the commands: progress bars, one-line errors, exit codes, a clean end by signals."""
 
 from __future__ import annotations
 
-import errno
 import os
+import re
+import shlex
+import signal
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 import typer
 from rich.console import Console
@@ -18,26 +22,48 @@ from slimformer.errors import SlimformerError
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
+class Terminated(SystemExit):
+    """A polite kill: everything is cleaned up on the way out, as after Ctrl-C."""
+
+
 def run(app: typer.Typer, err: Console) -> int:
     """Run the commands; say facts in one line."""
     quieten()
     try:
-        code = typer.main.get_command(app).main(standalone_mode=False)
+        with _terminable():
+            code = typer.main.get_command(app).main(standalone_mode=False)
         return int(code or 0)
     except SlimformerError as error:
         return _say(err, str(error))
     except typer.Exit as error:
         return int(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        return _say(err, "interrupted; nothing was written", INTERRUPTED)
-    except typer.TyperException as error:
-        return _say(err, _usage(error))
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _say(err, f"no space left on the device ({error.filename or 'while writing'}); nothing was written")
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            return _say(err, f"{error.filename}: not allowed ({error.strerror})")
-        raise
+        return _say(err, "interrupted; nothing is left half-written", INTERRUPTED)
+    except Terminated as error:
+        return _say(err, "terminated; nothing is left half-written", int(error.code or 0))
+    except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help itself has been shown
+            return 0
+        fact = _fact(error)
+        if fact is None:
+            raise
+        return _say(err, fact)
+
+
+def _fact(error: Exception) -> str | None:
+    """What a user can do something about, in the words of the libraries below; None for what only we can mend."""
+    if hasattr(error, "format_message"):  # usage errors of typer, or of the click inside it
+        context = getattr(error, "ctx", None)
+        hint = f"; see {context.command_path} --help" if context is not None else ""
+        return f"{error.format_message().rstrip('.')}{hint}"
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}; nothing is left half-written"
+    if re.search(r"\(os error \d+\)", str(error)):  # safetensors and tokenizers are written in Rust
+        return f"{error}; nothing is left half-written"
+    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "can't allocate memory" in str(error):
+        return "there is not enough memory; give fewer --tokens, a smaller --seq-len, or another --device"
+    return None
 
 
 def _say(err: Console, message: str, code: int = BAD_INPUT) -> int:
@@ -45,10 +71,23 @@ def _say(err: Console, message: str, code: int = BAD_INPUT) -> int:
     return code
 
 
-def _usage(error: Any) -> str:
-    context = getattr(error, "ctx", None)
-    hint = f"; see {context.command_path} --help" if context is not None else ""
-    return f"{error.format_message()}{hint}"
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal clean up as Ctrl-C does; a signal somebody asked to ignore stays ignored."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise Terminated(128 + number)
+
+    wanted = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    mine = threading.current_thread() is threading.main_thread()
+    taken = [number for number in wanted if mine and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def quieten() -> None:
@@ -62,21 +101,36 @@ def quieten() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     logging.getLogger("datasets").setLevel(logging.ERROR)
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure:  # a terminal that cannot show ↓ gets a question mark, not a traceback
+        reconfigure(errors="replace")
 
 
 @contextmanager
 def progress_bars(err: Console, *, hidden: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage, on standard error."""
-    if hidden:
-        yield lambda _stage, _done, _total: None
-        return
+    """A bar for each stage, on standard error. After an error they vanish: it is one line, not one line under bars."""
     columns = (TextColumn("{task.description:>16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err) as bars:
-        tasks: dict[str, TaskID] = {}
+    bars = Progress(*columns, console=err)
+    tasks: dict[str, TaskID] = {}
 
-        def advance(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)
+    def advance(stage: str, done: int, total: int) -> None:
+        if hidden:
+            return
+        bars.start()
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total)
+        bars.update(tasks[stage], completed=done)
 
+    try:
         yield advance
+    except BaseException:
+        bars.live.transient = True
+        raise
+    finally:
+        bars.live.stop()
+
+
+def python_line(code: str) -> str:
+    """A line that runs `code`, to be copied into a shell."""
+    plain = not re.search(r'["$`\\!]', code)
+    return f'python -c "{code}"' if plain else f"python -c {shlex.quote(code)}"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import collect
+from slimformer.calibrate.collect import BlockMoments, collect
 from slimformer.calibrate.gather import Data, sequence_length
 from slimformer.calibrate.store import (
     Provenance,
@@ -22,17 +24,19 @@ from slimformer.calibrate.store import (
     write_block,
     write_weights,
 )
+from slimformer.checkpoint.atomic import writing_file
 from slimformer.checkpoint.save import save
 from slimformer.decompose import Curve
 from slimformer.decompose.reduction import legal_sizes
-from slimformer.errors import PlanDoesNotFit
+from slimformer.errors import CannotWrite, OutputExists, PlanDoesNotFit
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint, weight_of
 from slimformer.models.load import Loaded
-from slimformer.plan import Plan, allocate
+from slimformer.plan import FORMATS, Plan, allocate
 from slimformer.plan.plan import check_fits
 from slimformer.plan.profile import profile_site
 from slimformer.plan.recipe import Recipe
+from slimformer.plan.sensitivity import Probe, sensitivities
 from slimformer.report.card import model_card
 from slimformer.report.report import Report
 from slimformer.rewrite.apply import apply
@@ -63,23 +67,53 @@ def profile(
     model: PreTrainedModel, statistics: Statistics, recipe: Recipe, *, progress: Progress = silent
 ) -> dict[str, Curve]:
     """Error curves of every site. Kept beside the statistics, so that the next budget costs nothing."""
-    key = f"{recipe.selector}-{recipe.ridge:g}-{'bias' if recipe.absorb_mean else 'nobias'}"
+    key = f"{recipe.selector}-{recipe.ridge!r}-{'bias' if recipe.absorb_mean else 'nobias'}"
     cached = statistics.folder / f"curves-{key}.json"
-    if cached.exists():
-        return {name: _curve(value) for name, value in json.loads(cached.read_text()).items()}
     architecture = describe(model)
+    known = _read_curves(cached)
+    if known.keys() == architecture.by_name.keys():
+        return known
     curves = {}
     progress("profile", 0, architecture.n_blocks)
     for i in range(architecture.n_blocks):
-        block = statistics.block(i)
+        block = _moments(statistics, architecture, i)
         for site in architecture.of_block(i):
             curves[site.name] = profile_site(
                 site, weight_of(model.get_submodule(site.reader)), block.sites[site.name],
                 selector=recipe.selector, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
             )  # fmt: skip
         progress("profile", i + 1, architecture.n_blocks)
-    cached.write_text(json.dumps({name: asdict(curve) for name, curve in curves.items()}))
+    _keep_curves(cached, curves)
     return curves
+
+
+def _read_curves(path: Path) -> dict[str, Curve]:
+    """Curves of an earlier run; none when there are none, or none that can be read."""
+    try:
+        found = json.loads(path.read_text())
+        return {name: _curve(value) for name, value in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _keep_curves(path: Path, curves: Mapping[str, Curve]) -> None:
+    """In one step, so that an interrupt leaves no half of a file; a folder that cannot be written to costs time only."""
+    text = json.dumps({name: asdict(curve) for name, curve in curves.items()})
+    with suppress(CannotWrite, OutputExists), writing_file(path, force=True) as file:
+        file.write_text(text)
+
+
+def _moments(statistics: Statistics, architecture: Architecture, i: int) -> BlockMoments:
+    """The moments of block i, if they are those of block i of this model."""
+    block = statistics.block(i)
+    for site in architecture.of_block(i):
+        found = block.sites.get(site.name, {})
+        if not {"fit", "select"} <= found.keys() or found["fit"].width != site.width:
+            raise PlanDoesNotFit(
+                f"the statistics in {str(statistics.folder)!r} are not those of {site.name} (width {site.width}); "
+                "run `slimformer calibrate` again"
+            )
+    return block
 
 
 def make_plan(
@@ -95,8 +129,14 @@ def make_plan(
     require_same_model(model, statistics)
     return allocate(
         describe(model), curves, macs=macs, seq_len=statistics.provenance.seq_len, recipe=recipe,
-        weights=statistics.weights(), format=format, fingerprint=statistics.provenance.fingerprint,
+        weights=site_weights(statistics, recipe), format=format, fingerprint=statistics.provenance.fingerprint,
     )  # fmt: skip
+
+
+def site_weights(statistics: Statistics, recipe: Recipe) -> dict[str, float]:
+    """What an error at each site counts for: as probed, or by the energy of the stream it is added to."""
+    probes = {name: Probe(**found) for name, found in statistics.probes().items()}
+    return sensitivities(probes, temper=recipe.temper) or statistics.weights()
 
 
 def carry_out(
@@ -114,7 +154,7 @@ def carry_out(
         plan,
         model,
         curves,
-        statistics.block,
+        lambda i: _moments(statistics, architecture, i),
         progress=lambda i: progress("apply", i + 1, architecture.n_blocks),
     )
 
@@ -133,15 +173,30 @@ def even_plan(model: PreTrainedModel, *, macs: float, recipe: Recipe, format: st
     )  # fmt: skip
 
 
-def recipe_of(plan: Plan, other: Recipe) -> Recipe:
-    """What a plan says of its recipe, as far as the curves depend on it; the rest from `other`."""
-    update = {
-        "name": plan.recipe,
-        "selector": plan.edits[0].method,
-        "ridge": plan.ridge,
-        "absorb_mean": plan.absorb_mean,
-    }
-    return other.model_copy(update=update)
+def replay(
+    plan: Plan, model: PreTrainedModel, statistics: Statistics, *, progress: Progress = silent
+) -> PreTrainedModel:
+    """Carry out a plan that was written down earlier: first make sure that plan, model and statistics belong together."""
+    require_same_model(model, statistics)
+    check_fits(plan, describe(model), fingerprint(model))
+    curves = profile(model, statistics, recipe_of(plan), progress=progress)
+    return carry_out(plan, model, statistics, curves, progress=progress)
+
+
+def recipe_of(plan: Plan) -> Recipe:
+    """What a plan says of its recipe, as far as the smaller model depends on it."""
+    methods = {edit.method for edit in plan.edits}
+    if len(methods) != 1 or plan.format not in FORMATS or plan.seq_len < 1:
+        raise PlanDoesNotFit(
+            f"the plan has methods {', '.join(sorted(methods)) or 'none'}, format {plan.format!r} and sequence length "
+            f"{plan.seq_len}; it needs one method, format {' or '.join(FORMATS)} and a positive length"
+        )
+    said = {"selector": methods.pop(), "ridge": plan.ridge, "absorb_mean": plan.absorb_mean}
+    try:
+        return Recipe.model_validate({"name": plan.recipe, "summary": "read off a plan", **said})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise PlanDoesNotFit(f"the plan's {first['loc'][0]} cannot be used: {first['msg']}") from None
 
 
 def save_result(
@@ -155,6 +210,7 @@ def save_result(
     verify: bool = True,
 ) -> Path:
     """A checkpoint in the precision of the original, with tokenizer, plan, report and card."""
+    require_apart(folder, loaded.folder, loaded.name)
     stored = small if small.dtype == loaded.dtype else _in_precision(small, loaded.dtype)
     card = model_card(report, folder=folder.name) if report else None
     save(
@@ -167,6 +223,15 @@ def save_result(
 def _in_precision(model: PreTrainedModel, dtype: Any) -> PreTrainedModel:
     out: Any = copy.deepcopy(model)
     return out.to(dtype)
+
+
+def require_apart(target: Path, *inputs: str | Path | None) -> None:
+    """Refuse to write over what is being read: `force` must not destroy the dense model, its statistics or the data."""
+    place = target.resolve()
+    for given in inputs:
+        if given and Path(given).exists() and Path(given).resolve().is_relative_to(place):
+            what = "is" if Path(given).resolve() == place else f"holds {given}, which is"
+            raise OutputExists(f"{target} {what} read to make the result, so it is not replaced; choose another place")
 
 
 def require_same_model(model: PreTrainedModel, statistics: Statistics) -> None:

@@ -142,7 +142,7 @@ def test_the_choice_does_not_depend_on_the_unit_of_measurement(name, rows):
 
 def test_more_is_not_kept_than_the_rows_span():
     width = make(n=6).width
-    with pytest.raises(RankTooHigh, match="blocks.0.site: asked to keep 7 of 8 coordinates, but 6 calibration tokens"):
+    with pytest.raises(RankTooHigh, match="asked to keep 7 of 8 coordinates, but 6 calibration tokens"):
         select(width, range(8), 7, ridge=1e-3)
 
 

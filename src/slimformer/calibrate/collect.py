@@ -10,7 +10,7 @@ block replaced by an echo that notes its arguments. No forward pass is copied, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,6 +99,23 @@ def rehearse(
         yield Stage(states[0], calls, here.mask, split)
 
 
+def states_before_blocks(model: PreTrainedModel, architecture: Architecture, batch: Batch) -> list[Tensor]:
+    """The residual stream of one batch before every block, and after the last."""
+    (stage,) = rehearse(model, architecture, [batch])
+    states = [stage.state]
+    for block, call in zip(model.get_submodule(architecture.blocks).children(), stage.calls, strict=True):
+        states.append(_hidden(block(states[-1], **call)))
+    return states
+
+
+@contextmanager
+def starting_at(model: PreTrainedModel, architecture: Architecture, i: int, state: Tensor) -> Iterator[None]:
+    """Let the model start at block i with `state`: the blocks before it are skipped, what follows runs as ever."""
+    skipped = list(model.get_submodule(architecture.blocks).children())[:i]
+    with _answering(skipped, lambda _block: lambda _hidden_states, *_args, **_kwargs: state):
+        yield
+
+
 def real_rows(X: Tensor, mask: Tensor | None) -> Tensor:
     """The rows of X (batch × length × d) at real positions: padding never counts."""
     rows = X.flatten(0, -2)  # OPT hands its feed-forward part rows, not batches
@@ -119,14 +136,23 @@ def _echoing(blocks: Sequence[nn.Module], states: list[Tensor], calls: list[dict
 
         return forward
 
-    originals = [block.forward for block in blocks]
+    with _answering(blocks, echo):
+        yield
+
+
+@contextmanager
+def _answering(blocks: Sequence[nn.Module], answer: Callable[[nn.Module], Any]) -> Iterator[None]:
+    """Let every block run `answer(block)` in place of its forward pass."""
+    own = [vars(block).get("forward") for block in blocks]  # of the block itself, not of its class
     try:
         for block in blocks:
-            block.forward = echo(block)  # type: ignore[method-assign]
+            block.forward = answer(block)  # type: ignore[method-assign]
         yield
     finally:
-        for block, original in zip(blocks, originals, strict=True):
-            block.forward = original  # type: ignore[method-assign]
+        for block, forward in zip(blocks, own, strict=True):
+            del block.forward
+            if forward is not None:
+                block.forward = forward
 
 
 def _parameters(block: nn.Module) -> list[str]:

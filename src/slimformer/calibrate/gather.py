@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from slimformer.calibrate.documents import Document, Source
 from slimformer.calibrate.images import image_batches, read_images
 from slimformer.calibrate.splits import SPLITS, cut_documents, split_documents
-from slimformer.calibrate.tasks import read_data
+from slimformer.calibrate.tasks import Purpose, read_data
 from slimformer.calibrate.text import Batch, batches, data_hash, token_batches
-from slimformer.errors import DataNotFound, TooFewTokens
+from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
 from slimformer.models import Architecture
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
@@ -44,9 +44,19 @@ def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: i
     """The length to calibrate at and to count MACs for: 512 for decoders, 128 for encoders, patches for images."""
     config = model.config
     if architecture.family.image:
-        return (config.image_size // config.patch_size) ** 2 + 1
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512
-    return min(asked or (512 if architecture.family.causal else 128), int(limit))
+        height, width = _sides(config.image_size)
+        rows, columns = _sides(config.patch_size)
+        return (height // rows) * (width // columns) + 1
+    most = positions(config)
+    if asked is not None and asked > most:
+        raise SequenceTooLong(f"a sequence length of {asked:,} was asked for, and the model has {most:,} positions")
+    return asked or min(512 if architecture.family.causal else 128, most)
+
+
+def positions(config: Any) -> int:
+    """How many tokens the model can read at once; RoBERTa spends the first positions on padding."""
+    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512
+    return int(most) - (config.pad_token_id + 1 if config.model_type == "roberta" else 0)
 
 
 def gather(
@@ -60,91 +70,137 @@ def gather(
     samples: int | None = None,
     columns: Sequence[str] | None = None,
     seed: int = 0,
+    purpose: Purpose = "calibration",
     batch_size: int = 8,
 ) -> Data:
-    """Read `source` and deal it to the four splits. `tokens` limits what is fitted on, `samples` the documents read."""
+    """Read `source` and deal it to the four splits.
+
+    `tokens` limits what is fitted on, `samples` the documents read, `purpose` says which part of a named data set.
+    """
     length = sequence_length(model, architecture, seq_len)
     if isinstance(source, Tensor):
-        return _from_ids(source, length, seed, batch_size)
-    label_ids = {str(name): int(i) for name, i in (getattr(model.config, "label2id", None) or {}).items()}
-    if architecture.family.image:
-        documents = read_images(_folder(source), samples=samples, seed=seed)
+        data = _from_ids(source, architecture, length, tokens=tokens, samples=samples, seed=seed, batch_size=batch_size)
     else:
-        documents = read_data(source, columns=columns, limit=samples)
-    parts = split_documents(documents, seed=seed)
-    fit = tokens or TOKENS
-    splits = {
-        split: _image_part(
-            parts[split], model, processor, max(1, int(SHARE[split] * fit / length)), batch_size, label_ids
-        )
-        if architecture.family.image
-        else _text_part(parts[split], processor, architecture, length, int(SHARE[split] * fit), batch_size, label_ids)
-        for split in SPLITS
-    }
-    _require_all(splits)
-    return Data(splits, describe_source(source), data_hash(documents), seed, length)
+        documents = _documents(source, architecture, processor, columns, samples, seed, purpose)
+        parts = split_documents(documents, seed=seed)
+        splits = {
+            split: _batches(
+                parts[split], model, processor, architecture, length, int(share * (tokens or TOKENS)), batch_size
+            )
+            for split, share in SHARE.items()
+        }
+        data = Data(splits, describe_source(source), data_hash(documents), seed, length)
+    _require_all(data.splits, least=1 if architecture.family.image else 2)
+    _require_readable(data.splits, model, architecture)
+    return data
 
 
 def describe_source(source: Any) -> str:
     """A short name for reports; never the data themselves."""
     if isinstance(source, str | Path):
         return str(source)
+    if isinstance(source, Tensor):
+        return "token ids in memory"
     return f"{type(source).__name__} in memory"
 
 
-def _text_part(
-    documents: Sequence[Document], tokenizer: Any, architecture: Architecture, length: int, tokens: int, batch_size:
-    int, label_ids: dict[str, int],
+def _documents(
+    source: Source, architecture: Architecture, processor: Any, columns: Sequence[str] | None, samples: int | None,
+    seed: int, purpose: Purpose,
+) -> list[Document]:  # fmt: skip
+    if isinstance(source, str) and not source.strip():
+        raise DataNotFound("the name of the data is empty; give a file, or builtin")
+    if architecture.family.image:
+        return read_images(_folder(source), samples=samples, seed=seed)
+    if processor is None:
+        raise DataUnreadable(
+            "there is no tokenizer with the model, so it cannot read text; put its tokenizer.json beside config.json "
+            "(from Python: give a tokenizer as `processor`, or token ids as data)"
+        )
+    return read_data(source, columns=columns, limit=samples, split=purpose)
+
+
+def _batches(
+    documents: Sequence[Document], model: PreTrainedModel, processor: Any, architecture: Architecture, length: int,
+    tokens: int, batch_size: int,
 ) -> list[Batch]:  # fmt: skip
+    """One split for one model: images, windows of running text, or rows."""
+    config = model.config
+    label_ids = {str(name): int(i) for name, i in (getattr(config, "label2id", None) or {}).items()}
+    if architecture.family.image:
+        size = _sides(config.image_size)[0]
+        return image_batches(
+            documents[: max(1, tokens // length)], processor, batch_size=batch_size,
+            image_size=size, channels=config.num_channels, label_ids=label_ids,
+        )  # fmt: skip
     causal = architecture.family.causal
-    if not causal:
-        documents = cut_documents(documents, size=length * CHARACTERS)
+    passages = documents if causal else cut_documents(documents, size=length * CHARACTERS)
     return batches(
-        documents,
-        tokenizer,
-        causal=causal,
-        seq_len=length,
-        tokens=tokens,
-        batch_size=batch_size,
-        label_ids=label_ids,
+        passages, processor, causal=causal, seq_len=length, tokens=tokens, batch_size=batch_size, label_ids=label_ids
     )
 
 
-def _image_part(
-    documents: Sequence[Document], model: PreTrainedModel, processor: Any, images: int, batch_size: int,
-    label_ids: dict[str, int],
-) -> list[Batch]:  # fmt: skip
-    config = model.config
-    return image_batches(
-        documents[:images], processor, batch_size=batch_size,
-        image_size=config.image_size, channels=config.num_channels, label_ids=label_ids,
-    )  # fmt: skip
+def _sides(size: Any) -> tuple[int, int]:
+    return (int(size[0]), int(size[1])) if isinstance(size, list | tuple) else (int(size), int(size))
 
 
 def _folder(source: Any) -> str | Path:
-    if isinstance(source, str | Path) and str(source) != "builtin":
-        return source
-    raise DataNotFound("a vision model is calibrated on images; give a folder of them with --data")
+    if not isinstance(source, str | Path) or str(source) == "builtin":
+        raise DataNotFound("a vision model is calibrated on images; give a folder of them with --data")
+    if Path(source).is_file():
+        raise DataUnreadable(f"{source} is a file; a vision model is calibrated on images: give a folder of them")
+    return source
 
 
-def _from_ids(ids: Tensor, length: int, seed: int, batch_size: int) -> Data:
+def _from_ids(
+    ids: Tensor, architecture: Architecture, length: int, *, tokens: int | None, samples: int | None, seed: int,
+    batch_size: int,
+) -> Data:  # fmt: skip
     """Token ids, sequences × length: the rows are dealt to the splits."""
-    if ids.ndim != 2 or len(ids) < len(SPLITS):
-        raise TooFewTokens(
-            f"token ids must be sequences × length with at least {len(SPLITS)} sequences; got {tuple(ids.shape)}"
-        )
-    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
-    n = len(ids)
+    if architecture.family.image:
+        raise DataUnreadable("a vision model is calibrated on images; give a folder of them instead of a tensor")
+    if ids.ndim != 2 or len(ids) < len(SPLITS) or ids.shape[1] < 2:
+        raise TooFewTokens(f"token ids must be sequences × length, at least {len(SPLITS)} × 2; got {tuple(ids.shape)}")
+    length = min(length, ids.shape[1])
+    rows = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))][:samples, :length]
+    n = len(rows)
     cuts = [0, max(1, int(0.55 * n)), max(2, int(0.75 * n)), max(3, int(0.9 * n)), n]
+    most = {split: None if tokens is None else max(1, int(share * tokens) // length) for split, share in SHARE.items()}
     splits = {
-        split: token_batches(ids[order[a:b]][:, :length], batch_size)
+        split: token_batches(rows[a:b][: most[split]], batch_size)
         for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)
     }
     digest = hashlib.sha256(ids.cpu().contiguous().numpy().tobytes()).hexdigest()
-    return Data(splits, "token ids in memory", digest, seed, min(length, ids.shape[1]))
+    return Data(splits, describe_source(ids), digest, seed, length)
 
 
-def _require_all(splits: dict[str, list[Batch]]) -> None:
-    empty = [split for split, part in splits.items() if not sum(batch.tokens for batch in part)]
+def _require_all(splits: dict[str, list[Batch]], *, least: int) -> None:
+    """Every split must have something to measure; one token predicts nothing."""
+    found = {split: sum(batch.tokens for batch in part) for split, part in splits.items()}
+    empty = [split for split, tokens in found.items() if tokens < least]
     if empty:
-        raise TooFewTokens(f"the data leave nothing for {', '.join(empty)}; give more text, or a smaller --seq-len")
+        raise TooFewTokens(
+            f"the data leave nothing for {', '.join(empty)}; give more data, or raise the limits on tokens and samples"
+        )
+
+
+def _require_readable(splits: dict[str, list[Batch]], model: PreTrainedModel, architecture: Architecture) -> None:
+    """Refuse what a tokenizer or image processor of another model makes, before it fails deep inside this one."""
+    inputs = [batch.inputs for part in splits.values() for batch in part]
+    if architecture.family.image:
+        asked = (model.config.num_channels, *_sides(model.config.image_size))
+        found = {tuple(given["pixel_values"].shape[1:]) for given in inputs}
+        if found != {asked}:
+            other = "×".join(map(str, next(iter(found - {asked}))))
+            raise DataUnreadable(
+                f"the image processor makes images of {other}, the model reads {'×'.join(map(str, asked))}; "
+                "use the processor that belongs to the model"
+            )
+        return
+    known = int(model.get_input_embeddings().weight.shape[0])
+    wrong = [i for given in inputs for i in (int(given["input_ids"].min()), int(given["input_ids"].max()))]
+    if min(wrong) < 0 or max(wrong) >= known:
+        raise DataUnreadable(
+            f"the data hold token {max(wrong) if min(wrong) >= 0 else min(wrong)}, and the model knows 0 to {known - 1}; "
+            "use the tokenizer that belongs to the model"
+        )

@@ -8,18 +8,20 @@ curves-<method>.json          error curves, once they have been computed
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slimformer.calibrate.collect import BlockMoments, SiteMoments
-from slimformer.errors import PlanDoesNotFit
+from slimformer.errors import CannotWrite, PlanDoesNotFit
 from slimformer.linalg.moments import Moments
 
 FORMAT = 1
@@ -51,10 +53,11 @@ class Statistics:
     provenance: Provenance
 
     def block(self, i: int) -> BlockMoments:
+        """The moments of block i."""
         path = self.folder / "moments" / f"block-{i:03d}.safetensors"
         try:
             return _unpack(i, load_file(path))
-        except (OSError, SafetensorError, KeyError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, IndexError, RuntimeError) as error:
             raise PlanDoesNotFit(
                 f"{path}: the moments cannot be read ({error}); run `slimformer calibrate` again"
             ) from error
@@ -62,38 +65,84 @@ class Statistics:
     def weights(self) -> dict[str, float]:
         """What an error at each site counts for: the inverse energy of the residual stream it is added to."""
         path = self.folder / "loudness.json"
-        return {str(k): float(v) for k, v in json.loads(path.read_text()).items()}
+        try:
+            return {str(k): float(v) for k, v in json.loads(path.read_text()).items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise PlanDoesNotFit(f"{path} cannot be read ({error}); run `slimformer calibrate` again") from error
+
+    def probes(self) -> dict[str, dict[str, Any]]:
+        """What the sensitivity probes found, by site; empty when none were made."""
+        path = self.folder / "probes.json"
+        try:
+            return dict(json.loads(path.read_text())) if path.exists() else {}
+        except (OSError, ValueError, TypeError) as error:
+            raise PlanDoesNotFit(f"{path} cannot be read ({error}); run `slimformer calibrate` again") from error
 
 
 def begin(folder: Path, provenance: Provenance) -> None:
-    (folder / "moments").mkdir(parents=True, exist_ok=True)
-    (folder / "stats.json").write_text(json.dumps(asdict(provenance), indent=1))
+    """Say first where the moments to come are from."""
+    with _room(folder):
+        (folder / "moments").mkdir(parents=True, exist_ok=True)
+        (folder / "stats.json").write_text(json.dumps(asdict(provenance), indent=1))
 
 
 def write_block(folder: Path, moments: BlockMoments) -> None:
     """Flush a finished block."""
-    save_file(_pack(moments), folder / "moments" / f"block-{moments.block:03d}.safetensors")
+    with _room(folder):
+        save_file(_pack(moments), folder / "moments" / f"block-{moments.block:03d}.safetensors")
+
+
+def write_probes(folder: Path, probes: Mapping[str, Mapping[str, Any]]) -> None:
+    (folder / "probes.json").write_text(json.dumps(dict(probes), indent=1))
 
 
 def write_weights(folder: Path, weights: Mapping[str, float]) -> None:
-    (folder / "loudness.json").write_text(json.dumps(dict(weights), indent=1))
+    """What an error at each site counts for; see `Statistics.weights`."""
+    with _room(folder):
+        (folder / "loudness.json").write_text(json.dumps(dict(weights), indent=1))
 
 
 def open_statistics(folder: str | Path) -> Statistics:
     """Open a folder that `slimformer calibrate` wrote."""
     folder = Path(folder)
     try:
-        data: dict[str, Any] = json.loads((folder / "stats.json").read_text())
-        provenance = Provenance(**data)
-    except (OSError, ValueError, TypeError) as error:
+        data: Any = json.loads((folder / "stats.json").read_text())
+    except FileNotFoundError:
+        raise PlanDoesNotFit(f"{str(folder)!r} holds no statistics; make them with `slimformer calibrate`") from None
+    except (OSError, ValueError) as error:
         raise PlanDoesNotFit(
             f"{str(folder)!r} holds no statistics ({error}); make them with `slimformer calibrate`"
         ) from error
-    if provenance.slimformer_stats != FORMAT:
+    return Statistics(folder, _checked(folder, data))
+
+
+def _checked(folder: Path, data: Any) -> Provenance:
+    found = data.get("slimformer_stats") if isinstance(data, dict) else None
+    if found != FORMAT:
         raise PlanDoesNotFit(
-            f"{str(folder)!r} has statistics of format {provenance.slimformer_stats}, this version reads {FORMAT}"
+            f"{str(folder)!r} has statistics of format {found!r}, this version reads {FORMAT}; "
+            "make them with `slimformer calibrate`"
         )
-    return Statistics(folder, provenance)
+    try:
+        return TypeAdapter(Provenance).validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise PlanDoesNotFit(
+            f"{folder / 'stats.json'}: {where}: {first['msg']}; make it with `slimformer calibrate`"
+        ) from None
+
+
+@contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    """Say in one line that the disk is full; safetensors hides the number of the error in its text."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CannotWrite(
+            f"the moments cannot be written to {folder}: {getattr(error, 'strerror', None) or error}; "
+            "free some space there, or choose another place (compress keeps them below TMPDIR)"
+        ) from error
 
 
 def _pack(moments: BlockMoments) -> dict[str, Tensor]:

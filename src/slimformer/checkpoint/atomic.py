@@ -92,7 +92,7 @@ def _regret(target: Path) -> str | None:
     place = target.resolve()
     if Path.cwd().is_relative_to(place):
         return "the current working directory is in it"
-    if Path.home().is_relative_to(place):
+    if Path(os.path.expanduser("~")).is_relative_to(place):
         return "the home directory is in it"
     if (target / ".git").exists():
         return "it holds a git repository"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import transformers
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from transformers import AutoModel, PreTrainedModel
+from transformers.utils import logging
 
 from slimformer.errors import ModelBroken, ModelNotFound
 from slimformer.nn import ragged
@@ -27,8 +30,13 @@ def load(
     where = _local(folder)
     model_class = _model_class(where)
     try:
-        model, found = model_class.from_pretrained(where, dtype=dtype or "auto", output_loading_info=True)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        with _without_load_report():
+            model, found = model_class.from_pretrained(where, dtype=dtype or "auto", output_loading_info=True)
+    except SafetensorError as error:
+        raise ModelBroken(
+            f"{folder}: the weights are damaged or incomplete ({error}); copy or save it again"
+        ) from error
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelBroken(f"{folder}: the model cannot be opened: {_in_one_line(error)}") from error
     if found["missing_keys"]:
         missing = sorted(found["missing_keys"])
@@ -68,6 +76,17 @@ def _model_class(where: Path) -> Any:
     if found is None:
         raise ModelBroken(f"{where}: config.json names the class {names[0]!r}, which transformers does not have")
     return found
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """transformers prints a table of what does not fit; here that is an error of one line."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -33,7 +33,8 @@ def open_fresh(folder: Path) -> Any:
     for auto, reference in config["auto_map"].items():
         if reference.endswith(f".{name}"):
             return getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True)
-    return get_class_from_dynamic_module(f"modeling_slimformer.{name}", str(folder)).from_pretrained(folder)
+    found: Any = get_class_from_dynamic_module(f"modeling_slimformer.{name}", str(folder))
+    return found.from_pretrained(folder)
 
 
 @torch.no_grad()
@@ -56,7 +57,7 @@ def checksums(model: nn.Module) -> dict[str, str]:
 
 
 def _crc(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def main(folder: str, sample: str, outputs: str) -> None:

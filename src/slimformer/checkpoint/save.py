@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import logging
 
 from slimformer.checkpoint.atomic import writing
 from slimformer.checkpoint.verify import verify as verify_reload
@@ -24,7 +28,7 @@ from slimformer.plan import Plan
 
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json")
-WEIGHTS = shutil.ignore_patterns("*.onnx", "*.h5", "*.ot", "*.msgpack", "openvino*")
+OTHER_WEIGHTS = shutil.ignore_patterns("*.onnx", "*.h5", "*.ot", "*.msgpack", "openvino*")
 
 
 def save(
@@ -60,36 +64,56 @@ def save(
 
 def write_model(model: PreTrainedModel, folder: Path) -> None:
     """Config, generation config and weights; for a ragged model also the file that builds it."""
-    generation = getattr(model, "generation_config", None)
+    generation = getattr(model, "generation_config", None) if model.can_generate() else None
     try:
-        model.save_pretrained(folder)
-    except ValueError as error:
+        if generation is not None:
+            model.generation_config = GenerationConfig()
+        with _no_progress_bar():
+            model.save_pretrained(folder)
+    except (ValueError, StrictDataclassError) as error:
         raise SaveFailed(f"transformers refuses to save this model: {' '.join(str(error).split())}") from error
+    finally:
+        if generation is not None:
+            model.generation_config = generation
+    if generation is not None:  # written as it is: published models hold settings that save_pretrained would refuse
+        generation.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
     if getattr(model.config, "slimformer", None):
         ragged.write_code(folder)
-    del generation
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def copy_companions(source: Path, folder: Path) -> None:
     """Licences, and what makes a folder a sentence-transformers model: its list of modules and their folders."""
-    patterns = LICENCES
-    if (source / "modules.json").is_file():
-        patterns += SENTENCE_FILES
-        for module in json.loads((source / "modules.json").read_text(encoding="utf-8")):
-            _copy_module(source, folder, module.get("path", ""))
-    for pattern in patterns:
-        for path in source.glob(pattern):
-            if path.is_file():
-                shutil.copyfile(path, folder / path.name)
+    modules = _sentence_modules(source)
+    for path in modules[1:]:
+        if (source / path).is_dir():
+            shutil.copytree(source / path, folder / path, ignore=OTHER_WEIGHTS, dirs_exist_ok=True)
+        else:
+            (folder / path).mkdir(parents=True, exist_ok=True)  # Normalize has an empty folder, which archives forget
+    for pattern in LICENCES + (SENTENCE_FILES if modules else ()):
+        for file in source.glob(pattern):
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
 
 
-def _copy_module(source: Path, folder: Path, path: str) -> None:
-    """One part of a sentence-transformers model; the first, with path "", is the transformer itself."""
-    inside = path and (source / path).resolve().is_relative_to(source.resolve())
-    if inside and (source / path).is_dir():
-        shutil.copytree(source / path, folder / path, ignore=WEIGHTS, dirs_exist_ok=True)
-    elif inside:
-        (folder / path).mkdir(parents=True)  # 2_Normalize is an empty folder, which archives forget
+def _sentence_modules(source: Path) -> list[str]:
+    """Paths of the parts of a sentence-transformers model whose first part, with path "", is the transformer itself."""
+    try:
+        paths = [str(module["path"]) for module in json.loads((source / "modules.json").read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    inside = all((source / path).resolve().is_relative_to(source.resolve()) for path in paths)
+    return paths if inside and paths[:1] == [""] and "" not in paths[1:] else []
 
 
 def _write(path: Path, text: str | None) -> None:

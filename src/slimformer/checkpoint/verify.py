@@ -40,7 +40,7 @@ def verify(model: PreTrainedModel, folder: Path, sample: dict[str, Tensor] | Non
 
 
 def in_float32(model: PreTrainedModel) -> PreTrainedModel:
-    """On the CPU, half precision is compared in float32 (a copy); a graphics card has no room for copies, and is rougher."""
+    """A copy in float32 of what is in half precision; on a graphics card, where room is short, the model itself."""
     half = model.dtype in {torch.float16, torch.bfloat16}
     return copy.deepcopy(model).float() if half and model.device.type == "cpu" else model
 
@@ -104,5 +104,5 @@ def _compare_outputs(expected: dict[str, Tensor], found: dict[str, Tensor], rtol
         worst = float((found[key] - tensor).abs().max())
         if not worst <= rtol * scale:
             raise SaveFailed(
-                f"the saved model reloads to other outputs: {key} differs by {worst:.2g} where up to {scale:.2g} is normal"
+                f"the saved model reloads to other outputs: {key} differs by {worst:.2g} (its scale is {scale:.2g})"
             )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+import torch
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.text import Batch
 from slimformer.evaluate.accuracy import accuracy
-from slimformer.evaluate.fidelity import logit_divergence, state_similarity
+from slimformer.evaluate.fidelity import harm, logit_divergence, state_similarity
 from slimformer.evaluate.intervals import paired_difference
-from slimformer.evaluate.perplexity import perplexity
+from slimformer.evaluate.perplexity import evaluating, perplexity
 
 KL_TOKENS = 4096  # whole vocabularies are compared, so a few thousand positions say enough
 
@@ -40,6 +41,8 @@ def compare(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
         metrics += _perplexity(dense, small, batches, seed)
     elif _classifies(dense) and _has_classes(dense, batches):
         metrics += _accuracy(dense, small, batches, seed)
+    if _regresses(dense):
+        return [Metric("relative squared change of the output", 0.0, _change(dense, small, batches), "lower")]
     divergence = logit_divergence(dense, small, _first_tokens(batches, KL_TOKENS))
     metrics.append(Metric("kl", 0.0, divergence.kl, "lower"))
     metrics.append(Metric("agreement", 1.0, divergence.agreement, "higher"))
@@ -58,6 +61,21 @@ def is_language_model(model: PreTrainedModel) -> bool:
 
 def _classifies(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith(("SequenceClassification", "ImageClassification"))
+
+
+def _regresses(model: PreTrainedModel) -> bool:
+    return _classifies(model) and model.config.num_labels == 1
+
+
+@torch.no_grad()
+def _change(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> float:
+    total = count = 0.0
+    with evaluating(dense, small):
+        for batch in batches:
+            here = batch.to(dense.device)
+            moved, n = harm(dense(**here.inputs), small(**here.inputs), here.mask)
+            total, count = total + moved * n, count + n
+    return total / count
 
 
 def _has_classes(model: PreTrainedModel, batches: Sequence[Batch]) -> bool:

@@ -100,6 +100,25 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Iterable[Batch
     return Similarity(math.fsum(pooled) / len(pooled), tokens / n, cka, n, tuple(pooled))
 
 
+def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
+    """How far the outputs of one batch moved, and over how many outputs that is the mean: for probes, so in float32.
+
+    KL(dense ‖ small) in nats where there are scores to choose by; else E ‖x − y‖² / E ‖x‖² of numbers or last states.
+    """
+    if "start_logits" in dense or ("logits" in dense and dense.logits.shape[-1] > 1):
+        p, counted = _distributions(dense, mask)
+        q, _ = _distributions(small, mask)
+        log_p, log_q = (scores[counted].float().log_softmax(-1) for scores in (p, q))
+        kl = torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
+        return float(kl.double().mean()), len(kl)
+    x, y = (output.logits if "logits" in output else output.last_hidden_state for output in (dense, small))
+    if x.ndim == 3:
+        real = _real(mask, x)
+        x, y = x[real], y[real]
+    moved = (x - y).double().square().sum(-1).mean() / x.double().square().sum(-1).mean().clamp_min(1e-30)
+    return float(moved), len(x)
+
+
 def bare(model: nn.Module) -> nn.Module:
     """The model without its head; a model that has none is its own."""
     body: nn.Module = getattr(model, "base_model", model)

@@ -29,7 +29,7 @@ def eliminate(
     C: Float[Tensor, "d d"], W: Float[Tensor, "m d"], *, ridge: float
 ) -> tuple[Int[Tensor, " d"], Float[Tensor, " d"]]:
     """Order in which coordinates are worth keeping (best first), and what dropping each cost when it went."""
-    H = torch.linalg.inv(damped(C.double(), ridge))
+    H = _inverse(C, ridge)
     # ‖v‖ is all that counts, so an m × d map with m > d is replaced by a d × d one with the same Gram matrix.
     V = W.double() if len(W) <= W.shape[1] else torch.linalg.qr(W.double(), mode="r").R
     alive = torch.arange(len(C), device=C.device)
@@ -47,6 +47,13 @@ def eliminate(
         H = H[kept][:, kept] - F @ F.mT
         V = V[:, kept] - Y @ F.mT
     return torch.cat(gone).flip(0), torch.cat(costs).flip(0)
+
+
+def _inverse(C: Float[Tensor, "d d"], ridge: float) -> Float[Tensor, "d d"]:
+    """H = (C + λI)⁻¹. Where C is singular H_jj falls from 1/λ to its true size when a copy of j goes; for digits to be
+    left of it, λ must be at least of the order √(ε d)."""
+    floor = 4 * (torch.finfo(torch.float64).eps * len(C)) ** 0.5
+    return torch.linalg.inv(damped(C.double(), max(ridge, floor)))
 
 
 def _drop_block(
@@ -83,7 +90,7 @@ def eliminate_blocks(
 
     Of the units still there, `S`, only those in `allowed(S)` may go next. Returns the units, best first.
     """
-    H = torch.linalg.inv(damped(C.double(), ridge))
+    H = _inverse(C, ridge)
     V = W.double().clone()
     alive, gone = list(range(len(C) // unit)), []
     while alive:

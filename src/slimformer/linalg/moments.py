@@ -33,12 +33,16 @@ class Moments:
 
     @classmethod
     def of(cls, X: Float[Tensor, "n d"]) -> Moments:
-        """Moments of the rows of X. Products run in the precision of X (at least single), sums of them in double."""
+        """Moments of the rows of X. Products run in the precision of X (at least single), sums of them in double.
+
+        They are taken where X is and kept on the CPU, where there is double precision and room.
+        """
+        X = X.cpu() if X.device.type == "mps" else X  # no double precision there
         X = X if X.dtype == torch.float64 else X.float()
         gram = torch.zeros(X.shape[1], X.shape[1], dtype=torch.float64, device=X.device)
         for rows in X.split(ROWS):
             gram += _gram(rows)
-        return cls(len(X), X.sum(0, dtype=torch.float64), gram)
+        return cls(len(X), X.sum(0, dtype=torch.float64).cpu(), gram.cpu())
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(self.count + other.count, self.sum + other.sum, self.gram + other.gram)

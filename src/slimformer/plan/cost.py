@@ -70,13 +70,13 @@ def block_cost(architecture: Architecture, seq_len: int, sizes: Mapping[str, Siz
 def outside_macs(model: PreTrainedModel, architecture: Architecture, seq_len: int) -> int:
     """MACs per token of everything outside the blocks: embeddings' convolutions, language-model and task heads.
 
-    Poolers and classifiers of whole sequences run once per sequence, so their share of a token is 1/T of it.
+    Poolers and encoders' classifiers of whole sequences run once per sequence, so their share of a token is 1/T of it.
     """
     macs = 0.0
     for name, module in model.named_modules():
         if name.startswith(architecture.blocks + "."):
             continue
-        once = _once_per_sequence(model, name)
+        once = _once_per_sequence(model, name, causal=architecture.family.causal)
         if isinstance(module, nn.Conv2d):
             macs += module.weight.numel() * (seq_len - 1) / seq_len
         elif isinstance(module, nn.Linear):
@@ -85,6 +85,7 @@ def outside_macs(model: PreTrainedModel, architecture: Architecture, seq_len: in
     return round(macs)
 
 
-def _once_per_sequence(model: PreTrainedModel, name: str) -> bool:
-    whole = type(model).__name__.endswith(("SequenceClassification", "ImageClassification"))
+def _once_per_sequence(model: PreTrainedModel, name: str, *, causal: bool) -> bool:
+    """Decoders classify at every position and take the last, so theirs count as often as a language-model head."""
+    whole = type(model).__name__.endswith(("SequenceClassification", "ImageClassification")) and not causal
     return "pooler" in name or (whole and not name.startswith(model.base_model_prefix + "."))

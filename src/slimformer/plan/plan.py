@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from slimformer.decompose.reduction import legal_sizes
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import Architecture
 from slimformer.plan.cost import Size, block_cost
@@ -19,6 +22,8 @@ FORMAT = 1
 class Edit:
     """Keep `keep` of `of` units at `site`; heads also say how many key/value groups stay."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     site: str
     method: str
     keep: int
@@ -28,6 +33,10 @@ class Edit:
 
 @dataclass(frozen=True)
 class Plan:
+    """Every decision, and what it was made for."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     recipe: str
     budget: float  # the fraction of block MACs asked for
     macs: float  # the fraction kept
@@ -55,8 +64,13 @@ class Plan:
                 raise PlanDoesNotFit(
                     f"this is not a plan of format {FORMAT} (found {found!r}); make it with `slimformer plan`"
                 )
-            edits = tuple(Edit(**edit) for edit in data.pop("edits"))
-            return cls(edits=edits, **data)
+            return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise PlanDoesNotFit(
+                f"the plan cannot be read: {where}: {first['msg']}; make it with `slimformer plan`"
+            ) from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise PlanDoesNotFit(f"the plan cannot be read: {error}; make it with `slimformer plan`") from error
 
@@ -81,6 +95,14 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
             raise PlanDoesNotFit(f"the plan names {edit.site}, which this model does not have")
         if site.units != edit.of or not 0 <= edit.keep <= edit.of:
             raise PlanDoesNotFit(f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, this model has {site.units}")
+        legal = dict(zip(*legal_sizes(site.units, site.group), strict=True))
+        if legal.get(edit.keep) != edit.groups:
+            raise PlanDoesNotFit(
+                f"{edit.site}: the plan keeps {edit.keep} units in {edit.groups} groups; "
+                f"legal are {', '.join(f'{units} in {groups}' for units, groups in legal.items())}"
+            )
+    if missing := sites.keys() - {edit.site for edit in plan.edits}:
+        raise PlanDoesNotFit(f"the plan says nothing about {', '.join(sorted(missing))}")
 
 
 def kept_fractions(architecture: Architecture, sizes: dict[str, Size], seq_len: int) -> tuple[float, float]:

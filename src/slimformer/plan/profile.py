@@ -36,7 +36,7 @@ def site_width(site: Site, W: Tensor, moments: Mapping[str, Moments], *, absorb_
     """A site as the decompositions see it."""
     fit = moments["fit"]
     bias = site.reader_bias and absorb_mean
-    return Width(site.name, W, fit, moments.get("select", fit), site.unit, site.group, bias)
+    return Width(site.name, W.cpu(), fit, moments.get("select", fit), site.unit, site.group, bias)
 
 
 def ladders(
@@ -90,8 +90,8 @@ def least_macs(
 def _legal(site: Site, size: int, architecture: Architecture, multiple_of: int, plain: bool, allow_empty: bool) -> bool:
     if size == site.units:
         return True
-    if size == 0:
-        return allow_empty and not plain
+    if size == 0:  # stock attention cannot run without heads, nor GPT-2's Conv1D without inputs
+        return allow_empty and not plain and site.kind == "ffn.hidden" and not architecture.family.fused
     if site.kind == "ffn.hidden":
         return size % min(multiple_of, site.units) == 0 if site.units > multiple_of else True
     return not plain or _plain_heads(architecture.family, architecture, size)

@@ -24,8 +24,9 @@ class Recipe(BaseModel):
     allocation: Literal["uniform", "greedy", "stat-bert", "stat-opt", "stat"] = "greedy"
     ridge: float = Field(default=1e-3, ge=0, le=10, description="relative to the mean diagonal of the Gram matrix")
     absorb_mean: bool = Field(default=True, description="let output biases absorb the mean of what is removed")
+    temper: float = Field(default=1.0, ge=0, le=1, description="how far sensitivity probes are believed")
     multiple_of: int = Field(default=8, ge=1, description="neurons are kept in multiples of this")
-    allow_empty: bool = Field(default=False, description="may a block lose all heads or all neurons?")
+    allow_empty: bool = Field(default=False, description="may a block lose all its neurons?")
 
 
 def names() -> list[str]:
@@ -38,9 +39,12 @@ def text_of(name: str) -> str:
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
         try:
-            return path.read_text()
+            return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UnknownRecipe(f"the recipe file {name!r} cannot be read: {error}") from error
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise UnknownRecipe(
+                f"the recipe file {name!r} cannot be read: {reason}; `slimformer recipes show balanced` prints one to copy"
+            ) from error
     if name not in names():
         raise UnknownRecipe(
             f"there is no recipe {name!r}; choose from {', '.join(names())}, or give a path to a .yaml file"
@@ -54,11 +58,13 @@ def load_recipe(name: str) -> Recipe:
         data = yaml.safe_load(text_of(name))
     except yaml.YAMLError as error:
         raise UnknownRecipe(f"the recipe {name!r} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise UnknownRecipe(f"the recipe {name!r} holds no fields; known are {', '.join(Recipe.model_fields)}")
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        where = ".".join(str(part) for part in first["loc"])
         raise UnknownRecipe(
             f"the recipe {name!r}: {where}: {first['msg']}; fields: {', '.join(Recipe.model_fields)}"
         ) from None

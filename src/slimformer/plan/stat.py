@@ -1,15 +1,17 @@
 """The published allocation of STAT: one global threshold for neurons, one for heads, and a split between the two.
 
 Neuron j of block l scores |r_jj| · w_l; a head scores the error that is left without it (and those after it), times
-w_l. The largest scores of all blocks are kept. For every mean head count H the budget fixes the number of neurons;
-of all H the one is taken whose head cutoff is nearest to twice the mean ‖R_l[k_l:, k_l:]‖ of the neurons dropped.
+w_l. The largest scores of all blocks are kept. For every mean head count H from the budget's share of the heads up to
+all of them the budget fixes the number of neurons; of all H the one is taken whose head cutoff (0 when no head goes) is
+nearest to twice the mean ‖R_l[k_l:, k_l:]‖ of the neurons dropped.
 
-    BERT    w_l = 1 + √(L − l + 1), l = 1 … L: early blocks count more OPT     every curve is divided by an
-    exponential fit, over depth, of its first value; head scores times 1.125^(H … 1)
+    BERT    w_l = 1 + √(L − l + 1), l = 0 … L − 1: early blocks count more
+    OPT     w_l = 1 / an exponential fit, over depth, of the first value of each curve; head scores times 1.125^(H … 1)
 
-Two things differ from the released program. The head errors are put back in their own order (the release applies
+Three things differ from the released programs. The head errors are put back in their own order (the release applies
 its permutation twice where it means to undo it). The share of the feed-forward part is exact for the model and
-sequence length (the release uses 0.6623 and 0.5714, which are right for one width and length each).
+sequence length (the release uses 0.6623 and 0.5714, which are right for one width and length each). For OPT the tails
+are divided by the same fit as the scores (the release compares head scores that are with tails that are not).
 
 Reference: Flynn et al., arXiv 2406.00061, and the program released with it.
 """
@@ -32,20 +34,22 @@ Step = tuple[float, int, int]  # score, index of the ladder, units kept when it 
 def stat_bert(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     """STAT's allocation for encoders: square-root depth weights."""
     heads, neurons = by_kind(ladders)
-    depth = [1 + math.sqrt(len(heads) - l) for l in range(len(heads))]
-    return _thresholds(ladders, budget, _head_steps(heads, depth), _neuron_steps(neurons, depth), depth)
+    depth = [1 + math.sqrt(len(heads) - l + 1) for l in range(len(heads))]
+    even = [1.0] * len(neurons)
+    return _thresholds(ladders, budget, _head_steps(heads, depth), _neuron_steps(neurons, depth), even)
 
 
 def stat_opt(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     """STAT's allocation for decoders: curves divided by an exponential fit of their first value."""
     heads, neurons = by_kind(ladders)
+    _require_pivots(neurons)
     for_neurons = [1 / fit for fit in _exponential_fit([ladder.curve.pivots[0] for ladder in neurons])]
     for_heads = [1 / fit for fit in _exponential_fit([math.sqrt(ladder.curve.fit[0]) for ladder in heads])]
     steps = [
         (score * 1.125 ** (heads[l].site.units - units + 1), l, units)
         for score, l, units in _head_steps(heads, for_heads)
     ]
-    return _thresholds(ladders, budget, sorted(steps, reverse=True), _neuron_steps(neurons, for_neurons), for_neurons)
+    return _thresholds(ladders, budget, _best_first(steps), _neuron_steps(neurons, for_neurons), for_neurons)
 
 
 def _head_steps(heads: Sequence[Ladder], weight: Sequence[float]) -> list[Step]:
@@ -55,17 +59,26 @@ def _head_steps(heads: Sequence[Ladder], weight: Sequence[float]) -> list[Step]:
         left = dict(zip(ladder.curve.sizes, ladder.curve.fit, strict=True))
         below = [0, *(size.units for size in ladder.sizes)]
         steps += [(weight[l] * math.sqrt(left[a]), l, b) for a, b in itertools.pairwise(below)]
-    return sorted(steps, reverse=True)
+    return _best_first(steps)
 
 
 def _neuron_steps(neurons: Sequence[Ladder], weight: Sequence[float]) -> list[Step]:
+    _require_pivots(neurons)
+    steps = [(weight[l] * r, l, j + 1) for l, ladder in enumerate(neurons) for j, r in enumerate(ladder.curve.pivots)]
+    return _best_first(steps)
+
+
+def _best_first(steps: Sequence[Step]) -> list[Step]:
+    """Largest score first; of equal scores (zero, beyond the rank) the smaller size, because sizes are nested."""
+    return sorted(steps, key=lambda step: (-step[0], *step[1:]))
+
+
+def _require_pivots(neurons: Sequence[Ladder]) -> None:
     for ladder in neurons:
         if not ladder.curve.pivots:
             raise UnknownMethod(
                 f"STAT's allocation needs pivots, which {ladder.curve.method} has not; use interpolative"
             )
-    steps = [(weight[l] * r, l, j + 1) for l, ladder in enumerate(neurons) for j, r in enumerate(ladder.curve.pivots)]
-    return sorted(steps, reverse=True)
 
 
 def _thresholds(
@@ -73,20 +86,23 @@ def _thresholds(
     budget: int,
     head_steps: list[Step],
     neuron_steps: list[Step],
-    weight: Sequence[float],
+    tail_weight: Sequence[float],
 ) -> Sizes:
     heads, neurons = by_kind(ladders)
     per_neuron = neurons[0].macs[-1] / neurons[0].sizes[-1].units
     best: tuple[float, list[int], list[int]] | None = None
-    for mean_heads in range(1, heads[0].site.units + 1):
+    all_heads = math.ceil(sum(ladder.site.units for ladder in heads) / len(heads))
+    fewest = max(1, int(budget / sum(ladder.macs[-1] for ladder in ladders) * all_heads))
+    for mean_heads in range(fewest, all_heads + 1):
         at_heads, cutoff = _take(head_steps, mean_heads * len(heads), len(heads))
+        cutoff = cutoff if mean_heads < all_heads else 0.0
         at_heads = [_round_down(ladder, units) for ladder, units in zip(heads, at_heads, strict=True)]
         spent = sum(ladder.macs[i] for ladder, i in zip(heads, at_heads, strict=True))
         n = int((budget - spent) / per_neuron)
         if n < sum(ladder.sizes[0].units for ladder in neurons):
             continue
         kept, _ = _take(neuron_steps, n, len(neurons))
-        tails = [weight[l] * ladder.curve.tail[kept[l]] for l, ladder in enumerate(neurons)]
+        tails = [tail_weight[l] * ladder.curve.tail[kept[l]] for l, ladder in enumerate(neurons)]
         gap = abs(cutoff - 2 * float(np.mean(tails)))
         if best is None or gap < best[0]:
             best = (

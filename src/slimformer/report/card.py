@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,13 +18,31 @@ def model_card(report: Report, *, folder: str) -> str:
     """README.md for a checkpoint: YAML header for the hub, then text. Numbers come from the report only."""
     template = (resources.files("slimformer.report") / "card.md.jinja").read_text()
     environment = Environment(autoescape=False, trim_blocks=True, lstrip_blocks=True)
-    header = yaml.safe_dump(_header(report), sort_keys=False).strip()
-    values: dict[str, Any] = {"report": report, "header": header, "load_class": report.load_class, "folder": folder}
-    return environment.from_string(template).render(**values)
+    header = yaml.safe_dump(_header(report), sort_keys=False, allow_unicode=True).strip()
+    values: dict[str, Any] = {
+        "report": report,
+        "header": header,
+        "title": _last_name(report.model),
+        "folder": json.dumps(folder, ensure_ascii=False),  # it stands in Python code
+        "data": ", ".join(map(_last_name, report.data.get("name", "the data").split(","))),
+    }
+    return environment.from_string(template).render(load_class=report.load_class, **values)
 
 
 def _header(report: Report) -> dict[str, Any]:
     header: dict[str, Any] = {"library_name": "transformers", "tags": ["slimformer", "compressed", "pruned"]}
-    if "/" in report.model and not report.model.startswith((".", "/", "~")) and report.model.count("/") == 1:
+    if _is_hub_id(report.model):
         header["base_model"] = report.model
     return header
+
+
+def _is_hub_id(model: str) -> bool:
+    """owner/name, unless there is a folder of that name."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None and not Path(model).exists()
+
+
+def _last_name(name: str) -> str:
+    """A file or folder goes by its last name: where it lay is nobody's business."""
+    return (
+        name if _is_hub_id(name) or not (Path(name).exists() or Path(name).is_absolute()) else Path(name).resolve().name
+    )

@@ -29,9 +29,9 @@ def show(report: Report, console: Console) -> None:
 
 def before_after(report: Report) -> RenderableType:
     """The table of numbers: dense, small and their ratio."""
-    table = Table(title=f"{report.model} · {report.recipe} · {report.format}", title_justify="left")
+    table = Table(title=Text(f"{report.model} · {report.recipe} · {report.format}"), title_justify="left")
     table.add_column("")
-    for column in ("dense", "small", "ratio"):
+    for column in ("dense", "small", "ratio / difference"):
         table.add_column(column, justify="right")
     dense, small = report.dense, report.small
     _row(table, f"block MACs / token (T={report.seq_len})", dense.block_macs, small.block_macs, _count)
@@ -42,10 +42,12 @@ def before_after(report: Report) -> RenderableType:
     if report.latency:
         for part in ("body", "end_to_end"):
             timing = report.latency[part]
-            _row(table, f"latency, {part.replace('_', ' ')}", timing["dense"], timing["small"], _milliseconds)
+            name, values = f"latency, {part.replace('_', ' ')}", (timing["dense"], timing["small"])
+            table.add_row(name, *map(_milliseconds, values), f"{timing['ratio']:.3f}")  # median of ratios, not of times
     for metric in report.metrics:
         table.add_row(*_metric(metric))
-    return Group(table, Text(_caption(report), style="dim"))
+    caption = _caption(report)
+    return Group(table, Text(caption, style="dim")) if caption else table
 
 
 def kept(sites: Sequence[dict[str, Any]]) -> Table:
@@ -77,8 +79,8 @@ def plan_table(architecture: Architecture, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _caption(report: Report) -> str:
-    tokens = report.data.get("tokens", {})
-    parts = [f"metrics on {tokens['report']:,} held-out tokens" if "report" in tokens else ""]
+    tokens, unit = report.data.get("tokens", {}), report.data.get("unit", "tokens")
+    parts = [f"metrics on {tokens['report']:,} held-out {unit}" if report.metrics and "report" in tokens else ""]
     if report.latency:
         parts.append(
             f"latency: medians of {report.latency['repeats']} interleaved runs, {report.latency['threads']} threads"

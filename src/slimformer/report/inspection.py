@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from slimformer.models import Architecture
 from slimformer.models.load import Loaded
@@ -48,7 +49,9 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
 
 
 def show_inspection(found: dict[str, Any], console: Console) -> None:
-    table = Table(title=f"{found['model']} · {found['class']} ({found['family']} family)", title_justify="left")
+    """Print it as a table."""
+    title = Text(f"{found['model']} · {found['class']} ({found['family']} family)")
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
     heads, neurons = found["sites"][0], found["sites"][1]

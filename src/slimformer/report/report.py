@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,22 @@ class Report:
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"slimformer_report": 1, **asdict(self)}
+        """Ready for JSON, which knows no NaN and no infinity: they become null."""
+        found: dict[str, Any] = strict({"slimformer_report": FORMAT, **asdict(self)})
+        return found
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
 
     def metric(self, name: str) -> dict[str, Any] | None:
+        """The metric of that name, if it was measured."""
         return next((metric for metric in self.metrics if metric["name"] == name), None)
+
+
+def strict(value: Any) -> Any:
+    """The same without NaN and infinity, anywhere inside."""
+    if isinstance(value, dict):
+        return {key: strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -19,13 +19,13 @@ def keep_rows(layer: nn.Module, rows: Tensor) -> None:
 
 def read(layer: nn.Module, selection: Selection) -> None:
     """Let `layer` read the smaller width: W ← W E, b ← b + W c."""
-    W = weight_of(layer)
-    E, c = selection.E.to(W.device), selection.c.to(W.device)
+    stored = weight_of(layer)
+    W = stored.cpu().double()  # solved for on the CPU, in double precision; cast once, here
     bias = getattr(layer, "bias", None)
     if bias is not None:
-        shifted = (bias.detach().double() + W.double() @ c).to(bias.dtype)
-        layer.bias = nn.Parameter(shifted, requires_grad=bias.requires_grad)
-    _assign(layer, (W.double() @ E).to(W.dtype))
+        shifted = bias.detach().cpu().double() + W @ selection.c
+        layer.bias = nn.Parameter(shifted.to(bias), requires_grad=bias.requires_grad)
+    _assign(layer, (W @ selection.E).to(stored))
 
 
 def _assign(layer: nn.Module, W: Tensor) -> None:

@@ -1,0 +1,151 @@
+"""Sensitivity probes: cut one site alone and see what that does to the outputs.
+
+The states before every block are computed once, so a probe of block i runs only what comes after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.collect import BlockMoments, starting_at, states_before_blocks
+from slimformer.calibrate.store import Statistics, write_probes
+from slimformer.calibrate.text import Batch
+from slimformer.decompose import Curve, select
+from slimformer.evaluate.fidelity import harm
+from slimformer.models import Architecture, Family, Site, describe
+from slimformer.models.architecture import weight_of
+from slimformer.plan import Edit
+from slimformer.plan.profile import site_width
+from slimformer.plan.recipe import Recipe
+from slimformer.plan.sensitivity import Probe
+from slimformer.rewrite.apply import cut_site
+from slimformer.rewrite.sizes import keep_attributes_true
+from slimformer.stages import Progress, silent
+
+TOKENS = 1024  # real tokens of the select split a probe reads
+LENGTH = 128  # of many short sequences rather than of few long ones
+SEQUENCES = 64  # at least, for models with one output per sequence
+KNEE = 0.6  # share of the units a probe keeps, about
+
+
+@torch.no_grad()
+def probe(
+    model: PreTrainedModel,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    batches: Sequence[Batch],
+    recipe: Recipe,
+    *,
+    progress: Progress = silent,
+) -> dict[str, Probe]:
+    """One probe for every site, on the first of `batches` (the select split).
+
+    Cost: for every site half a forward pass, on average, over `TOKENS` tokens.
+    """
+    model.eval()
+    architecture = describe(model)
+    rounds = [_Round(model, architecture, batch) for batch in short_batches(batches, architecture.family)]
+    probes: dict[str, Probe] = {}
+    progress("probe", 0, architecture.n_blocks)
+    for i in range(architecture.n_blocks):
+        moments = statistics.block(i)
+        for site in architecture.of_block(i):
+            curve = curves[site.name]
+            keep = knee(curve)
+            with _cut_alone(model, architecture, site, moments, curve, keep, recipe):
+                harms = [each.harm(model, architecture, i) for each in rounds]
+            error = curve.held[curve.sizes.index(keep)]
+            total = sum(count for _, count in harms)
+            probes[site.name] = Probe(site.name, keep, error, sum(h * count for h, count in harms) / total)
+        progress("probe", i + 1, architecture.n_blocks)
+    return probes
+
+
+def keep_probes(
+    model: PreTrainedModel,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    batches: Sequence[Batch],
+    recipe: Recipe,
+    *,
+    progress: Progress = silent,
+) -> None:
+    """Probe, and write what was found beside the statistics, where every later plan reads it."""
+    found = probe(model, statistics, curves, batches, recipe, progress=progress)
+    write_probes(statistics.folder, {name: asdict(each) for name, each in found.items()})
+
+
+def knee(curve: Curve) -> int:
+    """The legal size nearest to `KNEE` of the units that is neither none nor all of them."""
+    full = curve.sizes[-1]
+    candidates = [size for size in curve.sizes[:-1] if size] or [full]
+    return min(candidates, key=lambda size: abs(size - KNEE * full))
+
+
+def short_batches(batches: Sequence[Batch], family: Family) -> list[Batch]:
+    """`TOKENS` real tokens, of many short sequences; `SEQUENCES` at least where a sequence has one output."""
+    out: list[Batch] = []
+    tokens = rows = 0
+    for batch in batches:
+        if tokens >= TOKENS and (family.causal or rows >= SEQUENCES):
+            break
+        out.append(_beginning(batch) if family.causal else batch)
+        tokens += out[-1].tokens
+        rows += len(next(iter(batch.inputs.values())))
+    return out
+
+
+def _beginning(batch: Batch) -> Batch:
+    """The first `LENGTH` positions: windows of a causal model have no padding before them."""
+    inputs = {name: tensor[:, :LENGTH] for name, tensor in batch.inputs.items()}
+    return Batch(inputs, None if batch.mask is None else batch.mask[:, :LENGTH])
+
+
+class _Round:
+    """One batch with what the dense model makes of it: the states before every block, and the outputs."""
+
+    def __init__(self, model: PreTrainedModel, architecture: Architecture, batch: Batch) -> None:
+        self.batch = batch.to(model.device)
+        self.states = states_before_blocks(model, architecture, self.batch)
+        self.dense = self._outputs(model, architecture, architecture.n_blocks)
+
+    def harm(self, model: PreTrainedModel, architecture: Architecture, i: int) -> tuple[float, int]:
+        """Mean harm of what was changed in block i, and over how many outputs."""
+        return harm(self.dense, self._outputs(model, architecture, i), self.batch.mask)
+
+    def _outputs(self, model: PreTrainedModel, architecture: Architecture, i: int) -> Any:
+        plain = {} if architecture.family.image else {"use_cache": False}
+        with starting_at(model, architecture, i, self.states[i]):
+            return model(**self.batch.inputs, **plain)
+
+
+@contextmanager
+def _cut_alone(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    site: Site,
+    moments: BlockMoments,
+    curve: Curve,
+    keep: int,
+    recipe: Recipe,
+) -> Iterator[None]:
+    """The model with one site cut and refitted; put back afterwards."""
+    blocks = model.get_submodule(architecture.blocks)
+    original = blocks[site.block]  # type: ignore[index]
+    W = weight_of(model.get_submodule(site.reader))
+    width = site_width(site, W, moments.sites[site.name], absorb_mean=recipe.absorb_mean)
+    edit = Edit(site.name, curve.method, keep, site.units, curve.groups[curve.sizes.index(keep)])
+    try:
+        blocks[site.block] = deepcopy(original)  # type: ignore[index]
+        cut_site(model, site, edit, curve.order, select(width, curve.order, keep, ridge=recipe.ridge))
+        keep_attributes_true(model, architecture)
+        yield
+    finally:
+        blocks[site.block] = original  # type: ignore[index]

@@ -1,0 +1,91 @@
+"""Tiny models in double precision with their moments and curves, so that laws can be exact."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from families import LENGTH, tiny, tiny_batches
+from slimformer.calibrate.collect import BlockMoments, collect
+from slimformer.calibrate.text import Batch
+from slimformer.decompose import Curve
+from slimformer.models import Architecture, describe
+from slimformer.models.architecture import weight_of
+from slimformer.plan import Plan, allocate
+from slimformer.plan.profile import profile_site
+from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.rewrite.apply import apply
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    model: PreTrainedModel
+    architecture: Architecture
+    data: dict[str, list[Batch]]
+    blocks: list[BlockMoments]
+
+    def curves(self, recipe: Recipe) -> dict[str, Curve]:
+        return self._curves(recipe.selector, recipe.ridge, recipe.absorb_mean)
+
+    @functools.cache  # noqa: B019  lives as long as the tests
+    def _curves(self, selector: str, ridge: float, absorb_mean: bool) -> dict[str, Curve]:
+        return {
+            site.name: profile_site(
+                site, weight_of(self.model.get_submodule(site.reader)), self.blocks[site.block].sites[site.name],
+                selector=selector, ridge=ridge, absorb_mean=absorb_mean,
+            )
+            for site in self.architecture
+        }  # fmt: skip
+
+    def plan(self, macs: float, recipe: Recipe, *, format: str = "ragged") -> Plan:
+        weights = {name: block.loudness for block in self.blocks for name in block.sites}
+        curves = self.curves(recipe)
+        return allocate(
+            self.architecture, curves, macs=macs, seq_len=LENGTH, recipe=recipe, weights=weights, format=format
+        )
+
+    def apply(self, plan: Plan, recipe: Recipe) -> PreTrainedModel:
+        return apply(plan, self.model, self.curves(recipe), lambda i: self.blocks[i])
+
+    def compress(self, macs: float, recipe: Recipe, *, format: str = "ragged") -> PreTrainedModel:
+        return self.apply(self.plan(macs, recipe, format=format), recipe)
+
+
+def calibrated(model: PreTrainedModel, *, n: int = 3) -> Calibrated:
+    """`model` in double precision, with the moments of random data."""
+    model = model.double()
+    data = {"fit": doubled(tiny_batches(model, n)), "select": doubled(tiny_batches(model, 1, seed=1))}
+    architecture = describe(model)
+    return Calibrated(model, architecture, data, list(collect(model, architecture, data)))
+
+
+@functools.cache
+def stock(model_type: str, head: str | None = None) -> Calibrated:
+    """A tiny model as it comes. Shared between tests: nobody may change it."""
+    return calibrated(tiny(model_type, head))
+
+
+def doubled(batches: list[Batch]) -> list[Batch]:
+    """Pixels in double precision; tokens are what they are."""
+    return [
+        replace(batch, inputs={k: v.double() if v.is_floating_point() else v for k, v in batch.inputs.items()})
+        for batch in batches
+    ]
+
+
+def recipe(name: str = "balanced", **changes: Any) -> Recipe:
+    """A recipe of the package with some fields changed; the default is exact: hardly any ridge."""
+    return load_recipe(name).model_copy(update={"ridge": 1e-12, **changes})
+
+
+@torch.no_grad()
+def outputs(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """Logits, or states of a bare model, at real positions."""
+    found = model(**batch.inputs)
+    out = found.logits if hasattr(found, "logits") else found.last_hidden_state
+    return out[batch.mask] if batch.mask is not None and out.ndim == 3 else out

@@ -1,0 +1,205 @@
+"""Budgets are met from below, spent well, and refused with the truth."""
+
+import itertools
+import random
+import re
+
+import pytest
+from rungs import harm_of, ladder, spent
+
+from calibrated import calibrated, recipe, stock
+from families import LENGTH, MODEL_TYPES, tiny, tiny_ragged
+from slimformer.errors import BudgetOutOfReach
+from slimformer.models import FAMILIES, describe
+from slimformer.plan import check_budget
+from slimformer.plan.allocate import even, greedy, plain, uniform
+from slimformer.plan.cost import block_cost
+from slimformer.plan.profile import ladders
+
+RECIPES = ("balanced", "uniform", "stat")
+KINDS = ("attn.heads", "ffn.hidden")
+BUDGETS = (0.95, 0.8, 0.65, 0.5, 0.35)
+
+
+def convex(block, units, macs=1, kind="ffn.hidden", rng=random):
+    """A ladder whose harm falls ever more slowly."""
+    falls = sorted((rng.random() for _ in range(units)), reverse=True)
+    left = [sum(falls[k:]) for k in range(units)]
+    return ladder(block, left, macs=macs, kind=kind)
+
+
+def best_by_trying(rungs, budget) -> float:
+    choices = itertools.product(*(range(len(rung.sizes)) for rung in rungs))
+    fitting = [at for at in choices if sum(rung.macs[i] for rung, i in zip(rungs, at, strict=True)) <= budget]
+    return min(sum(rung.harm[i] for rung, i in zip(rungs, at, strict=True)) for at in fitting)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_greedy_is_optimal_on_convex_ladders_of_equal_price(seed):
+    rng = random.Random(seed)
+    rungs = [convex(block, 5, rng=rng) for block in range(4)]
+    for budget in range(4, 21):
+        sizes = greedy(rungs, budget=budget)
+        assert spent(rungs, sizes) == budget
+        assert harm_of(rungs, sizes) == pytest.approx(best_by_trying(rungs, budget))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_greedy_is_optimal_up_to_one_step_on_falling_ladders(seed):
+    rng = random.Random(seed)
+    rungs = [
+        ladder(b, sorted((rng.random() for _ in range(5)), reverse=True), macs=rng.randint(1, 5)) for b in range(4)
+    ]
+    least, most = sum(rung.macs[0] for rung in rungs), sum(rung.macs[-1] for rung in rungs)
+    step = max(rung.macs[-1] - rung.macs[0] for rung in rungs)
+    for budget in range(least, most + 1):
+        sizes = greedy(rungs, budget=budget)
+        assert spent(rungs, sizes) <= budget
+        if budget - step >= least:
+            assert harm_of(rungs, sizes) <= best_by_trying(rungs, budget - step) + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("way", [greedy, uniform])
+def test_what_is_left_of_the_budget_buys_nothing(seed, way):
+    rng = random.Random(seed)
+    rungs = [convex(b, 6, macs=rng.randint(1, 5), kind=kind, rng=rng) for b in range(3) for kind in KINDS]
+    for budget in range(sum(rung.macs[0] for rung in rungs), sum(rung.macs[-1] for rung in rungs) + 1):
+        sizes = way(rungs, budget=budget)
+        left = budget - spent(rungs, sizes)
+        assert left >= 0
+        for rung in rungs:
+            i = rung.sizes.index(sizes[rung.site.name])
+            assert i + 1 == len(rung.sizes) or rung.macs[i + 1] - rung.macs[i] > left
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_larger_budget_never_keeps_less(seed):
+    rng = random.Random(seed)
+    rungs = [ladder(b, [rng.random() for _ in range(6)], macs=rng.randint(1, 7)) for b in range(4)]
+    least, most = sum(rung.macs[0] for rung in rungs), sum(rung.macs[-1] for rung in rungs)
+    kept = [spent(rungs, greedy(rungs, budget=budget)) for budget in range(least, most + 1)]
+    assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_plain_is_the_best_of_equal_sizes(seed):
+    rng = random.Random(seed)
+    rungs = [convex(b, 4, macs=m, kind=kind, rng=rng) for b in range(3) for kind, m in zip(KINDS, (7, 3), strict=True)]
+    for budget in range(30, 121, 9):
+        sizes = plain(rungs, budget=budget)
+        pairs = [(i, j) for i in range(4) for j in range(4) if 3 * (7 * (i + 1) + 3 * (j + 1)) <= budget]
+        best = min(sum(rung.harm[i if rung.site.kind == KINDS[0] else j] for rung in rungs) for i, j in pairs)
+        assert harm_of(rungs, sizes) == pytest.approx(best)
+
+
+def test_even_keeps_the_same_share_of_heads_and_neurons():
+    rungs = [convex(b, units, kind=kind) for b in range(3) for kind, units in zip(KINDS, (4, 8), strict=True)]
+    sizes = even(rungs, budget=3 * (2 + 4))
+    assert {name.split(".")[-1]: size.units for name, size in sizes.items()} == {"heads": 2, "hidden": 4}
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_ragged_plans_meet_the_budget_from_below_and_closely(name, model_type):
+    found, how = stock(model_type), recipe(name)
+    dense = block_cost(found.architecture, LENGTH).macs
+    for budget in BUDGETS:
+        plan = found.plan(budget, how)
+        rungs = rungs_of(found, how, plain=False)
+        left = budget * dense - spent(rungs, plan.sizes)
+        assert left >= 0
+        next_rungs = [
+            rung.macs[i + 1] - rung.macs[i]
+            for rung in rungs
+            if (i := rung.sizes.index(plan.sizes[rung.site.name])) + 1 < len(rung.sizes)
+        ]
+        assert left < max(0.01 * dense, min(next_rungs) + 1)
+
+
+def rungs_of(found, how, *, plain):
+    return ladders(
+        found.architecture, found.curves(how), seq_len=LENGTH, weights={}, multiple_of=how.multiple_of, plain=plain
+    )
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("format", ["ragged", "plain"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_sizes_are_legal(name, format, model_type):
+    found, how = stock(model_type), recipe(name)
+    for budget in (0.9, 0.7):
+        plan = found.plan(budget, how, format=format)
+        assert plan.macs <= budget
+        for edit in plan.edits:
+            site = found.architecture[edit.site]
+            assert 0 < edit.keep <= edit.of == site.units
+            assert edit.keep % edit.groups == 0
+            assert edit.groups <= site.units // site.group
+            if site.kind == "ffn.hidden":
+                assert edit.keep % 8 == 0
+        if format == "plain":
+            assert len({(edit.site.split(".", 2)[2], edit.keep, edit.groups) for edit in plan.edits}) == 2
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama", "opt"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_larger_budget_never_keeps_fewer_macs(name, model_type):
+    found, how = stock(model_type), recipe(name)
+    kept = [found.plan(budget / 40, how).macs for budget in range(14, 41, 2)]
+    assert kept == sorted(kept)
+    assert kept[-1] == 1
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("format", ["ragged", "plain"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_whole_budget_keeps_everything(name, format, model_type):
+    plan = stock(model_type).plan(1.0, recipe(name), format=format)
+    assert all(edit.keep == edit.of for edit in plan.edits)
+    assert plan.macs == plan.params == 1
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("format", ["ragged", "plain"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_minimum_that_is_named_can_be_reached(name, format, model_type):
+    found, how = stock(model_type), recipe(name)
+    with pytest.raises(BudgetOutOfReach, match="cannot be reached") as refused:
+        found.plan(0.001, how, format=format)
+    minimum = float(re.search(r"minimum for this model is (0\.\d+)", str(refused.value))[1])
+    plan = found.plan(minimum, how, format=format)
+    assert minimum - 0.001 < plan.macs <= minimum
+    assert ("--format ragged" in str(refused.value)) == (format == "plain")
+
+
+@pytest.mark.parametrize("budget", [0.0, -0.5, 1.0001, 50, float("nan"), float("inf")])
+def test_a_budget_is_a_fraction(budget):
+    architecture = describe(tiny("bert"))
+    with pytest.raises(BudgetOutOfReach, match="is not a fraction of the MACs to keep"):
+        check_budget(architecture, macs=budget, seq_len=LENGTH, recipe=recipe(), format="ragged")
+
+
+def test_an_unknown_format_lists_the_known_ones():
+    with pytest.raises(BudgetOutOfReach, match="no format 'gguf'; choose from ragged, plain"):
+        stock("bert").plan(0.5, recipe(), format="gguf")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_blocks_that_differ_cannot_be_made_plain(name):
+    found = calibrated(tiny_ragged(tiny("bert")))
+    with pytest.raises(BudgetOutOfReach, match="differ in size already"):
+        found.plan(0.8, recipe(name), format="plain")
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_block_is_emptied_only_when_that_is_allowed_and_can_run(model_type):
+    architecture = describe(tiny(model_type))
+    for allowed in (False, True):
+        how = recipe(allow_empty=allowed)
+        rungs = ladders(
+            architecture, stock(model_type).curves(how), seq_len=LENGTH, weights={}, multiple_of=8,
+            plain=False, allow_empty=allowed,
+        )  # fmt: skip
+        empty = {rung.site.kind for rung in rungs if rung.sizes[0].units == 0}
+        assert empty == ({"ffn.hidden"} if allowed and not FAMILIES[model_type].fused else set())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.gather import Data, positions
+from slimformer.calibrate.gather import Data, positions, vocabulary
 from slimformer.calibrate.store import Provenance
 from slimformer.calibrate.tasks import TASKS
 from slimformer.calibrate.text import Batch
@@ -130,7 +130,7 @@ def _require_relatives(loaded: Loaded, small: Loaded, before: Architecture, afte
 
 def _same_ends(dense: PreTrainedModel, small: PreTrainedModel, *, image: bool) -> bool:
     labels = [getattr(model.config, "num_labels", None) for model in (dense, small)]
-    return labels[0] == labels[1] and (image or _vocabulary(dense) == _vocabulary(small))
+    return labels[0] == labels[1] and (image or vocabulary(dense) == vocabulary(small))
 
 
 def _held_out(small: Loaded, made: dict[str, Any], data: Data) -> tuple[list[Batch], list[str]]:
@@ -207,11 +207,7 @@ def _samples(loaded: Loaded, small: PreTrainedModel) -> dict[str, str] | None:
         return None
     ids = loaded.processor(PROMPT)["input_ids"]
     room = positions(loaded.model.config) - len(ids)
-    if not ids or room < 1 or max(ids) >= _vocabulary(loaded.model):
+    if not ids or room < 1 or max(ids) >= vocabulary(loaded.model):
         return None
     models = {"dense": loaded.model, "small": small}
     return {name: generate_text(model, loaded.processor, PROMPT, min(24, room)) for name, model in models.items()}
-
-
-def _vocabulary(model: PreTrainedModel) -> int:
-    return int(model.get_input_embeddings().weight.shape[0])

@@ -5,7 +5,7 @@ The states before every block are computed once, so a probe of block i runs only
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
@@ -38,7 +38,7 @@ KNEE = 0.6  # share of the units a probe keeps, about
 @torch.no_grad()
 def probe(
     model: PreTrainedModel,
-    statistics: Statistics,
+    moments: Callable[[int], BlockMoments],
     curves: Mapping[str, Curve],
     batches: Sequence[Batch],
     recipe: Recipe,
@@ -55,11 +55,11 @@ def probe(
     probes: dict[str, Probe] = {}
     progress("probe", 0, architecture.n_blocks)
     for i in range(architecture.n_blocks):
-        moments = statistics.block(i)
+        of_block = moments(i)
         for site in architecture.of_block(i):
             curve = curves[site.name]
             keep = knee(curve)
-            with _cut_alone(model, architecture, site, moments, curve, keep, recipe):
+            with _cut_alone(model, architecture, site, of_block, curve, keep, recipe):
                 harms = [each.harm(model, architecture, i) for each in rounds]
             error = curve.held[curve.sizes.index(keep)]
             total = sum(count for _, count in harms)
@@ -78,7 +78,7 @@ def keep_probes(
     progress: Progress = silent,
 ) -> None:
     """Probe, and write what was found beside the statistics, where every later plan reads it."""
-    found = probe(model, statistics, curves, batches, recipe, progress=progress)
+    found = probe(model, statistics.block, curves, batches, recipe, progress=progress)
     write_probes(statistics.folder, {name: asdict(each) for name, each in found.items()})
 
 

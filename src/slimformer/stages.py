@@ -97,7 +97,7 @@ def _read_curves(path: Path) -> dict[str, Curve]:
 
 
 def _keep_curves(path: Path, curves: Mapping[str, Curve]) -> None:
-    """In one step, so that an interrupt leaves no half of a file; a folder that cannot be written to costs time only."""
+    """In one step, so that an interrupt leaves no half of a file; where nothing can be written it only costs time."""
     text = json.dumps({name: asdict(curve) for name, curve in curves.items()})
     with suppress(CannotWrite, OutputExists), writing_file(path, force=True) as file:
         file.write_text(text)
@@ -176,7 +176,7 @@ def even_plan(model: PreTrainedModel, *, macs: float, recipe: Recipe, format: st
 def replay(
     plan: Plan, model: PreTrainedModel, statistics: Statistics, *, progress: Progress = silent
 ) -> PreTrainedModel:
-    """Carry out a plan that was written down earlier: first make sure that plan, model and statistics belong together."""
+    """Carry out a plan that was written down earlier, if plan, model and statistics belong together."""
     require_same_model(model, statistics)
     check_fits(plan, describe(model), fingerprint(model))
     curves = profile(model, statistics, recipe_of(plan), progress=progress)

@@ -79,14 +79,12 @@ def test_padding_on_either_side_is_left_out(model_type, left):
 @pytest.mark.parametrize("model_type", TEXT)
 @pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
 def test_what_stands_in_the_padding_does_not_count(model_type, left):
+    if model_type == "roberta" and left:
+        pytest.skip("RoBERTa counts positions from what is not the padding token, so left padding is what it reads")
     model = tiny(model_type).double()
     batch = padded(model, left=left)
-    other = batch.inputs["input_ids"].where(batch.mask, torch.tensor(9))
-    garbage = dataclasses.replace(batch, inputs={**batch.inputs, "input_ids": other})
-    if model_type == "roberta":  # positions are counted from the tokens that are not the padding token
-        other[~batch.mask] = 1
-        garbage.inputs["input_ids"] = other
-        batch = dataclasses.replace(garbage, inputs=dict(garbage.inputs))
+    ids = batch.inputs["input_ids"].where(batch.mask, torch.tensor(9))
+    garbage = dataclasses.replace(batch, inputs={**batch.inputs, "input_ids": ids})
     assert_same(collected(model, [batch]), collected(model, [garbage]))
 
 

@@ -58,7 +58,7 @@ def test_a_folder_without_statistics_is_refused(tmp_path):
 def test_broken_statistics_are_refused(tmp_path, text):
     begin(tmp_path, PROVENANCE)
     (tmp_path / "stats.json").write_text(text)
-    with pytest.raises(PlanDoesNotFit, match="holds no statistics .*make them with `slimformer calibrate`"):
+    with pytest.raises(PlanDoesNotFit, match="make them with `slimformer calibrate`"):
         open_statistics(tmp_path)
 
 

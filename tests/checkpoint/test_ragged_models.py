@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from families import MODEL_TYPES, heads, tiny, tiny_batches, tiny_compressed, tiny_ragged
+from families import MODEL_TYPES, heads, model_class, tiny, tiny_batches, tiny_compressed, tiny_ragged
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.reload import outputs_of
 from slimformer.checkpoint.save import save
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import describe
 from slimformer.nn import ragged
-from slimformer.rewrite.sizes import block_sizes
+from slimformer.rewrite.sizes import auto_class, auto_map, block_sizes
 
 ATOL = 1e-5
 Sample = dict[str, Tensor]
@@ -119,7 +119,7 @@ def test_nothing_cut_is_a_ragged_result_too(model_type: str, tmp_path: Path) -> 
 def test_ragged_blocks_of_one_size_can_become_plain(model_type: str, tmp_path: Path) -> None:
     """The config forgets that it was ragged, and says the heads that are there, not those of the dense model."""
     even = _even(model_type, heads=2)
-    plain = tiny_compressed(even, 0.8, format="plain")
+    plain = tiny_compressed(even, 1.0, format="plain")
     plain.save_pretrained(tmp_path)
     found = type(plain.config).from_pretrained(tmp_path)
     assert found.num_attention_heads == 2 and not hasattr(found, "slimformer") and not hasattr(found, "auto_map")
@@ -129,7 +129,7 @@ def test_ragged_blocks_of_one_size_can_become_plain(model_type: str, tmp_path: P
 
 def test_plain_is_refused_where_the_stock_config_cannot_say_the_heads() -> None:
     with pytest.raises(PlanDoesNotFit, match="the stock config of bert cannot say 2 heads of width 8"):
-        tiny_compressed(_even("bert", heads=2), 0.8, format="plain")
+        tiny_compressed(_even("bert", heads=2), 1.0, format="plain")
 
 
 def _even(model_type: str, heads: int) -> PreTrainedModel:
@@ -145,9 +145,10 @@ def _even(model_type: str, heads: int) -> PreTrainedModel:
 def test_every_head_of_a_family_has_an_auto_class_of_its_own() -> None:
     for model_type in MODEL_TYPES:
         for head in heads(model_type):
-            config = _saved(model_type, head).config
-            assert config.auto_map["AutoModel"].endswith(f".{type(_saved(model_type, 'bare')).__name__}")
-            assert f"modeling_slimformer.{type(_saved(model_type, head)).__name__}" in config.auto_map.values()
+            model = tiny(model_type, head)
+            name, reference = next(iter(auto_map(model).items()))
+            assert reference == f"modeling_slimformer.{type(model).__name__}" and name == auto_class(model)
+            assert auto_map(model)["AutoModel"] == f"modeling_slimformer.{model_class(model_type, 'bare').__name__}"
 
 
 def test_only_model_classes_are_made() -> None:

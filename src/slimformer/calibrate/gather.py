@@ -59,6 +59,12 @@ def positions(config: Any) -> int:
     return int(most) - (config.pad_token_id + 1 if config.model_type == "roberta" else 0)
 
 
+def vocabulary(model: PreTrainedModel) -> int:
+    """How many tokens the model knows; tokenizers may know more or fewer."""
+    table: Any = model.get_input_embeddings()
+    return int(table.weight.shape[0])
+
+
 def gather(
     source: Source | Tensor,
     model: PreTrainedModel,
@@ -197,10 +203,10 @@ def _require_readable(splits: dict[str, list[Batch]], model: PreTrainedModel, ar
                 "use the processor that belongs to the model"
             )
         return
-    known = int(model.get_input_embeddings().weight.shape[0])
-    wrong = [i for given in inputs for i in (int(given["input_ids"].min()), int(given["input_ids"].max()))]
-    if min(wrong) < 0 or max(wrong) >= known:
+    ids = [given["input_ids"] for given in inputs]
+    least, most = min(int(part.min()) for part in ids), max(int(part.max()) for part in ids)
+    if least < 0 or most >= vocabulary(model):
         raise DataUnreadable(
-            f"the data hold token {max(wrong) if min(wrong) >= 0 else min(wrong)}, and the model knows 0 to {known - 1}; "
+            f"the data hold tokens {least} to {most}, and the model knows 0 to {vocabulary(model) - 1}; "
             "use the tokenizer that belongs to the model"
         )

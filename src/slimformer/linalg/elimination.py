@@ -33,8 +33,8 @@ def eliminate(
     # ‖v‖ is all that counts, so an m × d map with m > d is replaced by a d × d one with the same Gram matrix.
     V = W.double() if len(W) <= W.shape[1] else torch.linalg.qr(W.double(), mode="r").R
     alive = torch.arange(len(C), device=C.device)
-    gone: list[Tensor] = []
-    costs: list[Tensor] = []
+    gone = [alive[:0]]  # not empty lists: a width that was cut to nothing has an order, too
+    costs = [H.new_zeros(0)]
     while len(alive):
         n = min(BLOCK, len(alive))
         dropped, cost, F, Y = _drop_block(H, V, n)

@@ -43,7 +43,7 @@ def text_of(name: str) -> str:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UnknownRecipe(
-                f"the recipe file {name!r} cannot be read: {reason}; `slimformer recipes show balanced` prints one to copy"
+                f"the recipe file {name!r} cannot be read: {reason}; see `slimformer recipes show balanced`"
             ) from error
     if name not in names():
         raise UnknownRecipe(

@@ -64,7 +64,8 @@ def deciding_code() -> str:
     """The code and the recipes that decide what a method does."""
     files = [file for folder in DECIDING for file in (PACKAGE / folder).glob("*.py")]
     recipes = (PACKAGE / "recipes").glob("*.yaml")
-    return code_hash([*files, *recipes, PACKAGE / "stages.py", HERE / "baselines.py"])
+    alone = [PACKAGE / "stages.py", PACKAGE / "probe.py", HERE / "baselines.py"]
+    return code_hash([*files, *recipes, *alone])
 
 
 def measuring_code() -> str:

@@ -50,6 +50,8 @@ from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.plan import Plan
 from slimformer.plan.recipe import load_recipe
+from slimformer.probe import keep_probes
+from slimformer.probe import keep_probes
 from slimformer.stages import calibrate, carry_out, make_plan, profile, versions
 from subjects import SUBJECTS, Scores, Subject, digest, subject
 from verdicts import OURS, console_tables, holds, summary
@@ -76,7 +78,7 @@ class Options:
 
 
 def statistics_of(subject: Subject, say: Say) -> Statistics:
-    """Moments of the one calibration pass, kept on disk until the model, the tokens or the code changes."""
+    """What one calibration pass found, kept on disk until the model, the tokens or the code changes."""
     code = code_hash([PACKAGE / "calibrate" / "collect.py", PACKAGE / "linalg" / "moments.py"])
     key = settings_hash(
         {
@@ -99,7 +101,7 @@ def _forget_old_curves(folder: Path) -> None:
     """`profile` keeps curves beside the moments; those of other code must not be found."""
     stamp = folder / "curves.code"
     if not stamp.is_file() or stamp.read_text() != deciding_code():
-        for file in folder.glob("curves-*.json"):
+        for file in (*folder.glob("curves-*.json"), *folder.glob("probes.json")):
             file.unlink()
         stamp.write_text(deciding_code())
 
@@ -143,7 +145,12 @@ class Bench:
         self.say(f"{method}: curves")
         if method in BASELINES:
             return BASELINES[method].curves(self.given)
-        return dict(profile(self.subject.model, self.statistics, load_recipe(method)))
+        model, recipe = self.subject.model, load_recipe(method)
+        curves = profile(model, self.statistics, recipe)
+        if recipe.allocation == "greedy" and not self.statistics.probes():
+            self.say(f"{method}: probes")
+            keep_probes(model, self.statistics, curves, self.subject.calibration["select"], recipe)
+        return dict(curves)
 
     def measure(self, small: PreTrainedModel, what: str) -> Scores:
         """Scores on every report; each is kept under the weights it belongs to."""

@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from families import LENGTH, tiny, tiny_batches
 from slimformer.calibrate.collect import BlockMoments, collect
@@ -20,6 +24,17 @@ from slimformer.plan import Plan, allocate
 from slimformer.plan.profile import profile_site
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.rewrite.apply import apply
+
+
+def _norm(self: Any, hidden_states: Tensor) -> Tensor:
+    """Root mean square norm in single precision, as it was, but in double precision for double precision."""
+    wide = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+    return self.weight * wide.to(hidden_states.dtype)
+
+
+for _class in (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm):
+    _class.forward = _norm  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 from rich.console import Console
 
-from slimformer.errors import BudgetOutOfReach, OutputExists, SlimformerError
+from slimformer.errors import OutputExists, SlimformerError
+from slimformer.shell import column_names, fraction, precision, progress_bars, python_line, run, usable_device
 
 app = typer.Typer(
     name="slimformer",
@@ -40,48 +41,67 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         "--task",
+        metavar="DATA",
         help="text, jsonl, tsv, csv or parquet file (several by commas), an image folder, a data set's name such as "
         "sst2 or wikitext2, or builtin",
     ),
 ]
 Columns = Annotated[
-    str, typer.Option(help="columns to read, e.g. sentence, or sentence1,sentence2 for pairs", show_default="by name")
+    str, typer.Option(metavar="NAMES", help="columns to read, e.g. sentence; two for pairs", show_default="by name")
 ]
 Source = Annotated[
-    str, typer.Option("--model", help="the model, if it is no longer where it was calibrated", show_default=False)
+    str, typer.Option("--model", metavar="MODEL", help="where the model is now, if it was moved", show_default=False)
 ]
 Macs = Annotated[
     str, typer.Option("--macs", "--mu", metavar="FRACTION", help="fraction of the block MACs to keep, e.g. 0.5")
 ]
-Tokens = Annotated[int | None, typer.Option(min=1, help="tokens to fit on (default 32768)")]
-Samples = Annotated[int | None, typer.Option(min=1, help="read at most this many documents or images (default all)")]
+Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]
+EvalTokens = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="as for compress; a half of it is read of held-out data")
+]
+Samples = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="read at most this many documents or images (default all)")
+]
 SeqLen = Annotated[
     int | None,
-    typer.Option(min=2, help="sequence length (default 512 for decoders, 128 for encoders, or what the model reads)"),
+    typer.Option(
+        min=2, metavar="N", help="sequence length (default 512 for decoders, 128 for encoders, or all the model reads)"
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="decides the splits; the same seed gives the same model")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto")]
-Dtype = Annotated[str, typer.Option(help="precision to compute in: float32, float64, bfloat16 or float16")]
-RecipeName = Annotated[str, typer.Option("--recipe", help="balanced, stat, uniform, or a path to a .yaml file")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="decides the splits; the same seed gives the same model")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, mps, or auto")]
+Dtype = Annotated[
+    str, typer.Option(metavar="NAME", help="precision to compute in: float32, float64, bfloat16 or float16")
+]
+RecipeName = Annotated[
+    str, typer.Option("--recipe", metavar="NAME", help="balanced, stat, uniform, or a path to a .yaml file")
+]
 Format = Annotated[
-    str, typer.Option("--format", help="ragged: every block its own sizes; plain: sizes the stock config can say")
+    str,
+    typer.Option(
+        "--format", metavar="NAME", help="ragged: every block its own sizes; plain: sizes the stock config can say"
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, no tables")]
-Force = Annotated[bool, typer.Option(help="replace an earlier result of slimformer at the same place")]
+Force = Annotated[bool, typer.Option("--force", help="replace an earlier result of slimformer at the same place")]
 
 
-def fraction(text: str) -> float:
-    """A fraction from the command line."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise BudgetOutOfReach(
-            f"--macs {text!r} is not a number; give the fraction of the MACs to keep, e.g. 0.5"
-        ) from None
-    if not 0 < value <= 1:
-        raise BudgetOutOfReach(f"--macs {text} is not a fraction of the MACs to keep; give a number above 0, up to 1")
-    return value
+def _version(asked: bool) -> None:
+    if asked:
+        from slimformer import __version__
+
+        typer.echo(f"slimformer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of the program itself; the commands do the work."""
 
 
 @app.command(epilog="Example: slimformer inspect demo:minilm")
@@ -101,7 +121,7 @@ def inspect(model: Model, seq_len: SeqLen = None, as_json: AsJson = False, quiet
 @app.command(epilog="Example: slimformer calibrate demo:smollm2 --data builtin --out stats")
 def calibrate(
     model: Model,
-    out_folder: Annotated[Path, typer.Option("--out", help="folder to write the statistics to")],
+    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the statistics to")],
     data: DataOption = "builtin",
     columns: Columns = "",
     tokens: Tokens = None,
@@ -117,17 +137,14 @@ def calibrate(
     """One pass over the data: write the moments of every width, from which any budget can be planned."""
     from slimformer import stages
     from slimformer.checkpoint.atomic import require_free, writing
-    from slimformer.plan.recipe import load_recipe
     from slimformer.probe import keep_probes
 
     stages.require_apart(out_folder, model, data, *data.split(","))
     require_free(out_folder, force)
     loaded, batches = _read(model, data, columns, tokens, samples, seq_len, seed, device, dtype)
-    with _progress(quiet or as_json) as progress, writing(out_folder, force=force) as folder:
+    with progress_bars(err, hidden=quiet or as_json) as progress, writing(out_folder, force=force) as folder:
         statistics = stages.calibrate(loaded, batches, folder, progress=progress)
-        recipe = load_recipe("balanced")
-        curves = stages.profile(loaded.model, statistics, recipe, progress=progress)
-        keep_probes(loaded.model, statistics, curves, batches.splits["select"], recipe, progress=progress)
+        keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
     found = json.loads((out_folder / "stats.json").read_text())
     _emit(found, as_json, quiet, lambda: typer.echo(f"statistics of {found['model']} are in {out_folder}"))
 
@@ -136,7 +153,9 @@ def calibrate(
 def plan(
     stats: Stats,
     macs: Macs,
-    out_file: Annotated[Path, typer.Option("--out", help="where to write the plan")] = Path("plan.json"),
+    out_file: Annotated[Path, typer.Option("--out", metavar="FILE", help="where to write the plan")] = Path(
+        "plan.json"
+    ),
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
     model: Source = "",
@@ -156,7 +175,7 @@ def plan(
     _require_plan(out_file)
     require_free_file(out_file, force)
     dense = _calibrated(statistics, model).model
-    with _progress(quiet or as_json) as progress:
+    with progress_bars(err, hidden=quiet or as_json) as progress:
         stages.require_same_model(dense, statistics)
         curves = stages.profile(dense, statistics, chosen, progress=progress)
         made = stages.make_plan(dense, statistics, curves, macs=budget, recipe=chosen, format=format)
@@ -169,7 +188,7 @@ def plan(
 def apply(
     stats: Stats,
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="the plan.json `slimformer plan` wrote")],
-    out_folder: Annotated[Path, typer.Option("--out", help="folder to write the smaller model to")],
+    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")],
     model: Source = "",
     force: Force = False,
     as_json: AsJson = False,
@@ -185,7 +204,7 @@ def apply(
     stages.require_apart(out_folder, stats, plan_file, model or statistics.provenance.model)
     require_free(out_folder, force)
     loaded = _calibrated(statistics, model)
-    with _progress(quiet or as_json) as progress:
+    with progress_bars(err, hidden=quiet or as_json) as progress:
         small = stages.replay(made, loaded.model, statistics, progress=progress)
         report = assess.describe_result(loaded, small, made, statistics.provenance)
         progress("save and verify", 0, 1)
@@ -195,14 +214,16 @@ def apply(
 
 
 @app.command(
-    epilog="Examples: slimformer compress demo:smollm2 --macs 0.8 --out smaller · "
-    "slimformer compress ./my-classifier --macs 0.6 --data train.tsv --columns sentence --out smaller · "
-    "slimformer compress ./my-vit --macs 0.5 --data images/ --format plain --out smaller"
+    epilog="Example: slimformer compress demo:smollm2 --macs 0.8 --out smaller\n\n"
+    "A classifier: slimformer compress ./bert --macs 0.6 --data train.tsv --columns sentence --out smaller\n\n"
+    "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller"
 )
 def compress(
     model: Model,
     macs: Macs,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="folder to write the smaller model to")] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")
+    ] = None,
     data: DataOption = "builtin",
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
@@ -215,7 +236,7 @@ def compress(
     dtype: Dtype = "float32",
     latency: Annotated[bool, typer.Option(help="measure latency before and after")] = True,
     dry_run: Annotated[
-        bool, typer.Option(help="show what would be kept if every block lost the same share; no data")
+        bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
     ] = False,
     force: Force = False,
     as_json: AsJson = False,
@@ -234,11 +255,11 @@ def compress(
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
     stages.require_apart(out_folder, model, data, *data.split(","))
     require_free(out_folder, force)
-    with _progress(quiet or as_json) as progress:
+    with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
             model, data, macs=budget, recipe=chosen, format=format, seq_len=seq_len, tokens=tokens, samples=samples,
-            columns=_columns(columns), seed=seed, device=_device(device), dtype=_dtype(dtype), latency=latency,
-            progress=progress,
+            columns=column_names(columns), seed=seed, device=usable_device(device), dtype=precision(dtype),
+            latency=latency, progress=progress,
         )  # fmt: skip
         progress("save and verify", 0, 1)
         result.save(out_folder, force=force)
@@ -254,10 +275,10 @@ def compress(
 @app.command("eval", epilog="Example: slimformer eval smaller --against demo:smollm2 --data other-text.txt")
 def evaluate(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="the smaller model")],
-    against: Annotated[str, typer.Option(help="the dense model it came from")],
+    against: Annotated[str, typer.Option(metavar="MODEL", help="the dense model it came from")],
     data: DataOption = "builtin",
     columns: Columns = "",
-    tokens: Tokens = None,
+    tokens: EvalTokens = None,
     samples: Samples = None,
     seq_len: SeqLen = None,
     seed: Seed = 0,
@@ -271,9 +292,9 @@ def evaluate(
     from slimformer.models.load import load_model
     from slimformer.report.console import show
 
-    small = load_model(folder, device=_device(device))
+    small = load_model(folder, device=usable_device(device))
     loaded, batches = _read(against, data, columns, tokens, samples, seq_len, seed, device, "float32", "evaluation")
-    with _progress(quiet or as_json) as progress:
+    with progress_bars(err, hidden=quiet or as_json) as progress:
         report = assess.evaluate_pair(loaded, small, batches, latency=latency, progress=progress)
     _emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
 
@@ -307,8 +328,6 @@ def recipes_show(
 
 def main() -> None:
     """Entry point: facts a user can act on become one line and exit code 2; an interrupt leaves nothing behind."""
-    from slimformer.shell import run
-
     sys.exit(run(app, err))
 
 
@@ -320,10 +339,10 @@ def _read(
     from slimformer.models import describe
     from slimformer.models.load import load_model
 
-    loaded = load_model(model, dtype=_dtype(dtype), device=_device(device))
+    loaded = load_model(model, dtype=precision(dtype), device=usable_device(device))
     batches = gather(
         data, loaded.model, loaded.processor, describe(loaded.model),
-        seq_len=seq_len, tokens=tokens, samples=samples, columns=_columns(columns), seed=seed, purpose=purpose,
+        seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
     )  # fmt: skip
     return loaded, batches
 
@@ -332,7 +351,7 @@ def _calibrated(statistics: Any, moved: str) -> Any:
     """The model the statistics are of, in the precision they were made in: then every route gives the same bits."""
     from slimformer.models.load import load_model
 
-    return load_model(moved or statistics.provenance.model, dtype=_dtype(statistics.provenance.dtype))
+    return load_model(moved or statistics.provenance.model, dtype=precision(statistics.provenance.dtype))
 
 
 def _require_plan(path: Path) -> None:
@@ -359,41 +378,6 @@ def _dry_run(
     _emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(loaded.model), made))))
 
 
-def _columns(text: str) -> list[str] | None:
-    return [name.strip() for name in text.split(",") if name.strip()] or None
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return str(found) if found else "cpu"
-    try:
-        torch.empty(1, device=name).cpu()  # meta tensors can be made, but hold nothing
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0][:100]
-        raise SlimformerError(
-            f"--device {name!r} cannot be used here ({reason}); choose from cpu, cuda, mps, auto"
-        ) from None
-    return name
-
-
-def _dtype(name: str) -> Any:
-    import torch
-
-    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        raise SlimformerError(f"--dtype {name!r} is not known; choose from {', '.join(known)}")
-    return known[name]
-
-
-def _progress(hidden: bool) -> Any:
-    from slimformer.shell import progress_bars
-
-    return progress_bars(err, hidden=hidden)
-
-
 def _emit(found: Any, as_json: bool, quiet: bool, tables: Any) -> None:
     from slimformer.report.report import strict
 
@@ -404,8 +388,6 @@ def _emit(found: Any, as_json: bool, quiet: bool, tables: Any) -> None:
 
 
 def _saved(folder: Path, report: Any) -> None:
-    from slimformer.shell import python_line
-
     place = str(folder)
     plain = f"from transformers import {report.load_class} as M; model = M.from_pretrained({place!r})"
     ragged = f"import slimformer; model = slimformer.load({place!r})"

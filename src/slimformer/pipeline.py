@@ -100,7 +100,7 @@ def compress(
             curves = profile(loaded.model, statistics, chosen, progress=progress)
         if chosen.allocation == "greedy":
             with _timed(seconds, "probe"):
-                keep_probes(loaded.model, statistics, curves, batches.splits["select"], chosen, progress=progress)
+                keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
         plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=chosen, format=format)
         with _timed(seconds, "apply"):
             small = carry_out(plan, loaded.model, statistics, curves, progress=progress)

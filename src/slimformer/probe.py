@@ -23,11 +23,11 @@ from slimformer.models import Architecture, Family, Site, describe
 from slimformer.models.architecture import weight_of
 from slimformer.plan import Edit
 from slimformer.plan.profile import site_width
-from slimformer.plan.recipe import Recipe
+from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.plan.sensitivity import Probe
 from slimformer.rewrite.apply import cut_site
 from slimformer.rewrite.sizes import keep_attributes_true
-from slimformer.stages import Progress, silent
+from slimformer.stages import Progress, profile, silent
 
 TOKENS = 1024  # real tokens of the select split a probe reads
 LENGTH = 128  # of many short sequences rather than of few long ones
@@ -69,15 +69,14 @@ def probe(
 
 
 def keep_probes(
-    model: PreTrainedModel,
-    statistics: Statistics,
-    curves: Mapping[str, Curve],
-    batches: Sequence[Batch],
-    recipe: Recipe,
-    *,
-    progress: Progress = silent,
+    model: PreTrainedModel, statistics: Statistics, batches: Sequence[Batch], *, progress: Progress = silent
 ) -> None:
-    """Probe, and write what was found beside the statistics, where every later plan reads it."""
+    """Probe, and write what was found beside the statistics, where every later plan reads it.
+
+    Always with the default recipe: `calibrate` does not know that of the plan, and must find what `compress` finds.
+    """
+    recipe = load_recipe("balanced")
+    curves = profile(model, statistics, recipe, progress=progress)
     found = probe(model, statistics.block, curves, batches, recipe, progress=progress)
     write_probes(statistics.folder, {name: asdict(each) for name, each in found.items()})
 

@@ -1,4 +1,4 @@
-"""What a terminal needs around the commands: progress bars, one-line errors, exit codes, a clean end by signals."""
+"""What a terminal needs around the commands: values of options, progress, one-line errors, exit codes, signals."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from slimformer.errors import SlimformerError
+from slimformer.errors import BudgetOutOfReach, SlimformerError
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -134,3 +135,44 @@ def python_line(code: str) -> str:
     """A line that runs `code`, to be copied into a shell."""
     plain = not re.search(r'["$`\\!]', code)
     return f'python -c "{code}"' if plain else f"python -c {shlex.quote(code)}"
+
+
+def fraction(text: str) -> float:
+    """A fraction from the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise BudgetOutOfReach(
+            f"--macs {text!r} is not a number; give the fraction of the MACs to keep, e.g. 0.5"
+        ) from None
+    if not 0 < value <= 1:
+        raise BudgetOutOfReach(f"--macs {text} is not a fraction of the MACs to keep; give a number above 0, up to 1")
+    return value
+
+
+def column_names(text: str) -> list[str] | None:
+    """The names in `sentence1,sentence2`."""
+    return [name.strip() for name in text.split(",") if name.strip()] or None
+
+
+def usable_device(name: str) -> str:
+    """A device that is here; the best one for `auto`."""
+    if name == "auto":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return str(found) if found else "cpu"
+    try:
+        torch.empty(1, device=name).cpu()  # meta tensors can be made, but hold nothing
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise SlimformerError(
+            f"--device {name!r} cannot be used here ({reason}); choose from cpu, cuda, mps, auto"
+        ) from None
+    return name
+
+
+def precision(name: str) -> torch.dtype:
+    """The data type of that name."""
+    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise SlimformerError(f"--dtype {name!r} is not known; choose from {', '.join(known)}")
+    return known[name]

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments, collect
@@ -134,8 +134,18 @@ def make_plan(
 
 
 def site_weights(statistics: Statistics, recipe: Recipe) -> dict[str, float]:
-    """What an error at each site counts for: as probed, or by the energy of the stream it is added to."""
-    probes = {name: Probe(**found) for name, found in statistics.probes().items()}
+    """What an error at each site counts for: as probed, or by the energy of the stream it is added to.
+
+    Only the greedy allocation goes by probes; for the others none need be made.
+    """
+    found = statistics.probes() if recipe.allocation == "greedy" else {}
+    try:
+        probes = TypeAdapter(dict[str, Probe]).validate_python(found)
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise PlanDoesNotFit(
+            f"{statistics.folder / 'probes.json'}: {where} cannot be used; run `slimformer calibrate` again"
+        ) from None
     return sensitivities(probes, temper=recipe.temper) or statistics.weights()
 
 

@@ -49,7 +49,9 @@ def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: i
         return (height // rows) * (width // columns) + 1
     most = positions(config)
     if asked is not None and asked > most:
-        raise SequenceTooLong(f"a sequence length of {asked:,} was asked for, and the model has {most:,} positions")
+        raise SequenceTooLong(
+            f"a sequence length of {asked:,} was asked for, and the model has {most:,} positions; give {most} or less"
+        )
     return asked or min(512 if architecture.family.causal else 128, most)
 
 

@@ -93,7 +93,9 @@ def write_block(folder: Path, moments: BlockMoments) -> None:
 
 
 def write_probes(folder: Path, probes: Mapping[str, Mapping[str, Any]]) -> None:
-    (folder / "probes.json").write_text(json.dumps(dict(probes), indent=1))
+    """What the sensitivity probes found, by site."""
+    with _room(folder):
+        (folder / "probes.json").write_text(json.dumps(dict(probes), indent=1))
 
 
 def write_weights(folder: Path, weights: Mapping[str, float]) -> None:

@@ -96,6 +96,8 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
         if site.units != edit.of or not 0 <= edit.keep <= edit.of:
             raise PlanDoesNotFit(f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, this model has {site.units}")
         legal = dict(zip(*legal_sizes(site.units, site.group), strict=True))
+        if site.kind == "attn.heads":
+            del legal[0]  # stock attention cannot run without heads
         if legal.get(edit.keep) != edit.groups:
             raise PlanDoesNotFit(
                 f"{edit.site}: the plan keeps {edit.keep} units in {edit.groups} groups; "

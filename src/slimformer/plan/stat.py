@@ -43,7 +43,7 @@ def stat_opt(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     """STAT's allocation for decoders: curves divided by an exponential fit of their first value."""
     heads, neurons = by_kind(ladders)
     _require_pivots(neurons)
-    for_neurons = [1 / fit for fit in _exponential_fit([ladder.curve.pivots[0] for ladder in neurons])]
+    for_neurons = [1 / fit for fit in _exponential_fit([sum(ladder.curve.pivots[:1]) for ladder in neurons])]
     for_heads = [1 / fit for fit in _exponential_fit([math.sqrt(ladder.curve.fit[0]) for ladder in heads])]
     steps = [
         (score * 1.125 ** (heads[l].site.units - units + 1), l, units)
@@ -75,7 +75,7 @@ def _best_first(steps: Sequence[Step]) -> list[Step]:
 
 def _require_pivots(neurons: Sequence[Ladder]) -> None:
     for ladder in neurons:
-        if not ladder.curve.pivots:
+        if len(ladder.curve.pivots) < ladder.site.units:
             raise UnknownMethod(
                 f"STAT's allocation needs pivots, which {ladder.curve.method} has not; use interpolative"
             )
@@ -89,7 +89,7 @@ def _thresholds(
     tail_weight: Sequence[float],
 ) -> Sizes:
     heads, neurons = by_kind(ladders)
-    per_neuron = neurons[0].macs[-1] / neurons[0].sizes[-1].units
+    per_neuron = max(ladder.macs[-1] / max(1, ladder.site.units) for ladder in neurons)
     best: tuple[float, list[int], list[int]] | None = None
     all_heads = math.ceil(sum(ladder.site.units for ladder in heads) / len(heads))
     fewest = max(1, int(budget / sum(ladder.macs[-1] for ladder in ladders) * all_heads))
@@ -146,10 +146,9 @@ def _within(ladders: Sequence[Ladder], sizes: Sizes, budget: int) -> Sizes:
 
 
 def _exponential_fit(first: Sequence[float]) -> list[float]:
-    """exp of the straight line through log first value over depth."""
-    depth = np.arange(len(first))
-    values = np.log(np.maximum(np.asarray(first, dtype=float), 1e-300))
-    if len(first) < 2:
-        return list(np.exp(values))
-    slope, start = np.polyfit(depth, values, 1)
-    return [float(math.exp(start + slope * l)) for l in depth]
+    """exp of the straight line through log first value over depth. Blocks that are empty or dead have no say."""
+    depth = [l for l, value in enumerate(first) if value > 0]
+    if len(depth) < 2:
+        return [next((value for value in first if value > 0), 1.0)] * len(first)
+    slope, start = np.polyfit(depth, np.log([first[l] for l in depth]), 1)
+    return [math.exp(start + slope * l) for l in range(len(first))]

@@ -51,7 +51,6 @@ from slimformer.models.architecture import fingerprint
 from slimformer.plan import Plan
 from slimformer.plan.recipe import load_recipe
 from slimformer.probe import keep_probes
-from slimformer.probe import keep_probes
 from slimformer.stages import calibrate, carry_out, make_plan, profile, versions
 from subjects import SUBJECTS, Scores, Subject, digest, subject
 from verdicts import OURS, console_tables, holds, summary
@@ -93,13 +92,13 @@ def statistics_of(subject: Subject, say: Say) -> Statistics:
         splits = {split: list(batches) for split, batches in subject.calibration.items()}
         data = Data(splits, subject.data, key, subject.settings()["seed"], subject.seq_len)
         calibrate(subject.loaded, data, folder, progress=lambda stage, i, n: say(f"{stage} {i}/{n}"))
-    _forget_old_curves(folder)
+    _forget_old_findings(folder)
     return open_statistics(folder)
 
 
-def _forget_old_curves(folder: Path) -> None:
-    """`profile` keeps curves beside the moments; those of other code must not be found."""
-    stamp = folder / "curves.code"
+def _forget_old_findings(folder: Path) -> None:
+    """Curves and probes are kept beside the moments; those of other code must not be taken for ours."""
+    stamp = folder / "deciding.code"
     if not stamp.is_file() or stamp.read_text() != deciding_code():
         for file in (*folder.glob("curves-*.json"), *folder.glob("probes.json")):
             file.unlink()
@@ -149,7 +148,7 @@ class Bench:
         curves = profile(model, self.statistics, recipe)
         if recipe.allocation == "greedy" and not self.statistics.probes():
             self.say(f"{method}: probes")
-            keep_probes(model, self.statistics, curves, self.subject.calibration["select"], recipe)
+            keep_probes(model, self.statistics, self.subject.calibration["select"])
         return dict(curves)
 
     def measure(self, small: PreTrainedModel, what: str) -> Scores:

@@ -218,7 +218,7 @@ def token_stream(tokenizer: PreTrainedTokenizerBase, text: str) -> Tensor:
     return torch.tensor(tokenizer(text, verbose=False)["input_ids"])
 
 
-def fit_stories(model: PreTrainedModel, ids: Tensor, *, n_epochs: int = 3, size: int = 8) -> list[float]:
+def fit_stories(model: PreTrainedModel, ids: Tensor, *, n_epochs: int = 2, size: int = 8) -> list[float]:
     """Next-token training on windows of the stream; every epoch cuts the stream at other places."""
     order: list[Tensor] = []
     for _ in range(n_epochs):
@@ -288,7 +288,7 @@ def digit_loader(images: Tensor, labels: Tensor, *, shift: int = 0) -> Loader:
     return load
 
 
-def train_vit_mnist(n_epochs: int = 8, size: int = 128) -> Trained:
+def train_vit_mnist(n_epochs: int = 3, size: int = 128) -> Trained:
     """ViT with 6 layers, width 96, 4 heads, FFN 384, patches of 7 × 7; RGB, because pipelines feed that."""
     images, labels = mnist("train")
     names = [str(digit) for digit in range(10)]

@@ -13,18 +13,16 @@ import slimformer
 from slimformer.calibrate.documents import Document
 from slimformer.models.load import load_model
 
-THINGS = "film|meal|hotel|concert|novel|train ride|lecture|match|play|holiday|cake|exhibition".split("|")
-ENDS = "|, from start to finish|, and everybody said so|; that is all I can say".split("|")
-WORDS = {
-    "train": ["dreadful|boring|awful|poor|ugly|painful", "wonderful|exciting|lovely|superb|beautiful|charming"],
-    "test": ["terrible|dull|horrible", "great|delightful|excellent"],
-}
+THINGS = ["film", "meal", "hotel", "concert", "novel", "journey", "lecture", "match", "play", "holiday", "cake", "show"]
+ENDS = ["", ", from start to finish", ", and everybody said so", "; that is all I can say"]
+BAD, GOOD = ["dreadful", "boring", "awful", "poor", "ugly"], ["wonderful", "exciting", "lovely", "superb", "charming"]
+WORDS = {"train": [BAD, GOOD], "test": [["terrible", "dull", "horrible"], ["great", "delightful", "excellent"]]}
 
 
 def documents(part):
     """Labelled sentences: 0 for a complaint, 1 for praise."""
     for label, words in enumerate(WORDS[part]):
-        for thing, word, end in itertools.product(THINGS, words.split("|"), ENDS):
+        for thing, word, end in itertools.product(THINGS, words, ENDS):
             yield Document(f"The {thing} was {word}{end}.", label=label)
 
 
@@ -50,7 +48,7 @@ with torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
     model.classifier.weight.copy_(W)
     model.classifier.bias.copy_(-W @ mean)
 
-    result = slimformer.compress(model, train, macs=0.6, processor=tokenizer, seq_len=32, latency=False)
+    result = slimformer.compress(model, train, macs=0.5, processor=tokenizer, seq_len=32, latency=False)
     small = slimformer.load(result.save(f"{scratch}/smaller"))
     print(f"accuracy on unseen words: {accuracy(model, tokenizer, test):.3f} before, ", end="")
     print(f"{accuracy(small, AutoTokenizer.from_pretrained(f'{scratch}/smaller'), test):.3f} after")

@@ -20,28 +20,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from slimformer.errors import BudgetOutOfReach, SlimformerError
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT = 2
+SIGNALS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "terminated"}
 
 
-class Terminated(SystemExit):
-    """A polite kill: everything is cleaned up on the way out, as after Ctrl-C."""
+class Stopped(SystemExit):
+    """Ctrl-C, a polite kill or a closed terminal: everything is cleaned up on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.how = SIGNALS[signal.Signals(number).name]
 
 
 def run(app: typer.Typer, err: Console) -> int:
     """Run the commands; say facts in one line."""
     quieten()
     try:
-        with _terminable():
-            code = typer.main.get_command(app).main(standalone_mode=False)
-        return int(code or 0)
+        with _stoppable():
+            return int(typer.main.get_command(app).main(prog_name="slimformer", standalone_mode=False) or 0)
     except SlimformerError as error:
         return _say(err, str(error))
     except typer.Exit as error:
         return int(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        return _say(err, "interrupted; nothing is left half-written", INTERRUPTED)
-    except Terminated as error:
-        return _say(err, "terminated; nothing is left half-written", int(error.code or 0))
+    except Stopped as error:
+        _say(err, f"{error.how}; nothing is left half-written")
+        return int(error.code or 0)
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help itself has been shown
             return 0
@@ -67,28 +70,29 @@ def _fact(error: Exception) -> str | None:
     return None
 
 
-def _say(err: Console, message: str, code: int = BAD_INPUT) -> int:
-    err.print(f"slimformer: {' '.join(message.split())}", markup=False, highlight=False, soft_wrap=True)
-    return code
+def _say(err: Console, message: str) -> int:
+    err.print(f"slimformer: {' '.join(message.split())}", markup=False, emoji=False, highlight=False, soft_wrap=True)
+    return BAD_INPUT
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal clean up as Ctrl-C does; a signal somebody asked to ignore stays ignored."""
+def _stoppable() -> Iterator[None]:
+    """Let signals end the program in one way; one that somebody has asked to ignore or to treat otherwise stays so."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        raise Terminated(128 + number)
+        raise Stopped(number)
 
-    wanted = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [signal.Signals[name] for name in SIGNALS if hasattr(signal, name)]
     mine = threading.current_thread() is threading.main_thread()
-    taken = [number for number in wanted if mine and signal.getsignal(number) is signal.SIG_DFL]
-    for number in taken:
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {number: signal.getsignal(number) for number in numbers if mine and signal.getsignal(number) in usual}
+    for number in before:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def quieten() -> None:
@@ -101,7 +105,8 @@ def quieten() -> None:
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    logging.getLogger("datasets").setLevel(logging.ERROR)
+    for name in ("datasets", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure:  # a terminal that cannot show ↓ gets a question mark, not a traceback
         reconfigure(errors="replace")

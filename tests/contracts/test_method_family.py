@@ -207,8 +207,8 @@ def read_outputs(model, site, batches):
 @with_and_without_mean
 @pytest.mark.parametrize("ridge", [1e-12, 1e-2])
 def test_the_error_in_the_model_is_the_one_on_the_curve(method, model_type, absorb, ridge):
-    """Cut one site of the first block: its inputs are the same in both models, so the difference of what its reader puts
-    out must be the error the curve promised, on fitted and on held data alike."""
+    """Cut one site of the first block: its inputs are the same in both models, so the difference of what its reader
+    puts out must be the error the curve promised, on fitted and on held data alike."""
     found, how = stock(model_type), exact(method).model_copy(update={"absorb_mean": absorb, "ridge": ridge})
     for site in found.architecture.of_block(0):
         curve = found.curves(how)[site.name]

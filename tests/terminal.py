@@ -1,0 +1,114 @@
+"""The command line called in process, and folders and files a user might give it."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from families import CLASSES, VOCABULARY, tiny, tiny_image_processor, tiny_tokenizer
+from slimformer.cli import app, err
+from slimformer.shell import run
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def slimformer(*arguments: object) -> Said:
+    """Run a command as the shell would, without paying for another start of Python."""
+    out, log = io.StringIO(), io.StringIO()
+    argv = ["slimformer", *map(str, arguments)]
+    with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(log):
+        code = run(app, err)
+    return Said(code, out.getvalue(), log.getvalue())
+
+
+def done(*arguments: object) -> Said:
+    """Run a command that must go well."""
+    said = slimformer(*arguments)
+    assert said.code == 0, said.err
+    return said
+
+
+def refused(*arguments: object) -> str:
+    """Run a command that must end with exit code 2, nothing on standard output and one line; the line."""
+    said = slimformer(*arguments)
+    assert said.code == 2, said
+    assert said.out == ""
+    assert said.err.startswith("slimformer: ")
+    assert said.err.count("\n") == 1
+    assert said.err.endswith("\n")
+    return said.err
+
+
+BRIEF = ("--tokens", 600, "--no-latency")
+
+
+def compress(model: Path | str, shelf: Path, out: Path | str, *more: object) -> tuple[object, ...]:
+    """The arguments of a short compression; what comes later counts."""
+    return ("compress", model, "--macs", 0.6, "--data", shelf / "text.txt", *BRIEF, "--out", out, *more)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All files below a folder and what is in them."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def furnish(root: Path) -> Path:
+    """Models and data to read."""
+    save_tiny(root / "llama", "llama")
+    save_tiny(root / "gpt2", "gpt2")
+    save_tiny(root / "bert", "bert", "classify")
+    save_tiny(root / "vit", "vit")
+    write_texts(root / "text.txt")
+    write_table(root / "table.tsv")
+    write_images(root / "images")
+    return root
+
+
+def save_tiny(folder: Path, model_type: str, head: str | None = None) -> Path:
+    """A tiny model with its tokenizer or image processor, as a folder."""
+    tiny(model_type, head).save_pretrained(folder)
+    (tiny_image_processor() if model_type == "vit" else tiny_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def texts(n: int, seed: int = 0) -> list[str]:
+    """Documents in the words of the tiny tokenizer."""
+    draw = random.Random(seed)
+    return [" ".join(f"w{draw.randrange(5, VOCABULARY)}" for _ in range(draw.randrange(20, 60))) for _ in range(n)]
+
+
+def write_texts(path: Path, n: int = 120, seed: int = 0) -> Path:
+    path.write_text("\n\n".join(texts(n, seed)))
+    return path
+
+
+def write_table(path: Path, n: int = 120) -> Path:
+    """Sentences with labels, tab-separated."""
+    rows = [f"{text}\t{i % CLASSES}" for i, text in enumerate(texts(n))]
+    path.write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    return path
+
+
+def write_images(folder: Path, n: int = 12) -> Path:
+    """Random pictures, a sub-folder for each class."""
+    import numpy as np
+    from PIL import Image
+
+    for label in range(CLASSES):
+        (folder / str(label)).mkdir(parents=True)
+        for i in range(n):
+            pixels = np.random.default_rng(n * label + i).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / str(label) / f"{i}.png")
+    return folder

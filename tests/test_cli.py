@@ -1,0 +1,197 @@
+"""What a user types and what comes back: the same by every route, one object for a program, help that teaches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import slimformer as package
+from terminal import BRIEF, compress, done, furnish, refused, slimformer
+
+COMMANDS = [
+    ["inspect"],
+    ["calibrate"],
+    ["plan"],
+    ["apply"],
+    ["compress"],
+    ["eval"],
+    ["recipes", "ls"],
+    ["recipes", "show"],
+]
+
+
+@pytest.fixture(autouse=True)
+def trusting(monkeypatch):
+    """Reloading in a fresh process takes seconds and is tested elsewhere."""
+    monkeypatch.setattr("slimformer.checkpoint.save.verify_reload", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """Models and data, read by all tests and changed by none."""
+    return furnish(tmp_path_factory.mktemp("shelf"))
+
+
+@pytest.fixture(scope="module")
+def stats(shelf):
+    done("calibrate", shelf / "llama", "--data", shelf / "text.txt", "--tokens", 600, "--out", shelf / "stats", "-q")
+    return shelf / "stats"
+
+
+@pytest.fixture(scope="module")
+def plan(stats, shelf):
+    done("plan", stats, "--macs", 0.6, "--out", shelf / "plan.json", "-q")
+    return shelf / "plan.json"
+
+
+def same_weights(a, b):
+    one, other = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "format"), [("balanced", "ragged"), ("balanced", "plain"), ("stat", "ragged"), ("uniform", "ragged")]
+)
+def test_plan_and_apply_give_the_bits_of_compress(recipe, format, stats, shelf, tmp_path):
+    how = ("--recipe", recipe, "--format", format)
+    done(*compress(shelf / "llama", shelf, tmp_path / "one", "-q", *how))
+    done("plan", stats, "--macs", 0.6, "--out", tmp_path / "plan.json", "-q", *how)
+    done("apply", stats, tmp_path / "plan.json", "--out", tmp_path / "other", "-q")
+    assert same_weights(tmp_path / "one", tmp_path / "other")
+    assert (tmp_path / "one" / "plan.json").read_text() == (tmp_path / "plan.json").read_text()
+
+
+def test_the_precision_of_calibration_is_that_of_the_plan(shelf, tmp_path):
+    precise = ("--dtype", "float64", "-q")
+    data = ("--data", shelf / "text.txt", "--tokens", 600)
+    done(*compress(shelf / "gpt2", shelf, tmp_path / "one", *precise))
+    done("calibrate", shelf / "gpt2", *data, "--out", tmp_path / "stats", *precise)
+    done("plan", tmp_path / "stats", "--macs", 0.6, "--out", tmp_path / "plan.json", "-q")
+    done("apply", tmp_path / "stats", tmp_path / "plan.json", "--out", tmp_path / "other", "-q")
+    assert same_weights(tmp_path / "one", tmp_path / "other")
+    assert load_file(tmp_path / "one" / "model.safetensors")["transformer.wte.weight"].dtype == torch.float32
+
+
+def test_data_that_were_calibrated_on_are_evaluated_on_what_was_held_out(stats, plan, shelf, tmp_path):
+    done("apply", stats, plan, "--out", tmp_path / "small", "-q")
+    data = json.loads((tmp_path / "small" / "report.json").read_text())["data"]
+    assert data["hash"] == json.loads((stats / "stats.json").read_text())["data_hash"]
+    assert data["seed"] == 0
+
+    def compare(*more):
+        return ("eval", tmp_path / "small", "--against", shelf / "llama", "--no-latency", "--json", *more)
+
+    same = json.loads(done(*compare("--data", shelf / "text.txt", "--tokens", 600)).out)
+    assert same["data"]["tokens"]["report"] == data["tokens"]["report"]
+    assert "only the part held out then is used" in same["warnings"][0]
+    fresh = json.loads(done(*compare("--data", shelf / "table.tsv", "--tokens", 600)).out)
+    assert fresh["data"]["tokens"]["report"] > 3 * data["tokens"]["report"]
+    assert not fresh["warnings"]
+    part = json.loads(done(*compare("--data", shelf / "text.txt", "--tokens", 600, "--samples", 40)).out)
+    assert "perhaps on some of these" in part["warnings"][0]
+    assert "calibrated on these data with --seed 0" in refused(*compare("--data", shelf / "text.txt", "--seed", 1))
+
+
+def test_what_compress_and_eval_measure_is_the_same(shelf, tmp_path):
+    made = json.loads(done(*compress(shelf / "llama", shelf, tmp_path / "x", "--json")).out)
+    again = done("eval", tmp_path / "x", "--against", shelf / "llama", "--data", shelf / "text.txt", *BRIEF, "--json")
+    assert json.loads(again.out)["metrics"] == made["metrics"]
+
+
+def test_models_that_are_no_relatives_are_not_compared(stats, plan, shelf, tmp_path):
+    done("apply", stats, plan, "--out", tmp_path / "small", "-q")
+    line = refused("eval", tmp_path / "small", "--against", shelf / "gpt2", "--data", shelf / "text.txt")
+    assert "is a LlamaForCausalLM" in line
+    assert "give the model it came from with --against" in line
+    assert "holds no config.json" in refused("eval", stats, "--against", shelf / "llama")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"data": 5}'])
+def test_a_report_that_says_nothing_is_no_obstacle(text, stats, plan, shelf, tmp_path):
+    done("apply", stats, plan, "--out", tmp_path / "small", "-q")
+    (tmp_path / "small" / "report.json").write_text(text)
+    done("eval", tmp_path / "small", "--against", shelf / "llama", "--data", shelf / "text.txt", *BRIEF, "-q")
+
+
+def commands(shelf, stats, plan, folder):
+    return [
+        ["inspect", shelf / "llama"],
+        ["calibrate", shelf / "llama", "--data", shelf / "text.txt", "--tokens", 600, "--out", folder / "stats"],
+        ["plan", stats, "--macs", 0.7, "--out", folder / "plan.json"],
+        ["apply", stats, plan, "--out", folder / "applied"],
+        compress(shelf / "llama", shelf, folder / "small"),
+        ["compress", shelf / "llama", "--macs", 0.7, "--dry-run"],
+        ["eval", folder / "small", "--against", shelf / "llama", "--data", shelf / "text.txt", *BRIEF],
+        ["recipes", "ls"],
+        ["recipes", "show", "stat"],
+    ]
+
+
+def test_every_command_prints_one_json_object(shelf, stats, plan, tmp_path):
+    for command in commands(shelf, stats, plan, tmp_path):
+        said = done(*command, "--json")
+        assert isinstance(json.loads(said.out), dict), command
+        assert said.out.count("\n") == 1
+        assert said.err == ""
+
+
+def test_every_command_can_be_quiet(shelf, stats, plan, tmp_path):
+    for command in commands(shelf, stats, plan, tmp_path):
+        said = done(*command, "--quiet")
+        assert said.out == said.err == "", command
+
+
+def test_every_command_says_something(shelf, stats, plan, tmp_path):
+    for command in commands(shelf, stats, plan, tmp_path):
+        assert done(*command).out.strip(), command
+
+
+def test_numbers_json_cannot_say_become_null(monkeypatch):
+    monkeypatch.setattr("slimformer.plan.recipe.Recipe.model_dump", lambda _: {"a": [float("nan"), float("inf"), 1.0]})
+    assert json.loads(done("recipes", "show", "stat", "--json").out) == {"a": [None, None, 1.0]}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_teaches(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    said = done(*command, "--help")
+    assert f"Example: slimformer {' '.join(command)}" in said.out
+    assert "Traceback" not in said.err
+    if command in (["compress"], ["calibrate"]):
+        for default in ("[default: builtin]", "(default 32768)", "(default 512 for decoders", "[default: cpu]"):
+            assert default in said.out
+
+
+@pytest.mark.parametrize("arguments", [[], ["recipes"]])
+def test_no_command_shows_help(arguments):
+    said = done(*arguments)
+    assert "Usage: slimformer" in said.out
+    assert said.err == ""
+
+
+def test_version():
+    assert done("--version").out == f"slimformer {package.__version__}\n"
+
+
+def test_odd_names_are_printed_as_they_are(shelf, tmp_path):
+    model = Path(shutil.copytree(shelf / "llama", tmp_path / "[red]o'ne[/nope]"))
+    assert "[red]o'ne[/nope]" in done("inspect", model).out.replace("\n", "")
+    said = done(*compress(model, shelf, tmp_path / "[/]tw'o"))
+    assert "[red]o'ne[/nope]" in said.out.replace("\n", "")
+    line = said.out.splitlines()[-1].strip()
+    assert line.startswith("python -c ")
+    assert "[/]tw'o" in line
+
+
+def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(monkeypatch, shelf):
+    def broken(_name):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("slimformer.models.load.load_model", broken)
+    with pytest.raises(ZeroDivisionError):
+        slimformer("inspect", shelf / "llama")

@@ -96,7 +96,7 @@ def write_texts(path: Path, n: int = 120, seed: int = 0) -> Path:
 
 def write_table(path: Path, n: int = 120) -> Path:
     """Sentences with labels, tab-separated."""
-    rows = [f"{text}\t{i % CLASSES}" for i, text in enumerate(texts(n))]
+    rows = [f"{text}\t{i % CLASSES}" for i, text in enumerate(texts(n, seed=1))]
     path.write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     return path
 

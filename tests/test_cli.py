@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 import slimformer as package
-from terminal import BRIEF, compress, done, furnish, refused, slimformer
+from slimformer.calibrate.documents import Document
+from terminal import BRIEF, compress, done, furnish, refused, slimformer, texts
 
 COMMANDS = [
     ["inspect"],
@@ -95,6 +97,21 @@ def test_data_that_were_calibrated_on_are_evaluated_on_what_was_held_out(stats, 
     part = json.loads(done(*compare("--data", shelf / "text.txt", "--tokens", 600, "--samples", 40)).out)
     assert "perhaps on some of these" in part["warnings"][0]
     assert "calibrated on these data with --seed 0" in refused(*compare("--data", shelf / "text.txt", "--seed", 1))
+
+
+def test_a_named_data_set_is_calibrated_on_one_part_and_evaluated_on_another(shelf, tmp_path, monkeypatch):
+    parts = {"calibration": texts(80, seed=2), "evaluation": texts(80, seed=3)}
+    asked = []
+
+    def read_data(_source, *, split, **_options):
+        asked.append(split)
+        return [Document(text) for text in parts[split]]
+
+    monkeypatch.setattr("slimformer.calibrate.gather.read_data", read_data)
+    done(*compress(shelf / "llama", shelf, tmp_path / "x", "--data", "wikitext2", "-q"))
+    again = done("eval", tmp_path / "x", "--against", shelf / "llama", "--data", "wikitext2", *BRIEF, "--json")
+    assert asked == ["calibration", "evaluation"]
+    assert json.loads(again.out)["warnings"] == []
 
 
 def test_what_compress_and_eval_measure_is_the_same(shelf, tmp_path):
@@ -185,7 +202,7 @@ def test_odd_names_are_printed_as_they_are(shelf, tmp_path):
     assert "[red]o'ne[/nope]" in said.out.replace("\n", "")
     line = said.out.splitlines()[-1].strip()
     assert line.startswith("python -c ")
-    assert "[/]tw'o" in line
+    assert "[/]tw'o" in shlex.split(line)[2]
 
 
 def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(monkeypatch, shelf):
@@ -195,3 +212,18 @@ def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(monkeypatch, shelf):
     monkeypatch.setattr("slimformer.models.load.load_model", broken)
     with pytest.raises(ZeroDivisionError):
         slimformer("inspect", shelf / "llama")
+
+
+def test_the_least_budget_that_is_shown_can_be_had(shelf, tmp_path):
+    for model, format in (("llama", "ragged"), ("llama", "plain"), ("bert", "plain")):
+        least = json.loads(done("inspect", shelf / model, "--json").out)["least_macs"][format]
+        done("compress", shelf / model, "--macs", least, "--format", format, "--dry-run", "-q")
+        refused("compress", shelf / model, "--macs", least - 0.001, "--format", format, "--dry-run")
+
+
+def test_plain_sizes_are_not_promised_for_a_ragged_model(stats, plan, tmp_path):
+    done("apply", stats, plan, "--out", tmp_path / "small", "-q")
+    assert json.loads(done("inspect", tmp_path / "small", "--json").out)["least_macs"]["plain"] is None
+    assert "none: the blocks differ" in done("inspect", tmp_path / "small").out
+    line = refused("compress", tmp_path / "small", "--macs", 0.9, "--format", "plain", "--dry-run")
+    assert "differ in size already" in line

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pty
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from slimformer import probe
+import slimformer as package
+from conftest import skip_or_fail
 from terminal import compress, done, files, furnish, refused, slimformer
 
 
@@ -107,9 +115,77 @@ def test_a_signal_leaves_no_plan_and_no_half_of_a_curve(stats, tmp_path, monkeyp
     assert files(tmp_path) == before
 
 
-def test_progress_is_shown_until_something_goes_wrong(shelf, tmp_path, monkeypatch):
+def test_progress_is_shown_until_something_goes_wrong(shelf, tmp_path):
     said = done(*compress(shelf / "llama", shelf, tmp_path / "x"))
     for stage in ("calibrate", "profile", "probe", "apply", "evaluate", "save and verify"):
         assert stage in said.err
-    monkeypatch.setattr(probe, "knee", lambda _curve: 40)
-    assert "calibration tokens span" in refused(*compress(shelf / "llama", shelf, tmp_path / "y", "--tokens", 30))
+    assert "calibration tokens span" in refused(*compress(shelf / "llama", shelf, tmp_path / "y", "--tokens", 8))
+
+
+# The whole program in a terminal of its own. Progress appears a moment after a stage has begun, so the moment is rough.
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: bytes
+    shown: str
+
+
+def in_a_terminal(arguments, folder, *, stop_at=None, number=signal.SIGINT):
+    """Run the real command; when `stop_at` is shown, do what Ctrl-C does: signal the whole group of processes."""
+    (folder / "tmp").mkdir(parents=True)
+    ours, theirs = pty.openpty()
+    command = [str(Path(sys.executable).with_name("slimformer")), *map(str, arguments)]
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, env=environment, cwd=folder, start_new_session=True
+    )
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # how Linux says that nobody writes any more
+        while part := os.read(ours, 65_536):
+            shown += part
+            if stop_at and stop_at in shown:
+                os.killpg(child.pid, number)
+                stop_at = None
+    os.close(ours)
+    out, _ = child.communicate()
+    return Ended(child.returncode, out, re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode())
+
+
+def stories():
+    folder = Path(__file__).parents[2] / "shared" / "models" / "stories260K"
+    if not folder.is_dir():
+        skip_or_fail(f"the development model in {folder} is absent")
+    if not Path(sys.executable).with_name("slimformer").exists():
+        skip_or_fail("the command slimformer is not installed beside this Python")
+    return folder
+
+
+@pytest.mark.parametrize("stage", [b"calibrate", b"evaluate", b"save and verify"])
+def test_ctrl_c_leaves_nothing(stage, tmp_path):
+    arguments = ["compress", stories(), "--macs", 0.6, "--tokens", 4000, "--out", "new/small"]
+    ended = in_a_terminal(arguments, tmp_path, stop_at=stage)
+    assert ended.code == 130, ended
+    assert ended.out == b""
+    lines = [line for line in re.split(r"[\r\n]+", ended.shown) if line.strip()]
+    assert lines[-1] == "slimformer: interrupted; nothing is left half-written"
+    assert sum("slimformer: " in line for line in lines) == 1
+    assert "Traceback" not in ended.shown
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
+    assert not list((tmp_path / "tmp").glob("slimformer-*"))
+
+
+def test_the_real_command_writes_a_model_that_loads(tmp_path):
+    ended = in_a_terminal(
+        ["compress", stories(), "--macs", 0.6, "--tokens", 4000, "--out", "small", "--json"], tmp_path
+    )
+    assert ended.code == 0, ended
+    report = json.loads(ended.out)
+    assert report["macs_kept"] <= 0.6
+    assert ended.shown == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small", "tmp"]
+    assert not list((tmp_path / "tmp").glob("slimformer-*"))
+    model = package.load(tmp_path / "small")
+    assert sum(parameter.numel() for parameter in model.parameters()) == report["small"]["params"]

@@ -136,15 +136,15 @@ def _cut_alone(
     recipe: Recipe,
 ) -> Iterator[None]:
     """The model with one site cut and refitted; put back afterwards."""
-    blocks = model.get_submodule(architecture.blocks)
-    original = blocks[site.block]  # type: ignore[index]
+    blocks: Any = model.get_submodule(architecture.blocks)  # a list of modules
+    original = blocks[site.block]
     W = weight_of(model.get_submodule(site.reader))
     width = site_width(site, W, moments.sites[site.name], absorb_mean=recipe.absorb_mean)
     edit = Edit(site.name, curve.method, keep, site.units, curve.groups[curve.sizes.index(keep)])
     try:
-        blocks[site.block] = deepcopy(original)  # type: ignore[index]
+        blocks[site.block] = deepcopy(original)
         cut_site(model, site, edit, curve.order, select(width, curve.order, keep, ridge=recipe.ridge))
         keep_attributes_true(model, architecture)
         yield
     finally:
-        blocks[site.block] = original  # type: ignore[index]
+        blocks[site.block] = original

@@ -82,9 +82,9 @@ def _caption(report: Report) -> str:
     tokens, unit = report.data.get("tokens", {}), report.data.get("unit", "tokens")
     parts = [f"metrics on {tokens['report']:,} held-out {unit}" if report.metrics and "report" in tokens else ""]
     if report.latency:
-        parts.append(
-            f"latency: medians of {report.latency['repeats']} interleaved runs, {report.latency['threads']} threads"
-        )
+        runs, threads = report.latency["repeats"], report.latency["threads"]
+        plural = "" if threads == 1 else "s"
+        parts.append(f"latency: medians of {runs} interleaved runs, {threads} thread{plural}")
     return " · ".join(part for part in parts if part)
 
 

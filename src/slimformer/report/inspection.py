@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slimformer.models import Architecture
+from slimformer.models.architecture import KINDS
 from slimformer.models.load import Loaded
 from slimformer.plan.cost import block_cost, full_size, outside_macs, site_cost
 from slimformer.plan.profile import least_macs
@@ -34,10 +36,7 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         "seq_len": seq_len,
         "params": {"total": params, "blocks": inside, "outside": params - inside},
         "macs_per_token": {"blocks": total, "outside": outside_macs(loaded.model, architecture, seq_len), **parts},
-        "least_macs": {
-            name: round(least_macs(architecture, seq_len, multiple_of=8, plain=name == "plain") / total, 4)
-            for name in ("ragged", "plain")
-        },
+        "least_macs": {name: _least(architecture, seq_len, plain=name == "plain") for name in ("ragged", "plain")},
         "sites": [
             {
                 "site": site.name, "units": site.units, "unit": site.unit, "kv_heads": site.units // max(1, site.group),
@@ -48,13 +47,22 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
     }  # fmt: skip
 
 
+def _least(architecture: Architecture, seq_len: int, *, plain: bool) -> float | None:
+    """The smallest --macs, rounded up so that asking for it works; none for plain sizes where blocks differ already."""
+    sizes = {(site.kind, site.units, site.group) for site in architecture}
+    if plain and len(sizes) > len(KINDS):
+        return None
+    least = least_macs(architecture, seq_len, multiple_of=8, plain=plain)
+    return math.ceil(1000 * least / block_cost(architecture, seq_len).macs) / 1000
+
+
 def show_inspection(found: dict[str, Any], console: Console) -> None:
     """Print it as a table."""
     title = Text(f"{found['model']} · {found['class']} ({found['family']} family)")
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
-    heads, neurons = found["sites"][0], found["sites"][1]
+    heads, neurons, plain = found["sites"][0], found["sites"][1], found["least_macs"]["plain"]
     rows = [
         ("blocks", str(found["blocks"])),
         ("hidden size", str(found["hidden"])),
@@ -67,7 +75,7 @@ def show_inspection(found: dict[str, Any], console: Console) -> None:
         ("  feed-forward", f"{found['macs_per_token']['ffn.hidden']:,}"),
         ("MACs outside blocks per token", f"{found['macs_per_token']['outside']:,}"),
         ("smallest --macs, ragged", f"{found['least_macs']['ragged']:.3f}"),
-        ("smallest --macs, plain", f"{found['least_macs']['plain']:.3f}"),
+        ("smallest --macs, plain", "none: the blocks differ" if plain is None else f"{plain:.3f}"),
     ]
     for name, value in rows:
         table.add_row(name, value)

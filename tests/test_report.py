@@ -1,0 +1,117 @@
+"""The views of a report: what is measured is what is shown, and nothing is shown that was not measured."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from slimformer.report.card import model_card
+from slimformer.report.console import show
+from slimformer.report.report import Footprint, Report
+
+METRIC = {"name": "kl", "dense": 0.0, "small": 0.25, "better": "lower", "low": -0.1, "high": 0.4}
+SITES = [
+    {"site": f"blocks.0.{kind}", "block": 0, "kind": kind, "keep": 2, "of": 4, "groups": 2, "of_groups": 4}
+    for kind in ("attn.heads", "ffn.hidden")
+]
+
+
+@pytest.fixture
+def report():
+    return Report(
+        model="owner/name", model_type="llama", load_class="AutoModelForCausalLM", recipe="balanced", format="ragged",
+        budget=0.5, macs_kept=0.5, seq_len=16, dense=Footprint(1000, 10, 2000, 1500, 8000),
+        small=Footprint(500, 10, 1200, 700, 4800), metrics=[METRIC], sites=SITES,
+        data={"name": "/home/someone/text.txt", "hash": "abc", "seed": 0, "tokens": {"report": 1234}, "unit": "tokens"},
+    )  # fmt: skip
+
+
+def shown(report: Report) -> str:
+    out = io.StringIO()
+    show(report, Console(file=out, width=200))
+    return out.getvalue()
+
+
+def latency(dense: float, small: float, ratio: float) -> dict:
+    return {"dense": dense, "small": small, "ratio": ratio}
+
+
+def test_the_ratio_of_latency_is_the_one_measured(report):
+    """The median of ratios, which the ratio of medians is not."""
+    timed = {
+        "body": latency(0.010, 0.005, 0.777),
+        "end_to_end": latency(0.020, 0.010, 0.888),
+        "repeats": 5,
+        "threads": 1,
+    }
+    text = shown(replace(report, latency=timed))
+    body, whole = (next(line for line in text.splitlines() if part in line) for part in ("body", "end to end"))
+    assert "0.777" in body
+    assert "0.888" in whole
+    assert "0.500" not in body + whole
+    assert "0.777" in model_card(replace(report, latency=timed), folder="x")
+
+
+def test_the_last_column_says_what_it_holds(report):
+    text = shown(report)
+    assert "ratio / difference" in text
+    assert "-0.100 … +0.400" in text
+    assert "metrics on 1,234 held-out tokens" in text
+
+
+def test_nothing_is_said_about_metrics_that_were_not_measured(report):
+    bare = replace(report, metrics=[])
+    assert "What it does to the outputs" in model_card(report, folder="x")
+    card = model_card(bare, folder="x")
+    assert "What it does to the outputs" not in card
+    assert "text.txt" not in card
+    assert "held-out" not in shown(bare)
+
+
+def test_images_are_not_called_tokens(report):
+    seen = replace(report, data={**report.data, "unit": "images"})
+    assert "1,234 held-out images" in shown(seen)
+    assert "1,234 images of" in model_card(seen, folder="x")
+
+
+def test_a_card_names_a_hub_model_in_full_and_a_folder_by_its_last_name(report, tmp_path, monkeypatch):
+    card = model_card(report, folder="x")
+    assert "# owner/name at 50 % of its block MACs" in card
+    assert "base_model: owner/name" in card
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    for place in ("models/mine", "./models/mine", str(tmp_path / "models" / "mine"), "/gone/long/ago/mine"):
+        card = model_card(replace(report, model=place), folder="x")
+        assert "# mine at 50 %" in card, place
+        assert "base_model" not in card
+    assert "# demo:minilm at" in model_card(replace(report, model="demo:minilm"), folder="x")
+
+
+def test_a_card_does_not_tell_where_the_data_lay(report):
+    assert "`text.txt`" in model_card(report, folder="x")
+    assert "/home/someone" not in model_card(report, folder="x")
+
+
+def test_code_in_a_card_is_code(report):
+    for format in ("ragged", "plain"):
+        card = model_card(replace(report, format=format), folder='it\'s "mine"')
+        blocks = card.split("```")[1::2]
+        compile(blocks[0].removeprefix("python"), "card", "exec")
+        assert "slimformer" in blocks[0] if format == "ragged" else "slimformer" not in blocks[0]
+
+
+def test_a_name_cannot_bring_markup_along(report):
+    odd = replace(report, model="[red]<script>[/nope]")
+    assert "[red]<script>[/nope]" in shown(odd)
+    assert "<script>" not in model_card(odd, folder="x")
+
+
+def test_a_report_is_strict_json(report):
+    odd = replace(report, metrics=[{**METRIC, "small": float("inf"), "dense": float("nan")}])
+    found = json.loads(odd.to_json(), parse_constant=pytest.fail)
+    assert found["metrics"][0]["small"] is None
+    assert found["slimformer_report"] == 1

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def _without_docstrings(text: str) -> ast.Module:
     return tree
 
 
+@cache  # as it was when the run began, whatever is edited meanwhile
 def deciding_code() -> str:
     """The code and the recipes that decide what a method does."""
     files = [file for folder in DECIDING for file in (PACKAGE / folder).glob("*.py")]
@@ -68,6 +70,7 @@ def deciding_code() -> str:
     return code_hash([*files, *recipes, *alone])
 
 
+@cache
 def measuring_code() -> str:
     """The code that measures a model."""
     return code_hash([PACKAGE / "evaluate" / name for name in MEASURING])

@@ -5,6 +5,7 @@ taken evenly over the whole held-out text, so that few long articles do not deci
 
     smollm2        WikiText-2, valid to calibrate, test to report; C4 as text of another kind
     stories15M     TinyStories, disjoint documents
+    stories260K    the same; a toy that takes seconds, to see that everything runs
     opt-stories, gpt2-stories      TinyStories: the part they were trained on, and the part they were not
     minilm-sst2    SST-2: train; dev and labelled test
     vit-mnist      MNIST: train; test
@@ -131,14 +132,14 @@ def smollm2(amount: Amount) -> Subject:
     return _language("smollm2", loaded, wiki["valid"], reports, 512, amount, data)
 
 
-def stories15m(amount: Amount) -> Subject:
-    """stories15M: 6 blocks, as many key/value heads as queries."""
-    loaded = load_model(shared_file("models", "stories15M", "config.json").parent)
-    stories = read_documents(shared_file("data", "tinystories_sample", "tinystories_sample.txt"))
-    parts = split_documents(stories, seed=SEED)
+def stories(name: str, amount: Amount) -> Subject:
+    """stories15M (6 blocks, as many key/value heads as queries) or stories260K (5 blocks, grouped queries)."""
+    loaded = load_model(shared_file("models", name, "config.json").parent)
+    known = read_documents(shared_file("data", "tinystories_sample", "tinystories_sample.txt"))
+    parts = split_documents(known, seed=SEED)
     reports = {"tinystories": windows(loaded, parts["report"], seq_len=256, count=2 * amount.windows)}
-    known = parts["fit"] + parts["select"]
-    return _language("stories15M", loaded, known, reports, 256, amount, "TinyStories, disjoint documents")
+    rest = parts["fit"] + parts["select"]
+    return _language(name, loaded, rest, reports, 256, amount, "TinyStories, disjoint documents")
 
 
 def trained_on_stories(name: str, amount: Amount) -> Subject:
@@ -221,7 +222,8 @@ def _digits(images: Tensor, labels: Tensor, index: Tensor) -> list[Batch]:
 
 SUBJECTS: dict[str, Callable[[Amount], Subject]] = {
     "smollm2": smollm2,
-    "stories15M": stories15m,
+    "stories15M": lambda amount: stories("stories15M", amount),
+    "stories260K": lambda amount: stories("stories260K", amount),
     "minilm-sst2": minilm_sst2,
     "vit-mnist": vit_mnist,
     "opt-stories": lambda amount: trained_on_stories("opt-stories", amount),

@@ -100,10 +100,15 @@ def show(found: Statement) -> str:
 
 
 def level_text(found: Statement) -> str:
-    """Perplexity, accuracy in percent, or KL, with sensible digits."""
-    if "ppl" in found:
-        return f"{found['ppl']:.4g}" if found["ppl"] < 1e4 else f"{found['ppl']:.1e}"
-    return f"{100 * found['accuracy']:.1f}" if "accuracy" in found else f"{found['kl']:.3g}"
+    """Perplexity, accuracy in percent, or KL, with as many digits as mean something."""
+    if "accuracy" in found:
+        return f"{100 * found['accuracy']:.1f}"
+    if "kl" in found:
+        return f"{found['kl']:.2g}" if found["kl"] < 0.1 else f"{found['kl']:.2f}"
+    ppl = found["ppl"]
+    if ppl >= 1e4:
+        return f"{ppl:.0e}"
+    return f"{ppl:.2f}" if ppl < 10 else f"{ppl:.1f}" if ppl < 100 else f"{ppl:.0f}"
 
 
 def metric_name(found: Statement) -> str:

@@ -72,7 +72,23 @@ def caption(results: dict[str, Any], report: str, dense: dict[str, Any]) -> str:
     )
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {"quality": quality}
+def speed(results: dict[str, Any], _report: str | None) -> str:
+    """Three ratios, each with its target."""
+    rows = []
+    if found := results.get("calibration"):
+        what = f"calibrate + profile over the FLOP bound ({found['model']}, {found['tokens']:,} tokens)"
+        rows.append([what, f"{found['ratio']:.2f}", f"≤ {found['target']:g}"])
+    if found := results.get("pivots"):
+        what = f"pivoted QR over Gram + pivoted Cholesky ({found['tokens']:,} tokens × {found['width']:,})"
+        rows.append([what, f"{found['ratio']:.1f}", f"≥ {found['target']:g}"])
+    for cell in results.get("latency", {}).get("cells", []):
+        what = f"MAC ratio over body latency ratio at {cell['macs']:.2f} of the MACs, {cell['format']}, batch {cell['batch']}"
+        rows.append([what, f"{cell['of_ideal']:.2f}", f"≥ {results['latency']['target']:g}"])
+    threads = results["machine"]["threads"]
+    return f"Ratios within one run, {threads} threads:\n\n{markdown(['ratio', 'measured', 'target'], rows)}"
+
+
+RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {"quality": quality, "speed": speed}
 
 
 def table(name: str) -> str:

@@ -1,12 +1,11 @@
-"""Speed, as ratios within one run: calibration against its bound, Gram + pivoted Cholesky against pivoted QR, and what a
-compressed model really saves.
+"""Speed, as ratios within one run.
 
     python benchmarks/speed.py [calibration] [pivots] [latency] [--threads 2]
 
-(a) calibration: seconds of calibrate + profile over the bound "FLOPs of the forward pass through the blocks and of the Gram
-    matrices, at the speed of a large single-precision matrix product measured in the same run".
-(b) pivots: the order of 3072 neurons from 16k tokens, once as the released STAT does (pivoted QR of the activations), once
-    as we do (Gram matrix, pivoted Cholesky); the same pivots come out.
+(a) calibration: seconds of calibrate + profile over the bound "FLOPs of the forward pass through the blocks and of the
+    Gram matrices, at the speed of a large single-precision matrix product measured in the same run".
+(b) pivots: the order of 3072 neurons from 16k tokens, once as the released STAT does (pivoted QR of the activations),
+    once as we do (Gram matrix, pivoted Cholesky); the same pivots come out.
 (c) latency: body latency ratio small / dense against the MAC ratio, interleaved runs; 1 is ideal.
 
 Results go to benchmarks/results/speed.json.
@@ -71,7 +70,8 @@ def calibration(model: str = "demo:smollm2", tokens: int = 16_384) -> dict[str, 
     bound = (forward + grams) / speed
     return {
         "model": model, "tokens": counted, "sgemm_gflops": speed / 1e9, "bound_seconds": bound,
-        "calibrate_seconds": middle - start, "profile_seconds": end - middle, "ratio": (end - start) / bound, "target": 2.0,
+        "calibrate_seconds": middle - start, "profile_seconds": end - middle, "ratio": (end - start) / bound,
+        "target": 2.0,
     }  # fmt: skip
 
 
@@ -146,6 +146,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results["benchmark"] = "speed"
     results["machine"] = {
         "threads": args.threads, "processor": platform.processor() or platform.machine(),
         "versions": {name: version(name) for name in ("torch", "transformers", "scipy")},

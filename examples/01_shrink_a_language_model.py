@@ -1,4 +1,4 @@
-"""Shrink a language model to 80 % of its block MACs, save it, load it, let it write. About two minutes on a CPU."""
+"""Shrink a language model to 80 % of its block MACs, save it, load it, let it write. A few minutes on a CPU."""
 
 import tempfile
 

@@ -67,6 +67,7 @@ def llama(shelf, tmp_path):
         (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "meta"], "--device 'meta' cannot be used"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "banana"], "choose from cpu, cuda, mps, auto"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--dtype", "int8"], "choose from float32, float64"),
+        (["compress", "x", "--macs", "0.5", "--out", "y", "--dtype", "bfloat16"], "on a CPU calibrate in float32"),
         (["recipes", "show", "nope"], "there is no recipe 'nope'"),
     ],
 )  # fmt: skip

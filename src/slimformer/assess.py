@@ -26,6 +26,7 @@ from slimformer.report.report import Footprint, Report
 from slimformer.rewrite.sizes import auto_class
 from slimformer.stages import Progress, silent, versions
 
+TOKENS_PER_COORDINATE = 10  # below it the least-squares refit follows the noise of the sample
 PROMPT = "The main idea of this"
 
 
@@ -34,7 +35,20 @@ def evaluate(
 ) -> Report:
     """Dense and small on the report split, which was neither fitted nor used to choose."""
     report = describe_result(loaded, small, plan)
+    report = replace(report, warnings=[*report.warnings, *thin_data(describe(loaded.model), data)])
     return measure(report, loaded, small, data, data.splits["report"], latency=latency, progress=progress)
+
+
+def thin_data(architecture: Architecture, data: Data) -> list[str]:
+    """A note when there were fewer than `TOKENS_PER_COORDINATE` tokens for every coordinate of the widest site."""
+    tokens = data.tokens["fit"] * (data.seq_len if architecture.family.image else 1)
+    widest = max(architecture, key=lambda site: site.width)
+    wanted = TOKENS_PER_COORDINATE * widest.width
+    if tokens >= wanted:
+        return []
+    return [
+        f"fitted on {tokens:,} tokens; {widest.name} has {widest.width:,} coordinates, for which {wanted:,} or more are safe"
+    ]
 
 
 def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenance: Provenance | None = None) -> Report:

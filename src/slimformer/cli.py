@@ -255,10 +255,11 @@ def compress(
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
     stages.require_apart(out_folder, model, data, *data.split(","))
     require_free(out_folder, force)
+    place = usable_device(device)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
             model, data, macs=budget, recipe=chosen, format=format, seq_len=seq_len, tokens=tokens, samples=samples,
-            columns=column_names(columns), seed=seed, device=usable_device(device), dtype=precision(dtype),
+            columns=column_names(columns), seed=seed, device=place, dtype=precision(dtype, place),
             latency=latency, progress=progress,
         )  # fmt: skip
         progress("save and verify", 0, 1)
@@ -339,7 +340,7 @@ def _read(
     from slimformer.models import describe
     from slimformer.models.load import load_model
 
-    loaded = load_model(model, dtype=precision(dtype), device=usable_device(device))
+    loaded = load_model(model, dtype=precision(dtype, usable_device(device)), device=usable_device(device))
     batches = gather(
         data, loaded.model, loaded.processor, describe(loaded.model),
         seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -37,7 +39,8 @@ def load_gguf(folder: str, file: str, dtype: torch.dtype) -> tuple[PreTrainedMod
         raise ModelNotFound(f"reading {file} needs two more packages; run: pip install gguf accelerate") from error
     logging.getLogger("transformers.modeling_gguf_pytorch_utils").setLevel(logging.ERROR)
     try:
-        read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=dtype)
+        with redirect_stderr(StringIO()):  # it draws a progress bar of its own that no setting turns off
+            read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
     except Exception as error:  # a torn file fails in many ways, deep inside gguf
         raise ModelBroken(f"{file} in {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error

@@ -17,7 +17,10 @@ from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
 from slimformer.models import family_of
 from slimformer.models.demo import DEMOS, load_gguf
 
-PROCESSOR_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "spiece.model", "preprocessor_config.json")
+PROCESSOR_FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*",
+    "preprocessor_config.json", "processor_config.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -158,9 +161,11 @@ def _processor(where: str, folder: Path | None, *, image: bool) -> Any:
     """Tokenizer or image processor, or None when the folder has none (then data must come as token ids)."""
     auto: Any = AutoImageProcessor if image else AutoTokenizer
     files = [path for pattern in PROCESSOR_FILES for path in (folder.glob(pattern) if folder else ())]
+    if folder and not files:  # transformers would make up an empty tokenizer
+        return None
     try:
         return auto.from_pretrained(where, trust_remote_code=False)
-    except Exception as error:  # from a missing file to a missing package; only a present file that fails is news
+    except Exception as error:  # from a missing file to a missing package
         if not files:
             return None
         kind = "image processor" if image else "tokenizer"

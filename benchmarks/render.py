@@ -82,7 +82,8 @@ def speed(results: dict[str, Any], _report: str | None) -> str:
         what = f"pivoted QR over Gram + pivoted Cholesky ({found['tokens']:,} tokens × {found['width']:,})"
         rows.append([what, f"{found['ratio']:.1f}", f"≥ {found['target']:g}"])
     for cell in results.get("latency", {}).get("cells", []):
-        what = f"MAC ratio over body latency ratio at {cell['macs']:.2f} of the MACs, {cell['format']}, batch {cell['batch']}"
+        where = f"{cell['macs']:.2f} of the MACs, {cell['format']}, batch {cell['batch']}"
+        what = f"MAC ratio over body latency ratio ({where})"
         rows.append([what, f"{cell['of_ideal']:.2f}", f"≥ {results['latency']['target']:g}"])
     threads = results["machine"]["threads"]
     return f"Ratios within one run, {threads} threads:\n\n{markdown(['ratio', 'measured', 'target'], rows)}"

@@ -47,7 +47,8 @@ def thin_data(architecture: Architecture, data: Data) -> list[str]:
     if tokens >= wanted:
         return []
     return [
-        f"fitted on {tokens:,} tokens; {widest.name} has {widest.width:,} coordinates, for which {wanted:,} or more are safe"
+        f"fitted on {tokens:,} tokens, which is few for the {widest.width:,} coordinates of {widest.name}; "
+        f"give {wanted:,} or more with --tokens"
     ]
 
 

@@ -174,7 +174,9 @@ def test_half_precision_is_stored_as_it_was(tmp_path, trusting):
     result = slimformer.compress(tmp_path / "dense", token_ids(), macs=0.6, latency=False)
     assert result.model.dtype == torch.float32  # computed in
     result.save(tmp_path / "small")
-    assert slimformer.load(tmp_path / "small").dtype == torch.float16
+    stored = slimformer.load(tmp_path / "small")
+    assert stored.dtype == torch.float16
+    assert same_bits(stored.float(), result.model)  # what was measured is what is stored
     assert result.report.dense.bytes == 2 * result.report.dense.params
 
 

@@ -104,6 +104,7 @@ def compress(
         plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=chosen, format=format)
         with _timed(seconds, "apply"):
             small = carry_out(plan, loaded.model, statistics, curves, progress=progress)
+            round_weights(small, loaded.dtype)
     with _timed(seconds, "evaluate"):
         report = evaluate(loaded, small, plan, batches, latency=latency, progress=progress)
     return Result(small, plan, replace(report, seconds=seconds), loaded)
@@ -114,6 +115,14 @@ def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:
     require_finite(model, type(model).__name__)
     name = getattr(model.config, "name_or_path", "") or type(model).__name__
     return Loaded(name, model.eval(), processor, None, model.dtype)
+
+
+@torch.no_grad()
+def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Round weights to the precision they are stored in: what is measured is then what is saved."""
+    if model.dtype != dtype:
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype))
 
 
 @contextmanager

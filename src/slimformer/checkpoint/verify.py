@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -40,9 +41,15 @@ def verify(model: PreTrainedModel, folder: Path, sample: dict[str, Tensor] | Non
 
 
 def in_float32(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy in float32 of what is in half precision; on a graphics card, where room is short, the model itself."""
-    half = model.dtype in {torch.float16, torch.bfloat16}
-    return copy.deepcopy(model).float() if half and model.device.type == "cpu" else model
+    """A copy in float32 of what is in half precision; on a graphics card, where room is short, the model itself.
+
+    It is built anew, not cast: casting a model to half precision rounds its rotary angles, too, which no file holds.
+    """
+    if model.dtype not in {torch.float16, torch.bfloat16} or model.device.type != "cpu":
+        return model
+    exact: Any = type(model)(copy.deepcopy(model.config))
+    exact.float().load_state_dict(model.state_dict())
+    return exact.eval()
 
 
 def default_sample(model: PreTrainedModel) -> dict[str, Tensor]:

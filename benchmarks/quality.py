@@ -258,7 +258,7 @@ def main() -> int:
     results = summary(dense, cells)
     for table in console_tables(results):
         console.print(table)
-    if options.methods == METHODS and options.budgets == BUDGETS and not options.quick:
+    if OURS in options.methods and options.budgets == BUDGETS and not options.quick:
         console.print(f"written: {write_results(found, options, dense, cells)}")
     verdict = holds(results)
     console.print(f"{OURS} is never significantly worse than a baseline: {verdict}")

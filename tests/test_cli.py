@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -79,6 +80,21 @@ def test_the_precision_of_calibration_is_that_of_the_plan(shelf, tmp_path):
     assert load_file(tmp_path / "one" / "model.safetensors")["transformer.wte.weight"].dtype == torch.float32
 
 
+def test_statistics_made_in_half_precision_on_an_accelerator_are_planned_from_on_a_cpu(stats, tmp_path):
+    shutil.copytree(stats, tmp_path / "stats")
+    found = json.loads((stats / "stats.json").read_text())
+    (tmp_path / "stats" / "stats.json").write_text(json.dumps({**found, "dtype": "bfloat16"}))
+    done("plan", tmp_path / "stats", "--macs", 0.6, "--out", tmp_path / "plan.json", "-q")
+    done("apply", tmp_path / "stats", tmp_path / "plan.json", "--out", tmp_path / "small", "-q")
+
+
+def test_the_images_calibrated_on_are_known_by_any_name_of_their_folder(shelf, tmp_path):
+    done("compress", shelf / "vit", "--macs", 0.6, "--data", shelf / "images", "--no-latency", "--out", tmp_path / "x")
+    with contextlib.chdir(shelf):
+        again = done("eval", tmp_path / "x", "--against", "vit", "--data", "images", "--no-latency", "--json")
+    assert "only the part held out then is used" in json.loads(again.out)["warnings"][0]
+
+
 def test_data_that_were_calibrated_on_are_evaluated_on_what_was_held_out(stats, plan, shelf, tmp_path):
     done("apply", stats, plan, "--out", tmp_path / "small", "-q")
     data = json.loads((tmp_path / "small" / "report.json").read_text())["data"]
@@ -94,8 +110,10 @@ def test_data_that_were_calibrated_on_are_evaluated_on_what_was_held_out(stats, 
     fresh = json.loads(done(*compare("--data", shelf / "table.tsv", "--tokens", 600)).out)
     assert fresh["data"]["tokens"]["report"] > 3 * data["tokens"]["report"]
     assert not fresh["warnings"]
-    part = json.loads(done(*compare("--data", shelf / "text.txt", "--tokens", 600, "--samples", 40)).out)
-    assert "perhaps on some of these" in part["warnings"][0]
+    for again in (("--data", shelf / "text.txt", "--samples", 40), ("--data", "text.txt,table.tsv")):
+        with contextlib.chdir(shelf):  # the same file by another name
+            part = json.loads(done(*compare("--tokens", 600, *again)).out)
+        assert "perhaps on some of these" in part["warnings"][0]
     assert "calibrated on these data with --seed 0" in refused(*compare("--data", shelf / "text.txt", "--seed", 1))
 
 
@@ -151,7 +169,7 @@ def commands(shelf, stats, plan, folder):
 
 def test_every_command_prints_one_json_object(shelf, stats, plan, tmp_path):
     for command in commands(shelf, stats, plan, tmp_path):
-        said = done(*command, "--json")
+        said = done(*command, "--json", "--seed", 0)
         assert isinstance(json.loads(said.out), dict), command
         assert said.out.count("\n") == 1
         assert said.err == ""

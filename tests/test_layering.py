@@ -19,7 +19,7 @@ LAYERS = (
     ("errors",), ("linalg",), ("decompose",), ("models",), ("calibrate",), ("plan",), ("rewrite", "nn"),
     ("checkpoint",),
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
-    ("report",), ("stages",), ("assess", "probe"), ("pipeline",), ("slimformer",), ("shell",), ("cli",),
+    ("report",), ("stages",), ("assess", "probe"), ("pipeline",), ("slimformer",), ("shell", "options"), ("cli",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

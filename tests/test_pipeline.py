@@ -7,20 +7,25 @@ import json
 
 import pytest
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 import slimformer
 from families import CLASSES, LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_image_processor, tiny_tokenizer
+from slimformer.calibrate.documents import Document
 from slimformer.errors import (
     BudgetOutOfReach,
     DataNotFound,
     DataUnreadable,
     ModelBroken,
     OutputExists,
+    RankTooHigh,
     SequenceTooLong,
     TooFewTokens,
+    UnknownArchitecture,
     UnknownRecipe,
 )
+from slimformer.models import FAMILIES
 from terminal import save_tiny, texts, write_images, write_table, write_texts
 
 TEXT_TYPES = tuple(name for name in MODEL_TYPES if name != "vit")
@@ -180,6 +185,23 @@ def test_half_precision_is_stored_as_it_was(tmp_path, trusting):
     assert result.report.dense.bytes == 2 * result.report.dense.params
 
 
+@pytest.mark.parametrize("model_type", [t for t in TEXT_TYPES if FAMILIES[t].causal])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_decoders_that_classify_read_documents_and_not_windows(model_type, side):
+    documents = [Document(text, label=i % CLASSES) for i, text in enumerate(texts(80))]
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = side
+    result = shrink(tiny(model_type, "classify"), documents, processor=tokenizer)
+    assert result.report.metric("accuracy")
+
+
+def test_a_decoder_without_padding_token_classifies_one_row_at_a_time():
+    documents = [Document(text, label=i % CLASSES) for i, text in enumerate(texts(40))]
+    for data in (documents, token_ids(40)):
+        model = tiny("gpt2", "classify", pad_token_id=None)
+        assert shrink(model, data, processor=tiny_tokenizer()).report.metric("kl")
+
+
 def poisoned():
     model = tiny("llama")
     with torch.no_grad():
@@ -191,6 +213,7 @@ def poisoned():
     ("model_type", "data", "options", "error", "message"),
     [
         ("llama", token_ids(3), {}, TooFewTokens, "at least 4 × 2"),
+        ("llama", token_ids(4), {}, RankTooHigh, "but 16 calibration tokens span no more"),  # one row for each split
         ("llama", token_ids(60, 1), {}, TooFewTokens, "at least 4 × 2"),
         ("llama", token_ids()[0], {}, TooFewTokens, "sequences × length"),
         ("llama", token_ids(), {"samples": 3}, TooFewTokens, "leave nothing for certify"),
@@ -216,6 +239,12 @@ def test_what_cannot_be_done_is_said(model_type, data, options, error, message):
 def test_weights_that_are_not_finite_are_refused():
     with pytest.raises(ModelBroken, match="hold NaN or infinite values"):
         shrink(poisoned())
+
+
+@pytest.mark.parametrize("head", [transformers.BertForPreTraining, transformers.BertForMultipleChoice])
+def test_a_head_whose_outputs_cannot_be_compared_is_refused(head):
+    with pytest.raises(UnknownArchitecture, match=f"{head.__name__} has a head that is not supported; open it as"):
+        shrink(head(tiny("bert").config))
 
 
 @pytest.mark.parametrize("model_type", ["roberta", "opt", "gpt2"])

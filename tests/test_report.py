@@ -63,6 +63,13 @@ def test_the_last_column_says_what_it_holds(report):
     assert "metrics on 1,234 held-out tokens" in text
 
 
+def test_a_metric_of_a_part_of_the_data_says_so(report):
+    part = replace(report, metrics=[{**METRIC, "on": 4096}, {**METRIC, "name": "agreement", "on": None}])
+    assert "kl (↓, 4,096 tokens)" in shown(part)
+    assert "agreement (↓)" in shown(part)
+    assert "kl (lower is better; on the first 4,096 tokens)" in model_card(part, folder="x")
+
+
 def test_nothing_is_said_about_metrics_that_were_not_measured(report):
     bare = replace(report, metrics=[])
     assert "What it does to the outputs" in model_card(report, folder="x")

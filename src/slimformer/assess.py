@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from slimformer.calibrate.documents import source_names
 from slimformer.calibrate.gather import Data, positions, vocabulary
 from slimformer.calibrate.store import Provenance
 from slimformer.calibrate.tasks import TASKS
@@ -154,14 +156,20 @@ def _held_out(small: Loaded, made: dict[str, Any], data: Data) -> tuple[list[Bat
     known = calibrated if isinstance(calibrated, dict) else {}
     everything = [batch for part in data.splits.values() for batch in part]
     if known.get("hash") != data.hash:
-        again = known.get("name") == data.name and data.name not in TASKS
-        note = f"{small.name} was calibrated on other documents of {data.name}, perhaps on some of these, too"
+        again = sorted(_sources(str(known.get("name", ""))) & _sources(data.name))
+        note = f"{small.name} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
         return everything, [note] if again else []
     if known.get("seed") != data.seed:
         raise PlanDoesNotFit(
             f"{small.name} was calibrated on these data with --seed {known.get('seed')}; use the same seed"
         )
     return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
+
+
+def _sources(name: str) -> set[str]:
+    """Files and folders behind the name of data, however spelt. A data set has a part of its own for evaluation."""
+    parts = [str(part) for part in source_names(name) if part not in TASKS]
+    return {str(Path(part).resolve()) if Path(part).exists() else part for part in parts if part}
 
 
 def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, dtype: torch.dtype) -> Footprint:

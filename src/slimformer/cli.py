@@ -18,7 +18,37 @@ import typer
 from rich.console import Console
 
 from slimformer.errors import OutputExists, SlimformerError
-from slimformer.shell import column_names, fraction, precision, progress_bars, python_line, run, usable_device
+from slimformer.options import (
+    AsJson,
+    Columns,
+    DataOption,
+    Device,
+    Dtype,
+    EvalTokens,
+    Force,
+    Format,
+    Macs,
+    Model,
+    NoSeed,
+    Quiet,
+    RecipeName,
+    Samples,
+    Seed,
+    SeqLen,
+    Source,
+    Stats,
+    Tokens,
+)
+from slimformer.shell import (
+    column_names,
+    fraction,
+    precision,
+    progress_bars,
+    python_line,
+    run,
+    usable_device,
+    usable_precision,
+)
 
 app = typer.Typer(
     name="slimformer",
@@ -33,58 +63,6 @@ app.add_typer(recipes_app, name="recipes")
 
 err = Console(stderr=True)
 out = Console()
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="a folder, a hub id, demo:smollm2 or demo:minilm")]
-Stats = Annotated[Path, typer.Argument(metavar="STATS", help="the folder `slimformer calibrate` wrote")]
-DataOption = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        "--task",
-        metavar="DATA",
-        help="text, jsonl, tsv, csv or parquet file (several by commas), an image folder, a data set's name such as "
-        "sst2 or wikitext2, or builtin",
-    ),
-]
-Columns = Annotated[
-    str, typer.Option(metavar="NAMES", help="columns to read, e.g. sentence; two for pairs", show_default="by name")
-]
-Source = Annotated[
-    str, typer.Option("--model", metavar="MODEL", help="where the model is now, if it was moved", show_default=False)
-]
-Macs = Annotated[
-    str, typer.Option("--macs", "--mu", metavar="FRACTION", help="fraction of the block MACs to keep, e.g. 0.5")
-]
-Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]
-EvalTokens = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="as for compress; a half of it is read of held-out data")
-]
-Samples = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="read at most this many documents or images (default all)")
-]
-SeqLen = Annotated[
-    int | None,
-    typer.Option(
-        min=2, metavar="N", help="sequence length (default 512 for decoders, 128 for encoders, or all the model reads)"
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="decides the splits; the same seed gives the same model")]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, mps, or auto")]
-Dtype = Annotated[
-    str, typer.Option(metavar="NAME", help="precision to compute in: float32, float64, bfloat16 or float16")
-]
-RecipeName = Annotated[
-    str, typer.Option("--recipe", metavar="NAME", help="balanced, stat, uniform, or a path to a .yaml file")
-]
-Format = Annotated[
-    str,
-    typer.Option(
-        "--format", metavar="NAME", help="ragged: every block its own sizes; plain: sizes the stock config can say"
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, no tables")]
-Force = Annotated[bool, typer.Option("--force", help="replace an earlier result of slimformer at the same place")]
 
 
 def _version(asked: bool) -> None:
@@ -105,7 +83,9 @@ def top(
 
 
 @app.command(epilog="Example: slimformer inspect demo:minilm")
-def inspect(model: Model, seq_len: SeqLen = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
+def inspect(
+    model: Model, seq_len: SeqLen = None, seed: NoSeed = 0, as_json: AsJson = False, quiet: Quiet = False
+) -> None:
     """Show what a model is made of and what can be cut: family, blocks, heads, neurons, MACs and parameters."""
     from slimformer.calibrate.gather import sequence_length
     from slimformer.models import describe
@@ -159,6 +139,7 @@ def plan(
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
     model: Source = "",
+    seed: NoSeed = 0,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -190,6 +171,7 @@ def apply(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="the plan.json `slimformer plan` wrote")],
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")],
     model: Source = "",
+    seed: NoSeed = 0,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -259,7 +241,7 @@ def compress(
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
             model, data, macs=budget, recipe=chosen, format=format, seq_len=seq_len, tokens=tokens, samples=samples,
-            columns=column_names(columns), seed=seed, device=place, dtype=precision(dtype, place),
+            columns=column_names(columns), seed=seed, device=place, dtype=usable_precision(dtype, place),
             latency=latency, progress=progress,
         )  # fmt: skip
         progress("save and verify", 0, 1)
@@ -301,7 +283,7 @@ def evaluate(
 
 
 @recipes_app.command("ls", epilog="Example: slimformer recipes ls")
-def recipes_ls(as_json: AsJson = False, quiet: Quiet = False) -> None:
+def recipes_ls(seed: NoSeed = 0, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List the recipes."""
     from slimformer.plan.recipe import load_recipe, names
 
@@ -317,6 +299,7 @@ def recipes_ls(as_json: AsJson = False, quiet: Quiet = False) -> None:
 @recipes_app.command("show", epilog="Example: slimformer recipes show balanced > mine.yaml")
 def recipes_show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a recipe's name or path")],
+    seed: NoSeed = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -340,7 +323,8 @@ def _read(
     from slimformer.models import describe
     from slimformer.models.load import load_model
 
-    loaded = load_model(model, dtype=precision(dtype, usable_device(device)), device=usable_device(device))
+    place = usable_device(device)
+    loaded = load_model(model, dtype=usable_precision(dtype, place), device=place)
     batches = gather(
         data, loaded.model, loaded.processor, describe(loaded.model),
         seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,

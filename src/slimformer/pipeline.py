@@ -22,7 +22,7 @@ from slimformer.assess import evaluate
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import gather, sequence_length
 from slimformer.models import describe
-from slimformer.models.load import Loaded, load_model, require_finite
+from slimformer.models.load import Loaded, load_model, require_usable
 from slimformer.plan import Plan, check_budget
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.probe import keep_probes
@@ -112,7 +112,7 @@ def compress(
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:
     """A model that is already here. It is put into evaluation mode and otherwise left as it is."""
-    require_finite(model, type(model).__name__)
+    require_usable(model, type(model).__name__)
     name = getattr(model.config, "name_or_path", "") or type(model).__name__
     return Loaded(name, model.eval(), processor, None, model.dtype)
 

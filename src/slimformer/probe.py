@@ -19,8 +19,8 @@ from slimformer.calibrate.store import Statistics, write_probes
 from slimformer.calibrate.text import Batch
 from slimformer.decompose import Curve, select
 from slimformer.evaluate.fidelity import harm
-from slimformer.models import Architecture, Family, Site, describe
-from slimformer.models.architecture import weight_of
+from slimformer.models import Architecture, Site, describe
+from slimformer.models.architecture import reads_windows, weight_of
 from slimformer.plan import Edit
 from slimformer.plan.profile import site_width
 from slimformer.plan.recipe import Recipe, load_recipe
@@ -31,7 +31,7 @@ from slimformer.stages import Progress, profile, silent
 
 TOKENS = 1024  # real tokens of the select split a probe reads
 LENGTH = 128  # of many short sequences rather than of few long ones
-SEQUENCES = 64  # at least, for models with one output per sequence
+SEQUENCES = 64  # at least, where a sequence may have a single output
 KNEE = 0.6  # share of the units a probe keeps, about
 
 
@@ -51,7 +51,8 @@ def probe(
     """
     model.eval()
     architecture = describe(model)
-    rounds = [_Round(model, architecture, batch) for batch in short_batches(batches, architecture.family)]
+    chosen = short_batches(batches, windows=reads_windows(model, architecture.family))
+    rounds = [_Round(model, architecture, batch) for batch in chosen]
     probes: dict[str, Probe] = {}
     progress("probe", 0, architecture.n_blocks)
     for i in range(architecture.n_blocks):
@@ -88,21 +89,21 @@ def knee(curve: Curve) -> int:
     return min(candidates, key=lambda size: abs(size - KNEE * full))
 
 
-def short_batches(batches: Sequence[Batch], family: Family) -> list[Batch]:
-    """`TOKENS` real tokens, of many short sequences; `SEQUENCES` at least where a sequence has one output."""
+def short_batches(batches: Sequence[Batch], *, windows: bool) -> list[Batch]:
+    """`TOKENS` real tokens, of the beginnings of many windows; of rows, which stay whole, `SEQUENCES` at least."""
     out: list[Batch] = []
     tokens = rows = 0
     for batch in batches:
-        if tokens >= TOKENS and (family.causal or rows >= SEQUENCES):
+        if tokens >= TOKENS and (windows or rows >= SEQUENCES):
             break
-        out.append(_beginning(batch) if family.causal else batch)
+        out.append(_beginning(batch) if windows else batch)
         tokens += out[-1].tokens
         rows += len(next(iter(batch.inputs.values())))
     return out
 
 
 def _beginning(batch: Batch) -> Batch:
-    """The first `LENGTH` positions: windows of a causal model have no padding before them."""
+    """The first `LENGTH` positions: windows have no padding before them."""
     inputs = {name: tensor[:, :LENGTH] for name, tensor in batch.inputs.items()}
     return Batch(inputs, None if batch.mask is None else batch.mask[:, :LENGTH])
 

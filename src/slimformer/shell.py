@@ -175,14 +175,19 @@ def usable_device(name: str) -> str:
     return name
 
 
-def precision(name: str, device: str = "cpu") -> torch.dtype:
-    """The data type of that name. Half precision on a CPU is slow at best and crashes some: it is refused."""
+def precision(name: str) -> torch.dtype:
+    """The data type of that name."""
     known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in known:
         raise SlimformerError(f"--dtype {name!r} is not known; choose from {', '.join(known)}")
-    if name.endswith("16") and device == "cpu":
+    return known[name]
+
+
+def usable_precision(name: str, device: str) -> torch.dtype:
+    """The data type to run a model in. Half precision on a CPU is slow at best and crashes some: it is refused."""
+    if name.endswith("16") and torch.device(device).type == "cpu":
         raise SlimformerError(
             f"--dtype {name} is for accelerators; on a CPU calibrate in float32 (the result is stored in the precision "
             "of the original all the same)"
         )
-    return known[name]
+    return precision(name)

@@ -1,3 +1,4 @@
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ from transformers import AutoImageProcessor, ViTConfig, ViTForImageClassificatio
 
 from slimformer.calibrate.images import image_batches, read_images
 from slimformer.calibrate.splits import split_documents
-from slimformer.calibrate.text import label_numbers
+from slimformer.calibrate.text import data_hash
 from slimformer.errors import DataEmpty, DataNotFound, DataUnreadable
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is absent")
@@ -59,6 +60,14 @@ def test_a_picture_under_two_names_is_never_in_two_splits(folder):
     assert sum(map(len, groups)) == 12 and all(groups)
 
 
+def test_the_hash_is_of_the_bytes_by_any_name_of_the_folder(folder):
+    before = data_hash(read_images(folder))
+    with contextlib.chdir(folder.parent):
+        assert data_hash(read_images(folder.name)) == before
+    picture(folder / "dog" / "0.png", 99)
+    assert data_hash(read_images(folder)) != before
+
+
 def test_samples_are_chosen_by_the_seed(folder):
     assert read_images(folder, samples=5, seed=1) == read_images(folder, samples=5, seed=1)
     assert read_images(folder, samples=5, seed=1) != read_images(folder, samples=5, seed=2)
@@ -67,7 +76,7 @@ def test_samples_are_chosen_by_the_seed(folder):
 
 def test_without_processor_pixels_lie_between_minus_one_and_one(folder):
     documents = read_images(folder)
-    found = image_batches(documents, None, batch_size=5, image_size=8, label_ids=label_numbers(documents))
+    found = image_batches(documents, None, batch_size=5, image_size=8, label_ids={"cat": 0, "dog": 1})
     assert [batch.tokens for batch in found] == [5, 5, 2]
     pixels = torch.cat([batch.inputs["pixel_values"] for batch in found])
     assert pixels.shape == (12, 3, 8, 8) and pixels.dtype == torch.float32

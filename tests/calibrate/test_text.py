@@ -11,13 +11,11 @@ from slimformer.calibrate.text import (
     Batch,
     batches,
     data_hash,
-    label_numbers,
     packed_batches,
     padded_batches,
-    require_tokens,
     token_batches,
 )
-from slimformer.errors import DataUnreadable, TooFewTokens
+from slimformer.errors import DataUnreadable
 
 WORDS = [f"w{i}" for i in range(50)]
 STORIES = Path("/work/shared/models/stories260K")
@@ -180,26 +178,21 @@ def test_labels_are_numbers_or_absent(labels, expected):
     assert (batch.labels if expected is None else batch.labels.tolist()) == expected
 
 
-def test_names_are_numbered_alphabetically():
-    documents = [Document("x", label=name) for name in ("b", "a", "b", None, 3)]
-    assert label_numbers(documents) == {"a": 0, "b": 1}
-
-
 # -- batches, ids, hash, limits
 
 
 def test_causal_models_get_windows_and_others_get_rows():
     tok = tokenizer(eos_token="</s>")
-    causal = batches(DOCUMENTS, tok, causal=True, seq_len=16)
+    causal = batches(DOCUMENTS, tok, windows=True, seq_len=16)
     assert flat(causal) == flat(packed_batches(DOCUMENTS, tok, seq_len=16))
-    other = batches(DOCUMENTS, tok, causal=False, seq_len=16)
+    other = batches(DOCUMENTS, tok, windows=False, seq_len=16)
     assert flat(other) == flat(padded_batches(DOCUMENTS, tok, seq_len=16))
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_samples_limits_the_documents(causal):
-    found = batches(DOCUMENTS, tokenizer(), causal=causal, seq_len=1, samples=2)
-    assert total(found) == (sum(LENGTHS[:2]) if causal else 2)
+@pytest.mark.parametrize("windows", [True, False])
+def test_samples_limits_the_documents(windows):
+    found = batches(DOCUMENTS, tokenizer(), windows=windows, seq_len=1, samples=2)
+    assert total(found) == (sum(LENGTHS[:2]) if windows else 2)
 
 
 def test_token_ids_need_no_tokenizer():
@@ -217,7 +210,7 @@ def test_token_ids_are_a_table_of_integers(ids):
 
 def test_a_model_without_tokenizer_cannot_read_text():
     with pytest.raises(DataUnreadable, match="has no tokenizer, so it cannot read text; give it token ids"):
-        batches(DOCUMENTS, None, causal=True, seq_len=8)
+        batches(DOCUMENTS, None, windows=True, seq_len=8)
 
 
 def test_a_batch_moves_as_a_whole():
@@ -227,16 +220,6 @@ def test_a_batch_moves_as_a_whole():
 
 def test_images_count_as_one_token_each():
     assert Batch({"pixel_values": torch.zeros(5, 3, 2, 2)}, None).tokens == 5
-
-
-def test_too_few_tokens_are_said_in_one_line():
-    found = token_batches(torch.zeros(2, 600, dtype=torch.long))
-    assert require_tokens(found, 1200, "calibration") == 1200
-    with pytest.raises(TooFewTokens) as caught:
-        require_tokens(found, 50_000, "calibration of 5 blocks")
-    assert str(caught.value).startswith(
-        "calibration of 5 blocks needs at least 50,000 tokens, and the data give 1,200;"
-    )
 
 
 def test_the_hash_is_of_the_texts_whatever_their_order():

@@ -11,7 +11,7 @@ from families import LENGTH, MODEL_TYPES, VOCABULARY, heads, tiny, tiny_batches,
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import FAMILIES, describe
 from slimformer.plan.cost import Size, full_size
-from slimformer.rewrite.apply import unchanged, writer_rows
+from slimformer.rewrite.apply import writer_rows
 from slimformer.rewrite.sizes import block_sizes
 
 CAUSAL = [t for t in MODEL_TYPES if FAMILIES[t].causal]
@@ -226,12 +226,6 @@ def test_unequal_sizes_cannot_be_called_plain():
     edits = (*plan.edits[:-1], dataclasses.replace(plan.edits[-1], keep=8, groups=8))
     with pytest.raises(PlanDoesNotFit, match="plain format needs the same sizes in every block"):
         found.apply(dataclasses.replace(plan, edits=edits), how)
-
-
-def test_a_plan_that_keeps_everything_is_known_as_such():
-    found = stock("bert")
-    assert unchanged(found.architecture, found.plan(1.0, recipe()))
-    assert not unchanged(found.architecture, found.plan(0.9, recipe()))
 
 
 def test_rows_of_a_fused_matrix_are_those_of_its_three_parts():

@@ -19,6 +19,7 @@ from slimformer.calibrate.tasks import Purpose, read_data
 from slimformer.calibrate.text import Batch, batches, data_hash, token_batches
 from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
 from slimformer.models import Architecture
+from slimformer.models.architecture import reads_windows
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
 SHARE = {"fit": 1.0, "select": 1 / 3, "report": 1 / 2, "certify": 1 / 4}
@@ -86,6 +87,12 @@ def gather(
     `tokens` limits what is fitted on, `samples` the documents read, `purpose` says which part of a named data set.
     """
     length = sequence_length(model, architecture, seq_len)
+    if (
+        architecture.family.causal
+        and not reads_windows(model, architecture.family)
+        and model.config.pad_token_id is None
+    ):
+        batch_size = 1  # without a padding token a decoder cannot tell where a row ends, so it classifies one at a time
     if isinstance(source, Tensor):
         data = _from_ids(source, architecture, length, tokens=tokens, samples=samples, seed=seed, batch_size=batch_size)
     else:
@@ -141,10 +148,10 @@ def _batches(
             documents[: max(1, tokens // length)], processor, batch_size=batch_size,
             image_size=size, channels=config.num_channels, label_ids=label_ids,
         )  # fmt: skip
-    causal = architecture.family.causal
-    passages = documents if causal else cut_documents(documents, size=length * CHARACTERS)
+    windows = reads_windows(model, architecture.family)
+    passages = documents if windows else cut_documents(documents, size=length * CHARACTERS)
     return batches(
-        passages, processor, causal=causal, seq_len=length, tokens=tokens, batch_size=batch_size, label_ids=label_ids
+        passages, processor, windows=windows, seq_len=length, tokens=tokens, batch_size=batch_size, label_ids=label_ids
     )
 
 
@@ -172,7 +179,8 @@ def _from_ids(
     length = min(length, ids.shape[1])
     rows = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))][:samples, :length]
     n = len(rows)
-    cuts = [0, max(1, int(0.55 * n)), max(2, int(0.75 * n)), max(3, int(0.9 * n)), n]
+    shares = ((1, 0.55), (2, 0.75), (3, 0.9))
+    cuts = [0, *(max(i, min(int(share * n), n - len(SPLITS) + i)) for i, share in shares), n]  # no split is empty
     most = {split: None if tokens is None else max(1, int(share * tokens) // length) for split, share in SHARE.items()}
     splits = {
         split: token_batches(rows[a:b][: most[split]], batch_size)

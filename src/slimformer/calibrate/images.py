@@ -39,7 +39,8 @@ def read_images(folder: str | Path, *, samples: int | None = None, seed: int = 0
     found = list(zip(paths, labels, strict=True))
     if samples is not None and samples < len(found):
         found = random.Random(seed).sample(found, samples)
-    return [Document(str(path), label=label, group=_digest(path)) for path, label in found]
+    # the whole path: whichever way a folder is named, its images are dealt to the splits alike
+    return [Document(str(path.resolve()), label=label, group=_digest(path)) for path, label in found]
 
 
 def image_batches(

@@ -7,12 +7,14 @@ evaluation.
 import importlib
 import os
 import random
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
 from slimformer.calibrate.documents import (
+    BUILTIN,
     Document,
     Source,
     mix_documents,
@@ -93,6 +95,9 @@ def read_data(
 ) -> list[Document]:
     """Whatever `--data` may say: names of data sets, sources of `read_documents`, or both mixed by commas."""
     names = source_names(source) if isinstance(source, str) else []
+    for name in names:
+        if re.fullmatch(r"\w+", str(name)) and name != BUILTIN and name not in TASKS and not os.path.exists(name):
+            raise UnknownTask(f"there is neither a file nor a data set {name!r}; data sets: {', '.join(TASKS)}")
     if not any(name in TASKS and not os.path.isfile(name) for name in names):
         return _spread(read_documents(source, columns=columns, label=label), limit)
     parts = [

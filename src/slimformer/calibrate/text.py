@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slimformer.calibrate.documents import Document, Label
-from slimformer.errors import DataUnreadable, TooFewTokens
+from slimformer.errors import DataUnreadable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,18 +53,18 @@ def batches(
     documents: Sequence[Document],
     tokenizer: PreTrainedTokenizerBase | None,
     *,
-    causal: bool,
+    windows: bool,
     seq_len: int,
     tokens: int | None = None,
     samples: int | None = None,
     batch_size: int = 8,
     label_ids: Mapping[str, int] | None = None,
 ) -> list[Batch]:
-    """Packed for a causal language model, padded for any other; at most `samples` documents are used."""
+    """Packed into windows for a causal language model, padded for any other; at most `samples` documents are used."""
     if tokenizer is None:
         raise DataUnreadable("the model has no tokenizer, so it cannot read text; give it token ids instead")
     chosen = documents[:samples]
-    if causal:
+    if windows:
         return packed_batches(chosen, tokenizer, seq_len=seq_len, tokens=tokens, batch_size=batch_size)
     return padded_batches(chosen, tokenizer, seq_len=seq_len, tokens=tokens, batch_size=batch_size, label_ids=label_ids)
 
@@ -102,8 +102,8 @@ def padded_batches(
     """One document or pair per row, truncated to `seq_len`; rows of like length together, to pad little.
 
     The batches are then shuffled (always alike): whoever takes only the first must not get only short texts.
-    Labels that are names become numbers by `label_ids` (the model's `label2id`, or `label_numbers`); without
-    it, or where one is missing, there are none.
+    Labels that are names become numbers by `label_ids` (the model's `label2id`); without it, or where one is
+    missing, there are none.
     """
     rows = sorted(_rows(documents, tokenizer, seq_len, tokens), key=len)
     parts = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
@@ -125,23 +125,6 @@ def token_batches(ids: Tensor, batch_size: int = 8) -> list[Batch]:
     ]
 
 
-def require_tokens(batches: Iterable[Batch], needed: int, what: str) -> int:
-    """The number of real tokens; TooFewTokens if it is below `needed`. `what` names their purpose."""
-    found = sum(batch.tokens for batch in batches)
-    if found < needed:
-        raise TooFewTokens(
-            f"{what} needs at least {needed:,} tokens, and the data give {found:,}; "
-            "give more text, or raise the limits on tokens and samples"
-        )
-    return found
-
-
-def label_numbers(documents: Iterable[Document]) -> dict[str, int]:
-    """Numbers for labels that are names, in alphabetical order; ask before splitting, for all documents."""
-    names = {document.label for document in documents if isinstance(document.label, str)}
-    return {name: number for number, name in enumerate(sorted(names))}
-
-
 def label_tensor(labels: Sequence[Label], label_ids: Mapping[str, int] | None = None) -> Tensor | None:
     """Classes as integers, scores as floats; None where a label is missing or is a name without a number."""
     values = [(label_ids or {}).get(label) if isinstance(label, str) else label for label in labels]
@@ -152,8 +135,8 @@ def label_tensor(labels: Sequence[Label], label_ids: Mapping[str, int] | None = 
 
 
 def data_hash(documents: Iterable[Document]) -> str:
-    """SHA-256 over the texts, whatever their order: the same data give the same hash."""
-    each = sorted(hashlib.sha256(repr((d.text, d.pair)).encode()).digest() for d in documents)
+    """SHA-256 over the texts, whatever their order: the same data give the same hash. Images: their paths and bytes."""
+    each = sorted(hashlib.sha256(repr((d.text, d.pair, d.group)).encode()).digest() for d in documents)
     return hashlib.sha256(b"".join(each)).hexdigest()
 
 

@@ -13,13 +13,17 @@ from slimformer.evaluate.accuracy import accuracy
 from slimformer.evaluate.fidelity import harm, logit_divergence, state_similarity
 from slimformer.evaluate.intervals import paired_difference
 from slimformer.evaluate.perplexity import evaluating, perplexity
+from slimformer.models.architecture import is_bare
 
 KL_TOKENS = 4096  # whole vocabularies are compared, so a few thousand positions say enough
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number before and after; `low` and `high` bound the difference small − dense (95 %, paired bootstrap)."""
+    """One number before and after; `low` and `high` bound the difference small − dense (95 %, paired bootstrap).
+
+    `on` is the number of tokens it was measured on, where these were not all.
+    """
 
     name: str
     dense: float | None
@@ -27,6 +31,7 @@ class Metric:
     better: str  # "lower" or "higher"
     low: float | None = None
     high: float | None = None
+    on: int | None = None
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -36,22 +41,14 @@ def compare(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
     """Perplexity and KL for language models, accuracy and KL for classifiers, cosine and CKA for bare encoders."""
     if is_bare(dense):
         return _states(dense, small, batches)
-    metrics = []
-    if is_language_model(dense):
-        metrics += _perplexity(dense, small, batches, seed)
-    elif _classifies(dense) and _has_classes(dense, batches):
-        metrics += _accuracy(dense, small, batches, seed)
     if _regresses(dense):
         return [Metric("relative squared change of the output", 0.0, _change(dense, small, batches), "lower")]
-    divergence = logit_divergence(dense, small, _first_tokens(batches, KL_TOKENS))
-    metrics.append(Metric("kl", 0.0, divergence.kl, "lower"))
-    metrics.append(Metric("agreement", 1.0, divergence.agreement, "higher"))
-    return metrics
-
-
-def is_bare(model: PreTrainedModel) -> bool:
-    """Has the model no head?"""
-    return model.base_model is model
+    metrics = []
+    if is_language_model(dense):
+        metrics = _perplexity(dense, small, batches, seed)
+    elif _classifies(dense) and _has_classes(dense, batches):
+        metrics = _accuracy(dense, small, batches, seed)
+    return [*metrics, *_divergence(dense, small, batches)]
 
 
 def is_language_model(model: PreTrainedModel) -> bool:
@@ -95,6 +92,16 @@ def _first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:
             break
         out.append(batch)
     return out
+
+
+def _divergence(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
+    part = batches if dense.get_output_embeddings() is None else _first_tokens(batches, KL_TOKENS)
+    on = sum(batch.tokens for batch in part) if len(part) < len(batches) else None
+    found = logit_divergence(dense, small, part)
+    return [
+        Metric("kl", 0.0, found.kl, "lower", on=on),
+        Metric("agreement", 1.0, found.agreement, "higher", on=on),
+    ]
 
 
 def _perplexity(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch], seed: int) -> list[Metric]:

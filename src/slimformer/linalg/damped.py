@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 RTOL_FLOOR = 1e-12  # keeps an all-but-singular Gram matrix factorisable in double precision
+RTOL_SINGLE = 1e-4  # well above the eigenvalues below zero that products in single precision leave, about −10⁻⁶
 
 
 def damping(C: Float[Tensor, "d d"], relative: float) -> float:
@@ -16,5 +17,12 @@ def damping(C: Float[Tensor, "d d"], relative: float) -> float:
 
 
 def damped(C: Float[Tensor, "d d"], relative: float) -> Float[Tensor, "d d"]:
-    """C + λI with λ = relative · mean diagonal."""
-    return C + damping(C, relative) * torch.eye(len(C), dtype=C.dtype, device=C.device)
+    """C + λI with λ = relative · mean diagonal.
+
+    Where rows are fewer than coordinates C is singular, and products in single precision push eigenvalues below zero. A
+    λ that does not lift all of them to λ/2 at least is multiplied by ten until it does.
+    """
+    eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
+    while relative < RTOL_SINGLE and torch.linalg.cholesky_ex(C + damping(C, relative) / 2 * eye).info:
+        relative = 10 * max(relative, RTOL_FLOOR)
+    return C + damping(C, relative) * eye

@@ -146,6 +146,16 @@ def base_path(model: PreTrainedModel) -> str:
     return f"{prefix}." if prefix and hasattr(model, prefix) else ""
 
 
+def is_bare(model: PreTrainedModel) -> bool:
+    """Has the model no head?"""
+    return model.base_model is model
+
+
+def reads_windows(model: PreTrainedModel, family: Family) -> bool:
+    """Does the model read running text, window by window? Decoders do, unless their head speaks of whole rows."""
+    return family.causal and (is_bare(model) or bool(model.can_generate()))
+
+
 def describe(model: PreTrainedModel) -> Architecture:
     """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
     from slimformer.models import family_of
@@ -213,8 +223,10 @@ def weight_of(module: nn.Module) -> Tensor:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A short hash of the sizes and of a sample of every weight matrix: the same for the same model in any
-    precision."""
+    """A short hash of the sizes and of a sample of every weight matrix.
+
+    The same for the same model in float64, float32 and bfloat16; not in float16, which rounds to other neighbours.
+    """
     digest = hashlib.blake2b(digest_size=12)
     for name, parameter in sorted(model.base_model.named_parameters()):
         flat = parameter.detach().flatten()

@@ -15,8 +15,13 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenize
 
 from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
 from slimformer.models import family_of
+from slimformer.models.architecture import is_bare
 from slimformer.models.demo import DEMOS, load_gguf
 
+HEADS = (
+    "ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForMaskedLM", "ForSequenceClassification",
+    "ForImageClassification", "ForTokenClassification", "ForQuestionAnswering", "ForNextSentencePrediction",
+)  # fmt: skip
 PROCESSOR_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*",
     "preprocessor_config.json", "processor_config.json",
@@ -41,7 +46,7 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: 
     where = str(folder) if folder else name
     if gguf:
         model, tokenizer = load_gguf(where, gguf, dtype)
-        require_finite(model, name)
+        require_usable(model, name)
         return Loaded(name, _on(model, device), tokenizer, folder)
     config = _config(where, folder)
     stored = getattr(config, "dtype", None)
@@ -65,7 +70,7 @@ def _weights(name: str, where: str, model_class: Any, dtype: torch.dtype) -> Pre
             f"{name}: {len(missing)} weights that config.json promises are missing, the first is {missing[0]}; "
             "use an intact checkpoint"
         )
-    require_finite(model, name)
+    require_usable(model, name)
     return model
 
 
@@ -75,8 +80,14 @@ def _on(model: Any, device: str) -> PreTrainedModel:
     return model.eval()
 
 
-def require_finite(model: PreTrainedModel, name: str) -> None:
-    """Refuse weights with NaN or infinite values: every later number would be one."""
+def require_usable(model: PreTrainedModel, name: str) -> None:
+    """Refuse a head whose outputs nothing here can compare, and weights with NaN or infinite values."""
+    kinds = [kind.__name__ for kind in type(model).__mro__]
+    if not is_bare(model) and not any(kind.endswith(HEADS) for kind in kinds):
+        known = ", ".join(sorted({head.removeprefix("For") for head in HEADS}))
+        raise UnknownArchitecture(
+            f"{name}: {kinds[0]} has a head that is not supported; open it as the bare model, or with one of {known}"
+        )
     for key, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise ModelBroken(f"{name}: the weights hold NaN or infinite values ({key}); use an intact checkpoint")

@@ -17,7 +17,7 @@ from slimformer.report.report import Report
 def model_card(report: Report, *, folder: str) -> str:
     """README.md for a checkpoint: YAML header for the hub, then text. Numbers come from the report only."""
     template = (resources.files("slimformer.report") / "card.md.jinja").read_text()
-    environment = Environment(autoescape=False, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     header = yaml.safe_dump(_header(report), sort_keys=False, allow_unicode=True).strip()
     values: dict[str, Any] = {
         "report": report,

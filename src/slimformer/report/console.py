@@ -94,7 +94,8 @@ def _row(table: Table, name: str, dense: float, small: float, show_value: Any) -
 
 
 def _metric(metric: dict[str, Any]) -> tuple[str, str, str, str]:
-    name = f"{metric['name']} ({'↓' if metric['better'] == 'lower' else '↑'})"
+    part = f", {metric['on']:,} tokens" if metric.get("on") else ""
+    name = f"{metric['name']} ({'↓' if metric['better'] == 'lower' else '↑'}{part})"
     dense = "" if metric["dense"] is None else f"{metric['dense']:.4g}"
     interval = "" if metric["low"] is None else f"{metric['low']:+.3f} … {metric['high']:+.3f}"
     return name, dense, f"{metric['small']:.4g}", interval

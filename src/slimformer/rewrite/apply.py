@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments
 from slimformer.decompose import Curve, Selection, select
-from slimformer.models import Architecture, Site, describe
+from slimformer.models import Site, describe
 from slimformer.models.architecture import weight_of
 from slimformer.plan import Edit, Plan
 from slimformer.plan.profile import site_width
@@ -68,8 +68,3 @@ def writer_rows(site: Site, module: str, kept: list[int]) -> torch.Tensor:
             first = start + torch.tensor(units, dtype=torch.long)[:, None] * writer.rows
             rows.append((first + torch.arange(writer.rows)).flatten())
     return torch.cat(rows)
-
-
-def unchanged(architecture: Architecture, plan: Plan) -> bool:
-    """Does the plan keep everything?"""
-    return all(edit.keep == edit.of for edit in plan.edits)

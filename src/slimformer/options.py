@@ -1,0 +1,61 @@
+"""The options of the commands, each said once: name, kind of value, help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="a folder, a hub id, demo:smollm2 or demo:minilm")]
+Stats = Annotated[Path, typer.Argument(metavar="STATS", help="the folder `slimformer calibrate` wrote")]
+DataOption = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        "--task",
+        metavar="DATA",
+        help="text, jsonl, tsv, csv or parquet file (several by commas), an image folder, a data set's name such as "
+        "sst2 or wikitext2, or builtin",
+    ),
+]
+Columns = Annotated[
+    str, typer.Option(metavar="NAMES", help="columns to read, e.g. sentence; two for pairs", show_default="by name")
+]
+Source = Annotated[
+    str, typer.Option("--model", metavar="MODEL", help="where the model is now, if it was moved", show_default=False)
+]
+Macs = Annotated[
+    str, typer.Option("--macs", "--mu", metavar="FRACTION", help="fraction of the block MACs to keep, e.g. 0.5")
+]
+Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]
+EvalTokens = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="as for compress; a half of it is read of held-out data")
+]
+Samples = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="read at most this many documents or images (default all)")
+]
+SeqLen = Annotated[
+    int | None,
+    typer.Option(
+        min=2, metavar="N", help="sequence length (default 512 for decoders, 128 for encoders, or all the model reads)"
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="decides the splits; the same seed gives the same model")]
+NoSeed = Annotated[
+    int, typer.Option("--seed", min=0, metavar="N", help="every command takes one; in this one nothing is drawn")
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, mps, or auto")]
+Dtype = Annotated[
+    str, typer.Option(metavar="NAME", help="precision to compute in: float32, float64, bfloat16 or float16")
+]
+RecipeName = Annotated[
+    str, typer.Option("--recipe", metavar="NAME", help="balanced, stat, uniform, or a path to a .yaml file")
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format", metavar="NAME", help="ragged: every block its own sizes; plain: sizes the stock config can say"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, no tables")]
+Force = Annotated[bool, typer.Option("--force", help="replace an earlier result of slimformer at the same place")]

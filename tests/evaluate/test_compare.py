@@ -1,0 +1,70 @@
+"""Every kind of model is measured by what it is for, on all of the data or with a word on how much of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from families import CLASSES, MODEL_TYPES, heads, tiny, tiny_batches, tiny_compressed
+from slimformer.evaluate import compare as comparing
+from slimformer.evaluate import logit_divergence
+from slimformer.evaluate.compare import compare
+from slimformer.models import FAMILIES
+
+DIVERGENCE = ["kl", "agreement"]
+NAMES = {
+    "causal": ["perplexity", "nats per token", *DIVERGENCE],
+    "masked": DIVERGENCE,
+    "classify": ["accuracy", *DIVERGENCE],
+    "answer": DIVERGENCE,
+    "bare": ["cosine of pooled states", "cosine of token states", "cka"],
+}
+
+
+def labelled(model, n=3):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        replace(batch, labels=torch.randint(CLASSES, (8,), generator=generator)) for batch in tiny_batches(model, n)
+    ]
+
+
+def by_name(metrics):
+    return {metric.name: metric for metric in metrics}
+
+
+@pytest.mark.parametrize(("model_type", "head"), [(t, h) for t in MODEL_TYPES for h in heads(t)])
+def test_a_model_is_measured_by_what_it_is_for(model_type, head):
+    dense = tiny(model_type, head)
+    small, batches = tiny_compressed(dense), labelled(dense)
+    found = compare(dense, small, batches)
+    assert [metric.name for metric in found] == NAMES[head]
+    assert [metric.small for metric in compare(dense, dense, batches)] == pytest.approx(
+        [metric.dense for metric in found]
+    )
+
+
+@pytest.mark.parametrize("model_type", [t for t in MODEL_TYPES if "masked" in heads(t) or FAMILIES[t].causal])
+def test_only_whole_vocabularies_are_compared_on_a_part_of_the_data(model_type, monkeypatch):
+    """A classifier has few outputs, so there is no reason to leave out examples."""
+    monkeypatch.setattr(comparing, "KL_TOKENS", 100)
+    for head in (heads(model_type)[0], "classify"):
+        dense = tiny(model_type, head)
+        small, batches = tiny_compressed(dense), labelled(dense)
+        part = batches if head == "classify" else batches[:2] if batches[0].tokens < 100 else batches[:1]
+        kl = by_name(compare(dense, small, batches))["kl"]
+        assert kl.small == pytest.approx(logit_divergence(dense, small, part).kl)
+        assert kl.on == (None if head == "classify" else sum(batch.tokens for batch in part))
+
+
+def test_a_regression_has_no_accuracy_whatever_its_labels():
+    dense = tiny("bert", "classify", num_labels=1)
+    batches = [replace(batch, labels=torch.zeros(8, dtype=torch.long)) for batch in tiny_batches(dense)]
+    (metric,) = compare(dense, tiny_compressed(dense), batches)
+    assert metric.name == "relative squared change of the output"
+    assert metric.small > 0
+
+
+def test_labels_a_model_does_not_know_are_no_mistakes_of_it():
+    dense = tiny("bert", "classify")
+    batches = [replace(batch, labels=torch.full((8,), -1)) for batch in tiny_batches(dense)]
+    assert [metric.name for metric in compare(dense, tiny_compressed(dense), batches)] == DIVERGENCE

@@ -1,6 +1,7 @@
 """The same seed, one thread and no network in every test; shapes in linalg and decompose are checked at every call."""
 
 import os
+from pathlib import Path
 from typing import NoReturn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -19,6 +20,38 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reloading in a fresh process takes seconds and is tested elsewhere."""
+    monkeypatch.setattr("slimformer.checkpoint.save.verify_reload", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and data, read by all tests of a file and changed by none."""
+    from terminal import furnish
+
+    return furnish(tmp_path_factory.mktemp("shelf"))
+
+
+@pytest.fixture(scope="module")
+def stats(shelf: Path) -> Path:
+    """Statistics of the LLaMA on the shelf."""
+    from terminal import done
+
+    done("calibrate", shelf / "llama", "--data", shelf / "text.txt", "--tokens", 600, "--out", shelf / "stats", "-q")
+    return shelf / "stats"
+
+
+@pytest.fixture(scope="module")
+def plan(stats: Path, shelf: Path) -> Path:
+    """A plan made from them."""
+    from terminal import done
+
+    done("plan", stats, "--macs", 0.6, "--out", shelf / "plan.json", "-q")
+    return shelf / "plan.json"
 
 
 def skip_or_fail(reason: str) -> NoReturn:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import slimformer as package
 from slimformer.calibrate.documents import Document
-from terminal import BRIEF, compress, done, furnish, refused, slimformer, texts
+from terminal import BRIEF, compress, done, refused, slimformer, texts
 
 COMMANDS = [
     ["inspect"],
@@ -28,28 +28,7 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def trusting(monkeypatch):
-    """Reloading in a fresh process takes seconds and is tested elsewhere."""
-    monkeypatch.setattr("slimformer.checkpoint.save.verify_reload", lambda *_: None)
-
-
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory):
-    """Models and data, read by all tests and changed by none."""
-    return furnish(tmp_path_factory.mktemp("shelf"))
-
-
-@pytest.fixture(scope="module")
-def stats(shelf):
-    done("calibrate", shelf / "llama", "--data", shelf / "text.txt", "--tokens", 600, "--out", shelf / "stats", "-q")
-    return shelf / "stats"
-
-
-@pytest.fixture(scope="module")
-def plan(stats, shelf):
-    done("plan", stats, "--macs", 0.6, "--out", shelf / "plan.json", "-q")
-    return shelf / "plan.json"
+pytestmark = pytest.mark.usefixtures("trusting")
 
 
 def same_weights(a, b):

@@ -16,31 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from families import tiny_tokenizer
-from terminal import compress, done, files, furnish, refused, write_texts
+from terminal import compress, done, files, refused, write_texts
 
-
-@pytest.fixture(autouse=True)
-def trusting(monkeypatch):
-    """Reloading in a fresh process takes seconds and is tested elsewhere."""
-    monkeypatch.setattr("slimformer.checkpoint.save.verify_reload", lambda *_: None)
-
-
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory):
-    """Models and data, read by all tests and changed by none."""
-    return furnish(tmp_path_factory.mktemp("shelf"))
-
-
-@pytest.fixture(scope="module")
-def stats(shelf):
-    done("calibrate", shelf / "llama", "--data", shelf / "text.txt", "--tokens", 600, "--out", shelf / "stats", "-q")
-    return shelf / "stats"
-
-
-@pytest.fixture(scope="module")
-def plan(stats, shelf):
-    done("plan", stats, "--macs", 0.6, "--out", shelf / "plan.json", "-q")
-    return shelf / "plan.json"
+pytestmark = pytest.mark.usefixtures("trusting")
 
 
 @pytest.fixture

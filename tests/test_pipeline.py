@@ -31,11 +31,6 @@ from terminal import save_tiny, texts, write_images, write_table, write_texts
 TEXT_TYPES = tuple(name for name in MODEL_TYPES if name != "vit")
 
 
-@pytest.fixture
-def trusting(monkeypatch):
-    monkeypatch.setattr("slimformer.checkpoint.save.verify_reload", lambda *_: None)
-
-
 def token_ids(rows=60, length=LENGTH, seed=0):
     return torch.randint(5, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
 

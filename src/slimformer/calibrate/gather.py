@@ -87,12 +87,10 @@ def gather(
     `tokens` limits what is fitted on, `samples` the documents read, `purpose` says which part of a named data set.
     """
     length = sequence_length(model, architecture, seq_len)
-    if (
-        architecture.family.causal
-        and not reads_windows(model, architecture.family)
-        and model.config.pad_token_id is None
-    ):
-        batch_size = 1  # without a padding token a decoder cannot tell where a row ends, so it classifies one at a time
+    family = architecture.family
+    in_rows = family.causal and not reads_windows(model, family)
+    # without a padding token a decoder cannot tell where a row ends, so it reads one at a time
+    batch_size = 1 if in_rows and model.config.pad_token_id is None else batch_size
     if isinstance(source, Tensor):
         data = _from_ids(source, architecture, length, tokens=tokens, samples=samples, seed=seed, batch_size=batch_size)
     else:
@@ -105,7 +103,7 @@ def gather(
             for split, share in SHARE.items()
         }
         data = Data(splits, describe_source(source), data_hash(documents), seed, length)
-    _require_all(data.splits, least=1 if architecture.family.image else 2)
+    _require_all(data.splits, least=1 if family.image else 2)
     _require_readable(data.splits, model, architecture)
     return data
 

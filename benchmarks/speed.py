@@ -89,7 +89,7 @@ def pivoted_orders(tokens: int = 16_384, width: int = 3072) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def latency(model: str = "demo:smollm2", macs: float = 0.5, seq_len: int = 512, repeats: int = 15) -> dict[str, Any]:
+def latency(model: str = "demo:smollm2", macs: float = 0.5, seq_len: int = 512, repeats: int = 7) -> dict[str, Any]:
     """Body latency ratio over MAC ratio, at several batch sizes, ragged and plain."""
     loaded = load_model(model)
     architecture = describe(loaded.model)

@@ -17,6 +17,9 @@ jaxtyping.install_import_hook(["slimformer.linalg", "slimformer.decompose"], "be
 torch.set_num_threads(1)
 
 
+SHARED = Path(__file__).parents[2] / "shared"  # models and data of the development machines
+
+
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
     torch.manual_seed(0)
@@ -52,6 +55,12 @@ def plan(stats: Path, shelf: Path) -> Path:
 
     done("plan", stats, "--macs", 0.6, "--out", shelf / "plan.json", "-q")
     return shelf / "plan.json"
+
+
+def needs(path: Path) -> pytest.MarkDecorator:
+    """Skip without a file of the development machines; where .ci/run knows it to be there, fail without it."""
+    required = bool(os.environ.get("SLIMFORMER_NO_SKIP"))
+    return pytest.mark.skipif(not path.exists() and not required, reason=f"{path} is absent")
 
 
 def skip_or_fail(reason: str) -> NoReturn:

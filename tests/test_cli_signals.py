@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import slimformer as package
-from conftest import skip_or_fail
+from conftest import SHARED, skip_or_fail
 from terminal import compress, done, files, refused, slimformer
 
 pytestmark = pytest.mark.usefixtures("trusting")
@@ -133,7 +133,7 @@ def in_a_terminal(arguments, folder, *, stop_at=None, number=signal.SIGINT):
 
 
 def stories():
-    folder = Path(__file__).parents[2] / "shared" / "models" / "stories260K"
+    folder = SHARED / "models" / "stories260K"
     if not folder.is_dir():
         skip_or_fail(f"the development model in {folder} is absent")
     if not Path(sys.executable).with_name("slimformer").exists():

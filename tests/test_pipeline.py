@@ -219,6 +219,7 @@ def poisoned():
         ("llama", token_ids(), {"seq_len": 65}, SequenceTooLong, "has 64 positions"),
         ("roberta", token_ids(), {"seq_len": 63}, SequenceTooLong, "has 62 positions"),
         ("vit", token_ids(), {}, DataUnreadable, "calibrated on images"),
+        ("vit", "images", {"seq_len": 16}, SequenceTooLong, "an image is always 17 positions to this model"),
         ("vit", ["a", "b"], {}, DataNotFound, "calibrated on images"),
         ("llama", token_ids(), {"macs": 0}, BudgetOutOfReach, "not a fraction"),
         ("llama", token_ids(), {"macs": float("nan")}, BudgetOutOfReach, "not a fraction"),

@@ -74,7 +74,7 @@ class TooFewTokens(SlimformerError):
 
 
 class SequenceTooLong(SlimformerError):
-    """More positions were asked for than the model has."""
+    """More positions were asked for than the model has, or others than an image has."""
 
 
 class UnknownTask(SlimformerError):

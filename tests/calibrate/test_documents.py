@@ -2,13 +2,15 @@ import json
 import time
 from pathlib import Path
 
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 
+from conftest import SHARED, needs
 from slimformer.calibrate.documents import Document, mix_documents, parse_labels, read_documents
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable
 
-DATA = Path("/work/shared/data")
-needs_data = pytest.mark.skipif(not DATA.exists(), reason=f"the development data in {DATA} are absent")
+DATA = SHARED / "data"
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -140,8 +142,6 @@ def test_questions_of_one_squad_article_form_a_group(tmp_path, indent):
 
 
 def test_parquet_is_read_by_column(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     table = arrow.table({"idx": [0, 1], "sentence": ["a", "b"], "label": [1, 0]})
     parquet.write_table(table, tmp_path / "a.parquet")
     assert read_documents(tmp_path / "a.parquet") == [Document("a", label=1), Document("b", label=0)]
@@ -292,7 +292,7 @@ def test_no_text_in_memory_is_empty_data(nothing):
 # -- the real files
 
 
-@needs_data
+@needs(DATA)
 @pytest.mark.parametrize(
     ("name", "count", "paired", "label"),
     [

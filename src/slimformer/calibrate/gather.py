@@ -47,7 +47,13 @@ def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: i
     if architecture.family.image:
         height, width = _sides(config.image_size)
         rows, columns = _sides(config.patch_size)
-        return (height // rows) * (width // columns) + 1
+        patches = (height // rows) * (width // columns) + 1
+        if asked not in (None, patches):
+            raise SequenceTooLong(
+                f"a sequence length of {asked:,} was asked for, and an image is always {patches:,} positions to this "
+                "model; leave it out"
+            )
+        return patches
     most = positions(config)
     if asked is not None and asked > most:
         raise SequenceTooLong(

@@ -222,7 +222,8 @@ def write_results(subject: Subject, options: Options, dense: Cell, cells: Sequen
         "multiple_of": recipe.multiple_of,
         "threads": options.threads,
         "versions": versions(),
-        "code": deciding_code(),
+        # kept cells were decided by older code: the file must not claim otherwise
+        "code": "older code, cells kept" if options.keep_cells else deciding_code(),
     }
     file = HERE / "results" / f"quality-{subject.name}.json"
     write_json(file, {"benchmark": "quality", "settings": settings, **summary(dense, cells)}, indent=1)

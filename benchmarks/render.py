@@ -64,10 +64,11 @@ def caption(results: dict[str, Any], report: str, dense: dict[str, Any]) -> str:
     """What the numbers are, in one line."""
     settings = results["settings"]
     held_out = report.split(" ")[0]
+    unit = "images" if settings["tokens"]["fit"] == settings["examples"]["fit"] else "tokens"
     return (
         f"{settings['model']}, {held_out}: {metric_name(dense)} at kept block MACs "
         f"(dense {level_text(dense)}; {settings['examples'][held_out]:,} held-out examples, "
-        f"{settings['tokens']['fit']:,} calibration tokens; = no significant difference to `{results['ours']}`, "
+        f"{settings['tokens']['fit']:,} calibration {unit}; = no significant difference to `{results['ours']}`, "
         f"! significantly better than it)"
     )
 

@@ -6,7 +6,6 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -98,7 +97,7 @@ def _read_curves(path: Path) -> dict[str, Curve]:
 
 def _keep_curves(path: Path, curves: Mapping[str, Curve]) -> None:
     """In one step, so that an interrupt leaves no half of a file; where nothing can be written it only costs time."""
-    text = json.dumps({name: asdict(curve) for name, curve in curves.items()})
+    text = json.dumps({name: vars(curve) for name, curve in curves.items()})
     with suppress(CannotWrite, OutputExists), writing_file(path, force=True) as file:
         file.write_text(text)
 

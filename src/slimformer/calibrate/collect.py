@@ -188,7 +188,7 @@ def _hidden(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 def _require_finite(moments: Mapping[str, SiteMoments]) -> None:
     for name, splits in moments.items():
         for m in splits.values():
-            if not bool(torch.isfinite(m.gram).all()):
+            if not bool(torch.isfinite(m.gram.diagonal()).all()):  # Σ x²: no x hides from it
                 raise NotFinite(
                     f"{name}: NaN or infinite activations during calibration; check the weights, "
                     "or calibrate with --dtype float32"

@@ -151,10 +151,9 @@ def _pack(moments: BlockMoments) -> dict[str, Tensor]:
     out = {"loudness": torch.tensor([moments.loudness], dtype=torch.float64)}
     for site, splits in moments.sites.items():
         for split, m in splits.items():
-            rows, columns = torch.triu_indices(m.width, m.width)
             out[f"{site}/{split}/count"] = torch.tensor([m.count])
             out[f"{site}/{split}/sum"] = m.sum.cpu()
-            out[f"{site}/{split}/gram"] = m.gram.cpu()[rows, columns]
+            out[f"{site}/{split}/gram"] = _upper(m.gram.cpu())
     return out
 
 
@@ -165,9 +164,18 @@ def _unpack(i: int, tensors: Mapping[str, Tensor]) -> BlockMoments:
             continue
         site, split, _ = key.split("/")
         total = tensors[f"{site}/{split}/sum"]
-        rows, columns = torch.triu_indices(len(total), len(total))
-        gram = torch.zeros(len(total), len(total), dtype=torch.float64)
-        gram[rows, columns] = tensors[f"{site}/{split}/gram"]
-        gram = gram + gram.triu(1).mT
+        gram = _symmetric(tensors[f"{site}/{split}/gram"], len(total))
         sites.setdefault(site, {})[split] = Moments(int(tensors[key]), total, gram)
     return BlockMoments(i, sites, float(tensors["loudness"]))
+
+
+def _upper(gram: Tensor) -> Tensor:
+    """The upper triangle, row by row."""
+    return torch.cat([row[i:] for i, row in enumerate(gram)]) if len(gram) else gram.flatten()
+
+
+def _symmetric(upper: Tensor, d: int) -> Tensor:
+    gram = torch.zeros(d, d, dtype=torch.float64)
+    for i, row in enumerate(upper.split(list(range(d, 0, -1)))):
+        gram[i, i:] = row
+    return gram + gram.triu(1).mT

@@ -6,8 +6,12 @@ j costs exactly
 
     Δ_j = ‖v_j‖² / H_jj,     V ← V − v_j H_j: / H_jj,     H ← H − H_:j H_j: / H_jj.
 
-The updates are delayed and applied in blocks, after which the arrays shrink to the coordinates still alive: O(d² (d
-+ m)) in all, and the inner loop only needs matrix-vector products.
+Of V only M = VᵀV is needed, and with f = H_:j / √H_jj, c = M_:j / √H_jj both updates have one shape:
+
+    H ← H − f fᵀ,     M ← M − f gᵀ − g fᵀ,     g = c − Δ_j f / 2.
+
+They are delayed and applied in blocks, after which the arrays shrink to the coordinates still alive: O(d² (d + m)) in
+all, and the inner loop only needs products with a few vectors.
 
 Reference: Hassibi & Stork, Second order derivatives for network pruning (1993); Frantar & Alistarh (2022).
 """
@@ -22,7 +26,7 @@ from torch import Tensor
 
 from slimformer.linalg.damped import damped
 
-BLOCK = 64
+BLOCK = 96
 
 
 def eliminate(
@@ -30,52 +34,57 @@ def eliminate(
 ) -> tuple[Int[Tensor, " d"], Float[Tensor, " d"]]:
     """Order in which coordinates are worth keeping (best first), and what dropping each cost when it went."""
     H = _inverse(C, ridge)
-    # ‖v‖ is all that counts, so an m × d map with m > d is replaced by a d × d one with the same Gram matrix.
-    V = W.double() if len(W) <= W.shape[1] else torch.linalg.qr(W.double(), mode="r").R
+    M = W.double().mT @ W.double()
     alive = torch.arange(len(C), device=C.device)
     gone = [alive[:0]]  # not empty lists: a width that was cut to nothing has an order, too
     costs = [H.new_zeros(0)]
     while len(alive):
-        n = min(BLOCK, len(alive))
-        dropped, cost, F, Y = _drop_block(H, V, n)
+        dropped, cost, F, G = _drop_block(H, M, min(BLOCK, len(alive)))
         gone.append(alive[dropped])
         costs.append(cost)
         kept = torch.ones(len(alive), dtype=torch.bool, device=C.device)
         kept[dropped] = False
-        alive = alive[kept]
-        F = F[kept]
-        H = H[kept][:, kept] - F @ F.mT
-        V = V[:, kept] - Y @ F.mT
+        (kept,) = kept.nonzero(as_tuple=True)
+        alive, F, G = alive[kept], F[:, kept], G[:, kept]
+        H = _shrunk(H, kept).addmm_(F.mT, F, alpha=-1)
+        M = _shrunk(M, kept).addmm_(torch.cat([F, G]).mT, torch.cat([G, F]), alpha=-1)
     return torch.cat(gone).flip(0), torch.cat(costs).flip(0)
+
+
+def _shrunk(A: Float[Tensor, "a a"], kept: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
+    return A.index_select(0, kept).index_select(1, kept)
 
 
 def _inverse(C: Float[Tensor, "d d"], ridge: float) -> Float[Tensor, "d d"]:
     """H = (C + λI)⁻¹. Where C is singular H_jj falls from 1/λ to its true size when a copy of j goes; for digits to be
     left of it, λ must be at least of the order √(ε d)."""
     floor = 4 * (torch.finfo(torch.float64).eps * len(C)) ** 0.5
-    return torch.linalg.inv(damped(C.double(), max(ridge, floor)))
+    return torch.cholesky_inverse(torch.linalg.cholesky(damped(C.double(), max(ridge, floor))))
 
 
 def _drop_block(
-    H: Float[Tensor, "a a"], V: Float[Tensor, "m a"], n: int
-) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"], Float[Tensor, "a n"], Float[Tensor, "m n"]]:
-    """Drop n coordinates; return them, their costs, and F, Y with H ← H − F Fᵀ and V ← V − Y Fᵀ still to be applied."""
+    H: Float[Tensor, "a a"], M: Float[Tensor, "a a"], n: int
+) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"], Float[Tensor, "n a"], Float[Tensor, "n a"]]:
+    """Drop n coordinates; return them, their costs, and F, G with H ← H − FᵀF and M ← M − FᵀG − GᵀF still to be
+    applied."""
     a = len(H)
-    F, Y = H.new_zeros(a, n), V.new_zeros(len(V), n)
-    h, q = H.diagonal().clone(), V.square().sum(0)  # H_jj and ‖v_j‖², kept up to date
+    F, G = H.new_zeros(n, a), H.new_zeros(n, a)
+    h, q = H.diagonal().clone(), M.diagonal().clone()  # H_jj and ‖v_j‖², kept up to date
+    tiny = torch.finfo(h.dtype).tiny
     dropped, cost = torch.empty(n, dtype=torch.long), H.new_empty(n)
     for t in range(n):
         j = int(torch.argmin(q / h))
+        root = h[j].sqrt()
         dropped[t], cost[t] = j, q[j] / h[j]
-        f = (H[:, j] - F[:, :t] @ F[j, :t]) / h[j].sqrt()  # so that f fᵀ = H_:j H_j: / H_jj
-        v = (V[:, j] - Y[:, :t] @ F[j, :t]) / h[j].sqrt()  # so that v fᵀ = v_j H_j: / H_jj
-        cross = V.mT @ v - F[:, :t] @ (Y[:, :t].mT @ v)
-        F[:, t], Y[:, t] = f, v
-        q = q - 2 * f * cross + f.square() * v.square().sum()
-        h = h - f.square()
+        before = F[:t, j]
+        f = (H[j] - before @ F[:t]) / root  # so that f fᵀ = H_:j H_j: / H_jj
+        c = (M[j] - G[:t, j] @ F[:t] - before @ G[:t]) / root  # Vᵀ v_j / √H_jj
+        g = c - f * (cost[t] / 2)
+        F[t], G[t] = f, g
+        q = (q - 2 * f * g).clamp_min_(0)
+        h = (h - f.square()).clamp_min_(tiny)
         q[j], h[j] = torch.inf, 1.0
-        q, h = q.clamp_min(0), h.clamp_min(torch.finfo(h.dtype).tiny)
-    return dropped, cost, F, Y
+    return dropped, cost, F, G
 
 
 def eliminate_blocks(

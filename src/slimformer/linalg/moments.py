@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 ROWS = 4096  # rows a single-precision product may sum before it is added up in double precision
+PANEL = 384  # columns taken at once of a symmetric product: narrow enough to save its lower half, wide enough to be fast
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,15 @@ class Moments:
     def of(cls, X: Float[Tensor, "n d"]) -> Moments:
         """Moments of the rows of X. Products run in the precision of X (at least single), sums of them in double.
 
-        They are taken where X is and kept on the CPU, where there is double precision and room.
+        They are taken where X is and kept on the CPU, where there is double precision and room. Cost n d² / 2
+        multiplications there.
         """
         X = X.cpu() if X.device.type == "mps" else X  # no double precision there
         X = X if X.dtype == torch.float64 else X.float()
-        gram = torch.zeros(X.shape[1], X.shape[1], dtype=torch.float64, device=X.device)
-        for rows in X.split(ROWS):
-            gram += _gram(rows)
-        return cls(len(X), X.sum(0, dtype=torch.float64).cpu(), gram.cpu())
+        if not len(X):
+            return cls.zero(X.shape[1])
+        total, gram = _about(X, torch.zeros_like(X[0]) if X.dtype == torch.float64 else X.mean(0))
+        return cls(len(X), total.cpu(), gram.cpu())
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(self.count + other.count, self.sum + other.sum, self.gram + other.gram)
@@ -61,15 +63,29 @@ class Moments:
         return G - torch.outer(self.mean, self.mean) if centred else G
 
 
-def _gram(X: Float[Tensor, "n d"]) -> Float[Tensor, "d d"]:
-    """Σ x xᵀ in double precision.
+def _about(X: Float[Tensor, "n d"], s: Float[Tensor, " d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+    """Σ x and Σ x xᵀ in double precision, from products taken about s.
 
-    Single-precision products are taken about the mean, which else would drown the covariance when it is large:
-    Σ x xᵀ = Σ (x − μ)(x − μ)ᵀ + n μ μᵀ.
+    With s near the mean these do not drown the covariance in single precision when the mean is large. With y = x − s,
+    whose sum t is small but, s being rounded, not zero:
+
+        Σ x = n s + t,     Σ x xᵀ = Σ y yᵀ + s tᵀ + t sᵀ + n s sᵀ.
+
+    All of it is symmetric, so only the blocks above the diagonal are computed, and mirrored once.
     """
-    if X.dtype == torch.float64:
-        return X.mT @ X
-    n = max(len(X), 1)
-    mean = X.sum(0, dtype=torch.float64) / n
-    D, m = X - mean.float(), mean * n**0.5
-    return torch.outer(m, m).add_(D.mT @ D)
+    d = len(s)
+    t = torch.zeros(d, dtype=torch.float64, device=X.device)
+    G = torch.zeros(d, d, dtype=torch.float64, device=X.device)
+    for rows in X.split(ROWS):
+        Y = rows - s
+        t += (Y.new_ones(len(Y)) @ Y).double()
+        for a in range(0, d, PANEL):
+            G[a : a + PANEL, a:] += Y[:, a : a + PANEL].mT @ Y[:, a:]
+    s = s.double()
+    u = t + len(X) / 2 * s
+    G.addr_(s, u).addr_(u, s)
+    for a in range(0, d, PANEL):
+        corner = G[a : a + PANEL, a : a + PANEL].triu()
+        G[a : a + PANEL, a : a + PANEL] = corner + corner.triu(1).mT
+        G[a + PANEL :, a : a + PANEL] = G[a : a + PANEL, a + PANEL :].mT
+    return s * len(X) + t, G

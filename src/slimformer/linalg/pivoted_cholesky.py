@@ -28,7 +28,7 @@ def pivots(G: Float[Tensor, "d d"]) -> tuple[Int[Tensor, " d"], Float[Tensor, " 
     top = float(G.diagonal().max()) if d else 0.0
     if top <= 0:
         return torch.arange(d), torch.zeros(d, dtype=torch.float64)
-    factor, order, rank, _ = dpstrf(G.double().cpu().numpy(), lower=1, tol=RTOL_RANK * top)
+    factor, order, rank, _ = dpstrf(G.double().cpu().numpy().T, lower=1, tol=RTOL_RANK * top)
     r = torch.from_numpy(factor).diagonal().clone()
     r[rank:] = 0
     order[rank:].sort()

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 ROWS = 4096  # rows a single-precision product may sum before it is added up in double precision
-PANEL = 384  # columns taken at once of a symmetric product: narrow enough to save its lower half, wide enough to be fast
+PANEL = 384  # columns of a symmetric product taken at once: few, to save its lower half, but enough to be fast
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from slimformer.decompose.reduction import coordinates, curve, legal_sizes, may_
 from slimformer.linalg.damped import damped
 from slimformer.models import Architecture, Site
 from slimformer.models.architecture import weight_of
-from slimformer.plan import Edit, Plan, check_budget
+from slimformer.plan import Budget, Edit, Plan, check_budget
 from slimformer.plan.allocate import Sizes, uniform
 from slimformer.plan.plan import kept_fractions
 from slimformer.plan.profile import Ladder, ladders, site_width
@@ -231,7 +231,7 @@ def baseline_plan(name: str, given: Given, curves: Curves, macs: float) -> Plan:
     rungs = ladders(
         architecture, curves, seq_len=given.seq_len, weights=weights, multiple_of=recipe.multiple_of, plain=False
     )
-    budget = check_budget(architecture, macs=macs, seq_len=given.seq_len, recipe=recipe, format="ragged")
+    budget = check_budget(architecture, Budget(macs), seq_len=given.seq_len, recipe=recipe, format="ragged")
     allocation = method.allocation
     if allocation is stat_allocation:
         allocation = partial(stat_allocation, causal=architecture.family.causal)

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 import slimformer
 
 with tempfile.TemporaryDirectory() as scratch:
-    result = slimformer.compress("demo:smollm2", data="builtin", macs=0.8, tokens=4096, latency=False)
+    result = slimformer.compress("demo:smollm2", data="builtin", macs=0.8, tokens=4096, timing=False)
     folder = result.save(f"{scratch}/smaller")
 
     model, tokenizer = slimformer.load(folder), AutoTokenizer.from_pretrained(folder)

@@ -27,7 +27,7 @@ def similarities(model, tokenizer):
 
 
 with tempfile.TemporaryDirectory() as scratch:
-    result = slimformer.compress("demo:minilm", data="builtin", macs=0.7, tokens=8192, latency=False)
+    result = slimformer.compress("demo:minilm", data="builtin", macs=0.7, tokens=8192, timing=False)
     folder = result.save(f"{scratch}/smaller")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     before = similarities(result.loaded.model, tokenizer)

@@ -48,7 +48,7 @@ with torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
     model.classifier.weight.copy_(W)
     model.classifier.bias.copy_(-W @ mean)
 
-    result = slimformer.compress(model, train, macs=0.5, processor=tokenizer, seq_len=32, latency=False)
+    result = slimformer.compress(model, train, macs=0.5, processor=tokenizer, seq_len=32, timing=False)
     small = slimformer.load(result.save(f"{scratch}/smaller"))
     print(f"accuracy on unseen words: {accuracy(model, tokenizer, test):.3f} before, ", end="")
     print(f"{accuracy(small, AutoTokenizer.from_pretrained(f'{scratch}/smaller'), test):.3f} after")

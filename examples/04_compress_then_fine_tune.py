@@ -39,7 +39,7 @@ with tempfile.TemporaryDirectory() as scratch:
         num_key_value_heads=4, max_position_embeddings=LENGTH,
     )  # fmt: skip
     dense = fine_tune(LlamaForCausalLM(config), 200, scratch)
-    result = slimformer.compress(dense, train, macs=0.5, latency=False)  # data as token ids: sequences × length
+    result = slimformer.compress(dense, train, macs=0.5, timing=False)  # data as token ids: sequences × length
     compressed = loss(result.model)
     fine_tune(result.model, 60, scratch)
     print(f"held-out loss: dense {loss(dense):.3f}, compressed {compressed:.3f}, fine-tuned {loss(result.model):.3f}")

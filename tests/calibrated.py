@@ -20,7 +20,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.decompose import Curve
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import weight_of
-from slimformer.plan import Plan, allocate
+from slimformer.plan import Budget, Plan, allocate
 from slimformer.plan.profile import profile_site
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.rewrite.apply import apply
@@ -61,7 +61,13 @@ class Calibrated:
         weights = {name: block.loudness for block in self.blocks for name in block.sites}
         curves = self.curves(recipe)
         return allocate(
-            self.architecture, curves, macs=macs, seq_len=LENGTH, recipe=recipe, weights=weights, format=format
+            self.architecture,
+            curves,
+            budget=Budget(macs),
+            seq_len=LENGTH,
+            recipe=recipe,
+            weights=weights,
+            format=format,
         )
 
     def apply(self, plan: Plan, recipe: Recipe) -> PreTrainedModel:

@@ -18,7 +18,7 @@ from slimformer.calibrate.collect import collect
 from slimformer.calibrate.text import Batch
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import weight_of
-from slimformer.plan import Plan, allocate
+from slimformer.plan import Budget, Plan, allocate
 from slimformer.plan.profile import profile_site
 from slimformer.plan.recipe import load_recipe
 from slimformer.rewrite.apply import apply
@@ -132,7 +132,9 @@ def tiny_plan(
         )
         for site in architecture
     }  # fmt: skip
-    plan = allocate(architecture, curves, macs=macs, seq_len=LENGTH, recipe=how, weights=weights or {}, format=format)
+    plan = allocate(
+        architecture, curves, budget=Budget(macs), seq_len=LENGTH, recipe=how, weights=weights or {}, format=format
+    )
     return plan, apply(plan, model, curves, lambda i: blocks[i])
 
 

@@ -51,7 +51,7 @@ def refused(*arguments: object) -> str:
     return said.err
 
 
-BRIEF = ("--tokens", 600, "--no-latency")
+BRIEF = ("--tokens", 600, "--no-timing")
 
 
 def compress(model: Path | str, shelf: Path, out: Path | str, *more: object) -> tuple[object, ...]:

@@ -41,17 +41,70 @@ def same_weights(a, b):
 )
 def test_plan_and_apply_give_the_bits_of_compress(recipe, format, stats, shelf, tmp_path):
     how = ("--recipe", recipe, "--format", format)
-    done(*compress(shelf / "llama", shelf, tmp_path / "one", "-q", *how))
+    done(*compress(shelf / "llama", shelf, tmp_path / "one", "-q", "--no-refine", *how))
     done("plan", stats, "--macs", 0.6, "--out", tmp_path / "plan.json", "-q", *how)
     done("apply", stats, tmp_path / "plan.json", "--out", tmp_path / "other", "-q")
     assert same_weights(tmp_path / "one", tmp_path / "other")
     assert (tmp_path / "one" / "plan.json").read_text() == (tmp_path / "plan.json").read_text()
 
 
+@pytest.mark.parametrize("how", [("--macs", 0.6), ("--params", 0.7), ("--macs", 0.8, "--format", "plain")])
+def test_cut_gives_the_bits_of_compress_without_refinement(how, stats, shelf, tmp_path):
+    brief = ("--data", shelf / "text.txt", *BRIEF, "-q")
+    done("compress", shelf / "llama", *how, "--no-refine", "--out", tmp_path / "one", *brief)
+    done("cut", stats, *how, "--out", tmp_path / "other", "-q")
+    assert same_weights(tmp_path / "one", tmp_path / "other")
+    assert (tmp_path / "one" / "plan.json").read_text() == (tmp_path / "other" / "plan.json").read_text()
+
+
+def test_refinement_changes_the_weights_and_says_what_it_did(shelf, tmp_path):
+    done(*compress(shelf / "llama", shelf, tmp_path / "plain", "-q", "--no-refine"))
+    found = json.loads(done(*compress(shelf / "llama", shelf, tmp_path / "refined", "--json")).out)
+    assert not same_weights(tmp_path / "plain", tmp_path / "refined")
+    assert all(each["after"] <= each["before"] for each in found["correction"])
+    assert {each["site"] for each in found["correction"]} >= {"blocks.0.attn.heads", "final norm"}
+
+
+def test_the_front_has_rising_budgets_and_falling_harm(stats, tmp_path):
+    found = json.loads(done("frontier", stats, "--out", tmp_path / "front.json", "--json").out)
+    assert json.loads((tmp_path / "front.json").read_text()) == found
+    macs = [point["macs"] for point in found["points"]]
+    harm = [point["predicted_kl"] for point in found["points"]]
+    assert macs == sorted(macs, reverse=True)
+    assert macs[0] == 1
+    assert harm == sorted(harm)
+    assert harm[0] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_sweep_measures_the_models_cut_would_make(stats, shelf):
+    found = json.loads(
+        done("sweep", stats, "--data", shelf / "text.txt", "--tokens", 600, "--macs", "0.9,0.6", "--json").out
+    )
+    assert [point["budget"] for point in found["points"]] == [0.9, 0.6]
+    assert all(metric["small"] is not None for point in found["points"] for metric in point["metrics"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "one budget is needed"),
+        (("--macs", 0.5, "--params", 0.5), "one budget is needed"),
+        (("--params", "half"), "--params 'half' is not a number"),
+        (("--latency", 1.5), "--latency 1.5 is not a fraction"),
+        (("--max-kl", 0.1, "--macs", 0.5), "--max-kl is a budget of its own"),
+        (("--max-kl", 0), "cannot be promised"),
+        (("--max-kl", 1e-4), "documents to certify on"),
+    ],
+)
+def test_budgets_that_cannot_be(options, said, shelf, tmp_path):
+    line = refused("compress", shelf / "llama", *options, "--data", shelf / "text.txt", *BRIEF, "--out", tmp_path / "x")
+    assert said in line
+
+
 def test_the_precision_of_calibration_is_that_of_the_plan(shelf, tmp_path):
     precise = ("--dtype", "float64", "-q")
     data = ("--data", shelf / "text.txt", "--tokens", 600)
-    done(*compress(shelf / "gpt2", shelf, tmp_path / "one", *precise))
+    done(*compress(shelf / "gpt2", shelf, tmp_path / "one", "--no-refine", *precise))
     done("calibrate", shelf / "gpt2", *data, "--out", tmp_path / "stats", *precise)
     done("plan", tmp_path / "stats", "--macs", 0.6, "--out", tmp_path / "plan.json", "-q")
     done("apply", tmp_path / "stats", tmp_path / "plan.json", "--out", tmp_path / "other", "-q")
@@ -68,9 +121,9 @@ def test_statistics_made_in_half_precision_on_an_accelerator_are_planned_from_on
 
 
 def test_the_images_calibrated_on_are_known_by_any_name_of_their_folder(shelf, tmp_path):
-    done("compress", shelf / "vit", "--macs", 0.6, "--data", shelf / "images", "--no-latency", "--out", tmp_path / "x")
+    done("compress", shelf / "vit", "--macs", 0.6, "--data", shelf / "images", "--no-timing", "--out", tmp_path / "x")
     with contextlib.chdir(shelf):
-        again = done("eval", tmp_path / "x", "--against", "vit", "--data", "images", "--no-latency", "--json")
+        again = done("eval", tmp_path / "x", "--against", "vit", "--data", "images", "--no-timing", "--json")
     assert "only the part held out then is used" in json.loads(again.out)["warnings"][0]
 
 
@@ -81,7 +134,7 @@ def test_data_that_were_calibrated_on_are_evaluated_on_what_was_held_out(stats, 
     assert data["seed"] == 0
 
     def compare(*more):
-        return ("eval", tmp_path / "small", "--against", shelf / "llama", "--no-latency", "--json", *more)
+        return ("eval", tmp_path / "small", "--against", shelf / "llama", "--no-timing", "--json", *more)
 
     same = json.loads(done(*compare("--data", shelf / "text.txt", "--tokens", 600)).out)
     assert same["data"]["tokens"]["report"] == data["tokens"]["report"]

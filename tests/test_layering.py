@@ -16,10 +16,12 @@ NAMES = [str(file.relative_to(SRC)) for file in FILES]
 
 # Each may import what stands to the left of it, and itself; those in one tuple do not know each other.
 LAYERS = (
-    ("errors",), ("linalg",), ("decompose",), ("models",), ("calibrate",), ("plan",), ("rewrite", "nn"),
+    ("errors",), ("linalg",), ("decompose",), ("models",), ("calibrate",), ("plan",), ("nn",), ("rewrite",),
     ("checkpoint",),
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
-    ("report",), ("stages",), ("assess", "probe"), ("pipeline",), ("slimformer",), ("shell", "options"), ("cli",),
+    ("report",), ("stages",), ("assess", "probe", "timings", "front"),
+    ("refine",), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
+    ("shell", "options"), ("cli_front",), ("cli",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

@@ -37,7 +37,7 @@ def token_ids(rows=60, length=LENGTH, seed=0):
 
 def shrink(model, data=None, **options):
     return slimformer.compress(
-        model, token_ids() if data is None else data, **{"macs": 0.6, "latency": False, **options}
+        model, token_ids() if data is None else data, **{"macs": 0.6, "timing": False, **options}
     )
 
 
@@ -171,7 +171,7 @@ def test_a_folder_and_a_model_in_memory_give_the_same_bits(tmp_path):
 def test_half_precision_is_stored_as_it_was(tmp_path, trusting):
     model = tiny("llama").to(torch.float16)
     model.save_pretrained(tmp_path / "dense")
-    result = slimformer.compress(tmp_path / "dense", token_ids(), macs=0.6, latency=False)
+    result = slimformer.compress(tmp_path / "dense", token_ids(), macs=0.6, timing=False)
     assert result.model.dtype == torch.float32  # computed in
     result.save(tmp_path / "small")
     stored = slimformer.load(tmp_path / "small")

@@ -33,12 +33,12 @@ PROMPT = "The main idea of this"
 
 
 def evaluate(
-    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, *, latency: bool = True, progress: Progress = silent
+    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, *, timing: bool = True, progress: Progress = silent
 ) -> Report:
     """Dense and small on the report split, which was neither fitted nor used to choose."""
     report = describe_result(loaded, small, plan)
     report = replace(report, warnings=[*report.warnings, *thin_data(describe(loaded.model), data)])
-    return measure(report, loaded, small, data, data.splits["report"], latency=latency, progress=progress)
+    return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
 
 
 def thin_data(architecture: Architecture, data: Data) -> list[str]:
@@ -64,6 +64,7 @@ def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenan
         recipe=plan.recipe,
         format=plan.format,
         budget=plan.budget,
+        budget_by=plan.by,
         macs_kept=plan.macs,
         seq_len=plan.seq_len,
         dense=footprint(loaded.model, architecture, plan.seq_len, loaded.dtype),
@@ -81,20 +82,20 @@ def measure(
     data: Data,
     batches: Sequence[Batch],
     *,
-    latency: bool,
+    timing: bool,
     progress: Progress,
 ) -> Report:
     """The report with metrics, latency and samples added."""
     progress("evaluate", 0, 3)
     metrics = [metric.to_json() for metric in compare(loaded.model, small, batches, seed=data.seed)]
     progress("evaluate", 1, 3)
-    timing = _latency(loaded.model, small, describe(loaded.model), batches) if latency else None
+    measured = _latency(loaded.model, small, describe(loaded.model), batches) if timing else None
     progress("evaluate", 2, 3)
     samples = _samples(loaded, small)
     progress("evaluate", 3, 3)
     tokens = {**data.tokens, "report": sum(batch.tokens for batch in batches)}
     provenance = data_provenance(describe(loaded.model), data.name, data.hash, data.seed, tokens)
-    return replace(report, metrics=metrics, latency=timing, samples=samples, data=provenance)
+    return replace(report, metrics=metrics, latency=measured, samples=samples, data=provenance)
 
 
 def data_provenance(
@@ -106,7 +107,7 @@ def data_provenance(
 
 
 def evaluate_pair(
-    loaded: Loaded, small: Loaded, data: Data, *, latency: bool = True, progress: Progress = silent
+    loaded: Loaded, small: Loaded, data: Data, *, timing: bool = True, progress: Progress = silent
 ) -> Report:
     """Compare two models on all of `data`; if `small` was calibrated on these data, only on the part held out then."""
     before, after = describe(loaded.model), describe(small.model)
@@ -124,7 +125,7 @@ def evaluate_pair(
         small=footprint(small.model, after, data.seq_len, small.dtype), sites=site_table(before, after),
         versions=versions(), warnings=notes,
     )  # fmt: skip
-    return measure(report, loaded, small.model, data, batches, latency=latency, progress=progress)
+    return measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
 
 
 def _require_relatives(loaded: Loaded, small: Loaded, before: Architecture, after: Architecture) -> None:
@@ -164,6 +165,13 @@ def _held_out(small: Loaded, made: dict[str, Any], data: Data) -> tuple[list[Bat
             f"{small.name} was calibrated on these data with --seed {known.get('seed')}; use the same seed"
         )
     return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
+
+
+def held_out_batches(made: Provenance, data: Data) -> tuple[list[Batch], list[str]]:
+    """Of data that were calibrated on, the part that was held out; of others all of it."""
+    if made.data_hash == data.hash:
+        return list(data.splits["report"]), ["these data were calibrated on, so only the part held out then is used"]
+    return [batch for part in data.splits.values() for batch in part], []
 
 
 def _sources(name: str) -> set[str]:

@@ -17,6 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 from rich.console import Console
 
+from slimformer.cli_front import FRONT, emit, loaded_for, saved_line
 from slimformer.errors import OutputExists, SlimformerError
 from slimformer.options import (
     AsJson,
@@ -27,24 +28,30 @@ from slimformer.options import (
     EvalTokens,
     Force,
     Format,
+    Latency,
     Macs,
+    MaxKl,
     Model,
     NoSeed,
+    OutFolder,
+    Params,
     Quiet,
     RecipeName,
+    Refine,
     Samples,
     Seed,
     SeqLen,
     Source,
     Stats,
+    Timing,
     Tokens,
 )
 from slimformer.shell import (
+    budget as budget_from,
+)
+from slimformer.shell import (
     column_names,
-    fraction,
-    precision,
     progress_bars,
-    python_line,
     run,
     usable_device,
     usable_precision,
@@ -95,7 +102,7 @@ def inspect(
     loaded = load_model(model)
     architecture = describe(loaded.model)
     found = inspection(loaded, architecture, sequence_length(loaded.model, architecture, seq_len))
-    _emit(found, as_json, quiet, lambda: show_inspection(found, out))
+    emit(found, as_json, quiet, lambda: show_inspection(found, out))
 
 
 @app.command(epilog="Example: slimformer calibrate demo:smollm2 --data builtin --out stats")
@@ -126,13 +133,15 @@ def calibrate(
         statistics = stages.calibrate(loaded, batches, folder, progress=progress)
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
     found = json.loads((out_folder / "stats.json").read_text())
-    _emit(found, as_json, quiet, lambda: typer.echo(f"statistics of {found['model']} are in {out_folder}"))
+    emit(found, as_json, quiet, lambda: typer.echo(f"statistics of {found['model']} are in {out_folder}"))
 
 
 @app.command(epilog="Example: slimformer plan stats --macs 0.7 --out plan.json")
 def plan(
     stats: Stats,
-    macs: Macs,
+    macs: Macs = None,
+    params: Params = None,
+    latency: Latency = None,
     out_file: Annotated[Path, typer.Option("--out", metavar="FILE", help="where to write the plan")] = Path(
         "plan.json"
     ),
@@ -144,32 +153,36 @@ def plan(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Decide what every block keeps, so that a fraction of the block MACs stays. Needs no data."""
+    """Decide what every block keeps, so that a fraction of the block MACs, parameters or latency stays. Needs no
+    data."""
     from slimformer import stages
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free_file, writing_file
     from slimformer.models import describe
     from slimformer.plan.recipe import load_recipe
     from slimformer.report.console import kept, plan_table
+    from slimformer.workbench import priced
 
-    budget, chosen, statistics = fraction(macs), load_recipe(recipe), open_statistics(stats)
+    budget, chosen = budget_from(macs, params, latency), load_recipe(recipe)
+    statistics = open_statistics(stats)
     _require_plan(out_file)
     require_free_file(out_file, force)
-    dense = _calibrated(statistics, model).model
+    dense = loaded_for(statistics, model).model
     with progress_bars(err, hidden=quiet or as_json) as progress:
         stages.require_same_model(dense, statistics)
         curves = stages.profile(dense, statistics, chosen, progress=progress)
-        made = stages.make_plan(dense, statistics, curves, macs=budget, recipe=chosen, format=format)
+        budget = priced(budget, dense, statistics.provenance.seq_len, progress)
+        made = stages.make_plan(dense, statistics, curves, budget=budget, recipe=chosen, format=format)
         with writing_file(out_file, force=force) as file:
             file.write_text(made.to_json())
-    _emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(dense), made))))
+    emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(dense), made))))
 
 
 @app.command(epilog="Example: slimformer apply stats plan.json --out smaller")
 def apply(
     stats: Stats,
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="the plan.json `slimformer plan` wrote")],
-    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")],
+    out_folder: OutFolder,
     model: Source = "",
     seed: NoSeed = 0,
     force: Force = False,
@@ -185,14 +198,14 @@ def apply(
     made, statistics = Plan.load(plan_file), open_statistics(stats)
     stages.require_apart(out_folder, stats, plan_file, model or statistics.provenance.model)
     require_free(out_folder, force)
-    loaded = _calibrated(statistics, model)
+    loaded = loaded_for(statistics, model)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         small = stages.replay(made, loaded.model, statistics, progress=progress)
         report = assess.describe_result(loaded, small, made, statistics.provenance)
         progress("save and verify", 0, 1)
         stages.save_result(loaded, small, made, report, out_folder, force=force)
         progress("save and verify", 1, 1)
-    _emit(report.to_dict(), as_json, quiet, lambda: _saved(out_folder, report))
+    emit(report.to_dict(), as_json, quiet, lambda: saved_line(out_folder, report))
 
 
 @app.command(
@@ -202,7 +215,10 @@ def apply(
 )
 def compress(
     model: Model,
-    macs: Macs,
+    macs: Macs = None,
+    params: Params = None,
+    latency: Latency = None,
+    max_kl: MaxKl = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")
     ] = None,
@@ -216,7 +232,8 @@ def compress(
     seed: Seed = 0,
     device: Device = "cpu",
     dtype: Dtype = "float32",
-    latency: Annotated[bool, typer.Option(help="measure latency before and after")] = True,
+    refine: Refine = None,
+    timing: Timing = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
     ] = False,
@@ -230,9 +247,9 @@ def compress(
     from slimformer.plan.recipe import load_recipe
     from slimformer.report.console import show
 
-    budget, chosen = fraction(macs), load_recipe(recipe)
+    chosen, asked = load_recipe(recipe), _asked(macs, params, latency, max_kl)
     if dry_run:
-        return _dry_run(model, budget, chosen, format, seq_len, as_json, quiet)
+        return _dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
     if out_folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
     stages.require_apart(out_folder, model, data, *data.split(","))
@@ -240,9 +257,9 @@ def compress(
     place = usable_device(device)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
-            model, data, macs=budget, recipe=chosen, format=format, seq_len=seq_len, tokens=tokens, samples=samples,
+            model, data, **asked, recipe=chosen, format=format, seq_len=seq_len, tokens=tokens, samples=samples,
             columns=column_names(columns), seed=seed, device=place, dtype=usable_precision(dtype, place),
-            latency=latency, progress=progress,
+            refine=refine, timing=timing, progress=progress,
         )  # fmt: skip
         progress("save and verify", 0, 1)
         result.save(out_folder, force=force)
@@ -250,9 +267,9 @@ def compress(
 
     def tables() -> None:
         show(result.report, out)
-        _saved(out_folder, result.report)
+        saved_line(out_folder, result.report)
 
-    _emit(result.report.to_dict(), as_json, quiet, tables)
+    emit(result.report.to_dict(), as_json, quiet, tables)
 
 
 @app.command("eval", epilog="Example: slimformer eval smaller --against demo:smollm2 --data other-text.txt")
@@ -266,7 +283,7 @@ def evaluate(
     seq_len: SeqLen = None,
     seed: Seed = 0,
     device: Device = "cpu",
-    latency: Annotated[bool, typer.Option(help="measure latency, too")] = True,
+    timing: Timing = True,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -278,8 +295,8 @@ def evaluate(
     small = load_model(folder, device=usable_device(device))
     loaded, batches = _read(against, data, columns, tokens, samples, seq_len, seed, device, "float32", "evaluation")
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        report = assess.evaluate_pair(loaded, small, batches, latency=latency, progress=progress)
-    _emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
+        report = assess.evaluate_pair(loaded, small, batches, timing=timing, progress=progress)
+    emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
 
 
 @recipes_app.command("ls", epilog="Example: slimformer recipes ls")
@@ -293,7 +310,7 @@ def recipes_ls(seed: NoSeed = 0, as_json: AsJson = False, quiet: Quiet = False) 
         for name, summary in found.items():
             typer.echo(f"{name:10} {summary}")
 
-    _emit(found, as_json, quiet, tables)
+    emit(found, as_json, quiet, tables)
 
 
 @recipes_app.command("show", epilog="Example: slimformer recipes show balanced > mine.yaml")
@@ -307,12 +324,26 @@ def recipes_show(
     from slimformer.plan.recipe import load_recipe, text_of
 
     found = load_recipe(name)
-    _emit(found.model_dump(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))
+    emit(found.model_dump(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))
+
+
+for command, example in FRONT.items():
+    app.command(epilog=f"Example: {example}")(command)
 
 
 def main() -> None:
     """Entry point: facts a user can act on become one line and exit code 2; an interrupt leaves nothing behind."""
     sys.exit(run(app, err))
+
+
+def _asked(macs: str | None, params: str | None, latency: str | None, max_kl: float | None) -> dict[str, float]:
+    """The one budget that was given, by its name."""
+    if max_kl is None:
+        budget = budget_from(macs, params, latency)
+        return {budget.by: budget.fraction}
+    if (macs, params, latency) != (None, None, None):
+        raise SlimformerError("--max-kl is a budget of its own; give it, or --macs, --params or --latency")
+    return {"max_kl": max_kl}
 
 
 def _read(
@@ -332,13 +363,6 @@ def _read(
     return loaded, batches
 
 
-def _calibrated(statistics: Any, moved: str) -> Any:
-    """The model the statistics are of, in the precision they were made in: then every route gives the same bits."""
-    from slimformer.models.load import load_model
-
-    return load_model(moved or statistics.provenance.model, dtype=precision(statistics.provenance.dtype))
-
-
 def _require_plan(path: Path) -> None:
     """--force is for plans: it must not cost anyone another file."""
     from slimformer.plan import Plan
@@ -351,29 +375,19 @@ def _require_plan(path: Path) -> None:
 
 
 def _dry_run(
-    model: str, macs: float, recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
+    model: str, asked: dict[str, float], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
 ) -> None:
     from slimformer import stages
+    from slimformer.calibrate.gather import sequence_length
     from slimformer.models import describe
     from slimformer.models.load import load_model
+    from slimformer.plan.budget import budget_of
     from slimformer.report.console import kept, plan_table
+    from slimformer.workbench import priced
 
+    if "max_kl" in asked:
+        raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
     loaded = load_model(model)
-    made = stages.even_plan(loaded.model, macs=macs, recipe=recipe, format=format, seq_len=seq_len)
-    _emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(loaded.model), made))))
-
-
-def _emit(found: Any, as_json: bool, quiet: bool, tables: Any) -> None:
-    from slimformer.report.report import strict
-
-    if as_json:
-        typer.echo(json.dumps(strict(found), allow_nan=False))
-    elif not quiet:
-        tables()
-
-
-def _saved(folder: Path, report: Any) -> None:
-    place = str(folder)
-    plain = f"from transformers import {report.load_class} as M; model = M.from_pretrained({place!r})"
-    ragged = f"import slimformer; model = slimformer.load({place!r})"
-    typer.echo(f"\nsaved in {place}; load it with:\n  {python_line(plain if report.format == 'plain' else ragged)}")
+    budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))
+    made = stages.even_plan(loaded.model, budget=budget, recipe=recipe, format=format, seq_len=seq_len)
+    emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(loaded.model), made))))

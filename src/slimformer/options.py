@@ -24,8 +24,27 @@ Source = Annotated[
     str, typer.Option("--model", metavar="MODEL", help="where the model is now, if it was moved", show_default=False)
 ]
 Macs = Annotated[
-    str, typer.Option("--macs", "--mu", metavar="FRACTION", help="fraction of the block MACs to keep, e.g. 0.5")
+    str | None,
+    typer.Option("--macs", "--mu", metavar="FRACTION", help="fraction of the block MACs to keep, e.g. 0.5"),
 ]
+Params = Annotated[
+    str | None, typer.Option("--params", metavar="FRACTION", help="or: fraction of the blocks' parameters to keep")
+]
+Latency = Annotated[
+    str | None,
+    typer.Option(
+        "--latency", metavar="FRACTION", help="or: fraction of the blocks' latency to keep, measured on this machine"
+    ),
+]
+MaxKl = Annotated[
+    float | None,
+    typer.Option(metavar="NATS", help="or: the smallest model whose mean KL is certified to be at most this"),
+]
+Refine = Annotated[
+    bool | None, typer.Option(help="correct every reader on what the cut model sends it", show_default="recipe")
+]
+Timing = Annotated[bool, typer.Option(help="measure latency before and after")]
+OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
 Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]
 EvalTokens = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="as for compress; a half of it is read of held-out data")

@@ -7,10 +7,8 @@ the shell, and can leave a file. `compress` runs them all.
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +21,12 @@ from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import gather, sequence_length
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model, require_usable
-from slimformer.plan import Plan, check_budget
+from slimformer.plan import Budget, Plan, check_budget
+from slimformer.plan.budget import budget_of
 from slimformer.plan.recipe import Recipe, load_recipe
-from slimformer.probe import keep_probes
 from slimformer.report.report import Report
-from slimformer.stages import (
-    Progress,
-    calibrate,
-    carry_out,
-    make_plan,
-    profile,
-    save_result,
-    silent,
-)
+from slimformer.stages import Progress, save_result, silent
+from slimformer.workbench import priced, smallest_certified, timed, workbench
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,10 @@ def compress(
     model: str | Path | PreTrainedModel,
     data: Source | Tensor = "builtin",
     *,
-    macs: float,
+    macs: float | None = None,
+    params: float | None = None,
+    latency: float | None = None,
+    max_kl: float | None = None,
     recipe: str | Recipe = "balanced",
     format: str = "ragged",
     processor: Any = None,
@@ -67,47 +61,43 @@ def compress(
     seed: int = 0,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    latency: bool = True,
+    refine: bool | None = None,
+    timing: bool = True,
     progress: Progress = silent,
 ) -> Result:
-    """Shrink `model` to the fraction `macs` of its block MACs, without retraining.
+    """Shrink `model` to a fraction of its block MACs (`macs`), block parameters (`params`) or measured block latency
+    on this machine (`latency`), without retraining; or to the smallest model of a front whose mean KL divergence from
+    the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md).
 
     `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`; `device` and
     `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
     (sequences × length), or a folder of images. `tokens` limits what is fitted on. The same seed gives the same model.
-    Cost: one forward pass, one Gram matrix and one elimination per width.
+    `refine` (the recipe says, unless told here) corrects every reader on what the cut model really sends it.
+    Cost: one forward pass, one Gram matrix and one elimination per width; the refinement costs about four passes more.
     """
     seconds: dict[str, float] = {}
-    with _timed(seconds, "load"):
-        loaded = (
-            in_memory(model, processor)
-            if isinstance(model, PreTrainedModel)
-            else load_model(model, dtype=dtype, device=device)
-        )
+    with timed(seconds, "load"):
+        here = isinstance(model, PreTrainedModel)
+        loaded = in_memory(model, processor) if here else load_model(model, dtype=dtype, device=device)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
-    check_budget(architecture, macs=macs, seq_len=length, recipe=chosen, format=format)  # before the long work
-    with _timed(seconds, "data"):
+    budget = Budget(1.0) if max_kl is not None else budget_of(macs=macs, params=params, latency=latency)
+    budget = priced(budget, loaded.model, length, progress)
+    check_budget(architecture, budget, seq_len=length, recipe=chosen, format=format)  # before the long work
+    with timed(seconds, "data"):
         batches = gather(
             data, loaded.model, loaded.processor, architecture,
             seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed,
         )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
-        with _timed(seconds, "calibrate"):
-            statistics = calibrate(loaded, batches, Path(scratch), progress=progress)
-        with _timed(seconds, "profile"):
-            curves = profile(loaded.model, statistics, chosen, progress=progress)
-        if chosen.allocation == "greedy":
-            with _timed(seconds, "probe"):
-                keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
-        plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=chosen, format=format)
-        with _timed(seconds, "apply"):
-            small = carry_out(plan, loaded.model, statistics, curves, progress=progress)
-            round_weights(small, loaded.dtype)
-    with _timed(seconds, "evaluate"):
-        report = evaluate(loaded, small, plan, batches, latency=latency, progress=progress)
-    return Result(small, plan, replace(report, seconds=seconds), loaded)
+        bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
+        made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
+    with timed(seconds, "evaluate"):
+        report = evaluate(loaded, made.model, made.plan, batches, timing=timing, progress=progress)
+    corrections = [asdict(each) for each in made.corrections]
+    report = replace(report, seconds=seconds, correction=corrections, certificate=certificate)
+    return Result(made.model, made.plan, report, loaded)
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:
@@ -115,18 +105,3 @@ def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:
     require_usable(model, type(model).__name__)
     name = getattr(model.config, "name_or_path", "") or type(model).__name__
     return Loaded(name, model.eval(), processor, None, model.dtype)
-
-
-@torch.no_grad()
-def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Round weights to the precision they are stored in: what is measured is then what is saved."""
-    if model.dtype != dtype:
-        for parameter in model.parameters():
-            parameter.copy_(parameter.to(dtype))
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    seconds[stage] = round(time.perf_counter() - started, 2)

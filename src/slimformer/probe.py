@@ -89,15 +89,15 @@ def knee(curve: Curve) -> int:
     return min(candidates, key=lambda size: abs(size - KNEE * full))
 
 
-def short_batches(batches: Sequence[Batch], *, windows: bool) -> list[Batch]:
-    """`TOKENS` real tokens, of the beginnings of many windows; of rows, which stay whole, `SEQUENCES` at least."""
+def short_batches(batches: Sequence[Batch], *, windows: bool, tokens: int = TOKENS) -> list[Batch]:
+    """So many real tokens, of the beginnings of many windows; of rows, which stay whole, `SEQUENCES` at least."""
     out: list[Batch] = []
-    tokens = rows = 0
+    found = rows = 0
     for batch in batches:
-        if tokens >= TOKENS and (windows or rows >= SEQUENCES):
+        if found >= tokens and (windows or rows >= SEQUENCES):
             break
         out.append(_beginning(batch) if windows else batch)
-        tokens += out[-1].tokens
+        found += out[-1].tokens
         rows += len(next(iter(batch.inputs.values())))
     return out
 

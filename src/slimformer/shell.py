@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from slimformer.errors import BudgetOutOfReach, SlimformerError
+from slimformer.plan.budget import NOUNS, Budget, budget_of
 
 BAD_INPUT = 2
 SIGNALS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "terminated"}
@@ -142,17 +143,19 @@ def python_line(code: str) -> str:
     return f'python -c "{code}"' if plain else f"python -c {shlex.quote(code)}"
 
 
-def fraction(text: str) -> float:
-    """A fraction from the command line."""
+def budget(macs: str | None, params: str | None = None, latency: str | None = None) -> Budget:
+    """The one budget given on the command line."""
+    texts = {"macs": macs, "params": params, "latency": latency}
+    return budget_of(**{by: _fraction(by, text) for by, text in texts.items() if text is not None})
+
+
+def _fraction(by: str, text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
         raise BudgetOutOfReach(
-            f"--macs {text!r} is not a number; give the fraction of the MACs to keep, e.g. 0.5"
+            f"--{by} {text!r} is not a number; give the fraction of the {NOUNS[by]} to keep, e.g. 0.5"
         ) from None
-    if not 0 < value <= 1:
-        raise BudgetOutOfReach(f"--macs {text} is not a fraction of the MACs to keep; give a number above 0, up to 1")
-    return value
 
 
 def column_names(text: str) -> list[str] | None:

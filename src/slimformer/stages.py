@@ -31,7 +31,8 @@ from slimformer.errors import CannotWrite, OutputExists, PlanDoesNotFit
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint, weight_of
 from slimformer.models.load import Loaded
-from slimformer.plan import FORMATS, Plan, allocate
+from slimformer.plan import FORMATS, Budget, Plan, allocate
+from slimformer.plan.budget import budget_of
 from slimformer.plan.plan import check_fits
 from slimformer.plan.profile import profile_site
 from slimformer.plan.recipe import Recipe
@@ -120,15 +121,17 @@ def make_plan(
     statistics: Statistics,
     curves: Mapping[str, Curve],
     *,
-    macs: float,
     recipe: Recipe,
+    macs: float | None = None,
+    budget: Budget | None = None,
     format: str = "ragged",
 ) -> Plan:
-    """Spread a budget over the sites. Milliseconds."""
+    """Spread a budget over the sites: a fraction of the MACs, or another budget. Milliseconds."""
     require_same_model(model, statistics)
     return allocate(
-        describe(model), curves, macs=macs, seq_len=statistics.provenance.seq_len, recipe=recipe,
-        weights=site_weights(statistics, recipe), format=format, fingerprint=statistics.provenance.fingerprint,
+        describe(model), curves, budget=budget or budget_of(macs=macs), seq_len=statistics.provenance.seq_len,
+        recipe=recipe, weights=site_weights(statistics, recipe), format=format,
+        fingerprint=statistics.provenance.fingerprint,
     )  # fmt: skip
 
 
@@ -137,15 +140,19 @@ def site_weights(statistics: Statistics, recipe: Recipe) -> dict[str, float]:
 
     Only the greedy allocation goes by probes; for the others none need be made.
     """
-    found = statistics.probes() if recipe.allocation == "greedy" else {}
+    probes = read_probes(statistics) if recipe.allocation == "greedy" else {}
+    return sensitivities(probes, temper=recipe.temper) or statistics.weights()
+
+
+def read_probes(statistics: Statistics) -> dict[str, Probe]:
+    """What the sensitivity probes found; nothing where none were made."""
     try:
-        probes = TypeAdapter(dict[str, Probe]).validate_python(found)
+        return TypeAdapter(dict[str, Probe]).validate_python(statistics.probes())
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise PlanDoesNotFit(
             f"{statistics.folder / 'probes.json'}: {where} cannot be used; run `slimformer calibrate` again"
         ) from None
-    return sensitivities(probes, temper=recipe.temper) or statistics.weights()
 
 
 def carry_out(
@@ -168,7 +175,9 @@ def carry_out(
     )
 
 
-def even_plan(model: PreTrainedModel, *, macs: float, recipe: Recipe, format: str, seq_len: int | None = None) -> Plan:
+def even_plan(
+    model: PreTrainedModel, *, budget: Budget, recipe: Recipe, format: str, seq_len: int | None = None
+) -> Plan:
     """What would be kept if every block lost the same share: needs no data, so it is what --dry-run shows."""
     architecture = describe(model)
     blank = {}
@@ -177,7 +186,7 @@ def even_plan(model: PreTrainedModel, *, macs: float, recipe: Recipe, format: st
         zeros = (0.0,) * len(sizes)
         blank[site.name] = Curve(recipe.selector, tuple(range(site.units)), sizes, groups, zeros, zeros, zeros)
     return allocate(
-        architecture, blank, macs=macs, seq_len=sequence_length(model, architecture, seq_len),
+        architecture, blank, budget=budget, seq_len=sequence_length(model, architecture, seq_len),
         recipe=recipe.model_copy(update={"allocation": "uniform"}), weights={}, format=format,
     )  # fmt: skip
 

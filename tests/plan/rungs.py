@@ -31,7 +31,7 @@ def ladder(
 
 
 def spent(ladders: Sequence[Ladder], sizes: Sizes) -> int:
-    return sum(rung.macs[rung.sizes.index(sizes[rung.site.name])] for rung in ladders)
+    return sum(rung.cost[rung.sizes.index(sizes[rung.site.name])] for rung in ladders)
 
 
 def harm_of(ladders: Sequence[Ladder], sizes: Sizes) -> float:

@@ -11,7 +11,7 @@ from calibrated import calibrated, recipe, stock
 from families import LENGTH, MODEL_TYPES, tiny, tiny_ragged
 from slimformer.errors import BudgetOutOfReach
 from slimformer.models import FAMILIES, describe
-from slimformer.plan import check_budget
+from slimformer.plan import Budget, check_budget
 from slimformer.plan.allocate import even, greedy, plain, uniform
 from slimformer.plan.cost import block_cost
 from slimformer.plan.profile import ladders
@@ -30,7 +30,7 @@ def convex(block, units, macs=1, kind="ffn.hidden", rng=random):
 
 def best_by_trying(rungs, budget) -> float:
     choices = itertools.product(*(range(len(rung.sizes)) for rung in rungs))
-    fitting = [at for at in choices if sum(rung.macs[i] for rung, i in zip(rungs, at, strict=True)) <= budget]
+    fitting = [at for at in choices if sum(rung.cost[i] for rung, i in zip(rungs, at, strict=True)) <= budget]
     return min(sum(rung.harm[i] for rung, i in zip(rungs, at, strict=True)) for at in fitting)
 
 
@@ -50,8 +50,8 @@ def test_greedy_is_optimal_up_to_one_step_on_falling_ladders(seed):
     rungs = [
         ladder(b, sorted((rng.random() for _ in range(5)), reverse=True), macs=rng.randint(1, 5)) for b in range(4)
     ]
-    least, most = sum(rung.macs[0] for rung in rungs), sum(rung.macs[-1] for rung in rungs)
-    step = max(rung.macs[-1] - rung.macs[0] for rung in rungs)
+    least, most = sum(rung.cost[0] for rung in rungs), sum(rung.cost[-1] for rung in rungs)
+    step = max(rung.cost[-1] - rung.cost[0] for rung in rungs)
     for budget in range(least, most + 1):
         sizes = greedy(rungs, budget=budget)
         assert spent(rungs, sizes) <= budget
@@ -64,20 +64,20 @@ def test_greedy_is_optimal_up_to_one_step_on_falling_ladders(seed):
 def test_what_is_left_of_the_budget_buys_nothing(seed, way):
     rng = random.Random(seed)
     rungs = [convex(b, 6, macs=rng.randint(1, 5), kind=kind, rng=rng) for b in range(3) for kind in KINDS]
-    for budget in range(sum(rung.macs[0] for rung in rungs), sum(rung.macs[-1] for rung in rungs) + 1):
+    for budget in range(sum(rung.cost[0] for rung in rungs), sum(rung.cost[-1] for rung in rungs) + 1):
         sizes = way(rungs, budget=budget)
         left = budget - spent(rungs, sizes)
         assert left >= 0
         for rung in rungs:
             i = rung.sizes.index(sizes[rung.site.name])
-            assert i + 1 == len(rung.sizes) or rung.macs[i + 1] - rung.macs[i] > left
+            assert i + 1 == len(rung.sizes) or rung.cost[i + 1] - rung.cost[i] > left
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_larger_budget_never_keeps_less(seed):
     rng = random.Random(seed)
     rungs = [ladder(b, [rng.random() for _ in range(6)], macs=rng.randint(1, 7)) for b in range(4)]
-    least, most = sum(rung.macs[0] for rung in rungs), sum(rung.macs[-1] for rung in rungs)
+    least, most = sum(rung.cost[0] for rung in rungs), sum(rung.cost[-1] for rung in rungs)
     kept = [spent(rungs, greedy(rungs, budget=budget)) for budget in range(least, most + 1)]
     assert kept == sorted(kept)
 
@@ -110,7 +110,7 @@ def test_ragged_plans_meet_the_budget_from_below_and_closely(name, model_type):
         left = budget * dense - spent(rungs, plan.sizes)
         assert left >= 0
         next_rungs = [
-            rung.macs[i + 1] - rung.macs[i]
+            rung.cost[i + 1] - rung.cost[i]
             for rung in rungs
             if (i := rung.sizes.index(plan.sizes[rung.site.name])) + 1 < len(rung.sizes)
         ]
@@ -177,7 +177,7 @@ def test_the_minimum_that_is_named_can_be_reached(name, format, model_type):
 def test_a_budget_is_a_fraction(budget):
     architecture = describe(tiny("bert"))
     with pytest.raises(BudgetOutOfReach, match="is not a fraction of the MACs to keep"):
-        check_budget(architecture, macs=budget, seq_len=LENGTH, recipe=recipe(), format="ragged")
+        check_budget(architecture, Budget(budget), seq_len=LENGTH, recipe=recipe(), format="ragged")
 
 
 def test_an_unknown_format_lists_the_known_ones():

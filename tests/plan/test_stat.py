@@ -97,7 +97,7 @@ def random_ladders(rng):
 @pytest.mark.parametrize("seed", range(10))
 def test_the_budget_is_spent_to_the_last_unit_and_more_of_it_keeps_more(way, seed):
     rungs = random_ladders(random.Random(seed))
-    least, most = sum(rung.macs[0] for rung in rungs), sum(rung.macs[-1] for rung in rungs)
+    least, most = sum(rung.cost[0] for rung in rungs), sum(rung.cost[-1] for rung in rungs)
     macs = []
     for budget in range(least, most + 1):
         sizes = way(rungs, budget=budget)

@@ -22,10 +22,11 @@ from transformers import PreTrainedModel
 from slimformer.calibrate.text import Batch
 from slimformer.errors import NotFinite
 from slimformer.linalg.moments import Moments
-from slimformer.models import Architecture, Site
+from slimformer.models import Architecture
 
 Split = str
 SiteMoments = dict[Split, Moments]
+Ear = Callable[[Tensor], None]  # what listens to a module
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,19 @@ def collect(
         tallies = {site.name: _Tally() for site in architecture.of_block(i)}
         inverse_energy, tokens = 0.0, 0
         for stage in stages:
-            with _listening(model, architecture.of_block(i), tallies, stage):
-                stage.state = _hidden(block(stage.state, **stage.calls[i]))
+            ears = {site.reader: _ear(tallies[site.name], stage) for site in architecture.of_block(i)}
+            with listening(model, inputs=ears):
+                stage.state = through(block, stage.state, stage.calls[i])
             energy = real_rows(stage.state, stage.rows).float().square().sum(-1)
             inverse_energy += float((1 / energy.clamp_min(1e-12)).sum())
             tokens += len(energy)
         moments = {name: tally.moments for name, tally in tallies.items()}
         _require_finite(moments)
         yield BlockMoments(i, moments, inverse_energy / max(tokens, 1))
+
+
+def _ear(tally: _Tally, stage: Stage) -> Ear:
+    return lambda X: tally.add(stage.split, real_rows(X, stage.rows))
 
 
 def rehearse(
@@ -104,7 +110,7 @@ def states_before_blocks(model: PreTrainedModel, architecture: Architecture, bat
     (stage,) = rehearse(model, architecture, [batch])
     states = [stage.state]
     for block, call in zip(model.get_submodule(architecture.blocks).children(), stage.calls, strict=True):
-        states.append(_hidden(block(states[-1], **call)))
+        states.append(through(block, states[-1], call))
     return states
 
 
@@ -162,18 +168,22 @@ def _parameters(block: nn.Module) -> list[str]:
 
 
 @contextmanager
-def _listening(
-    model: PreTrainedModel, sites: Sequence[Site], tallies: Mapping[str, _Tally], stage: Stage
+def listening(
+    model: nn.Module, *, inputs: Mapping[str, Ear] | None = None, outputs: Mapping[str, Ear] | None = None
 ) -> Iterator[None]:
-    """Add what the readers of `sites` are given to their tallies."""
+    """Call an ear with the first input, or with the output, of each of the modules named."""
 
-    def listen(name: str) -> Any:
-        def hook(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            tallies[name].add(stage.split, real_rows(args[0], stage.rows))
+    def before(ear: Ear) -> Any:
+        return lambda _module, args, kwargs: ear(args[0] if args else next(iter(kwargs.values())))
 
-        return hook
+    def after(ear: Ear) -> Any:
+        return lambda _module, _args, output: ear(output)
 
-    handles = [model.get_submodule(site.reader).register_forward_pre_hook(listen(site.name)) for site in sites]
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(before(ear), with_kwargs=True)
+        for name, ear in (inputs or {}).items()
+    ]
+    handles += [model.get_submodule(name).register_forward_hook(after(ear)) for name, ear in (outputs or {}).items()]
     try:
         yield
     finally:
@@ -181,7 +191,9 @@ def _listening(
             handle.remove()
 
 
-def _hidden(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+def through(block: nn.Module, state: Tensor, call: Mapping[str, Any]) -> Tensor:
+    """The stream after a block; some blocks hand it back in a tuple."""
+    output = block(state, **call)
     return output if isinstance(output, Tensor) else output[0]
 
 

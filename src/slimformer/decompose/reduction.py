@@ -196,8 +196,12 @@ def select(width: Width, order: Sequence[int], size: int, *, ridge: float) -> Se
         )
     C = width.fit.second(centred=width.bias)
     A = damped(C, ridge)
-    E = torch.linalg.solve(A[J][:, J], C[J]).mT if len(J) else C.new_zeros(len(C), 0)
+    E = C.new_zeros(len(C), len(J))
     E[J] = torch.eye(len(J), dtype=E.dtype, device=E.device)
+    gone = torch.ones(len(C), dtype=torch.bool)
+    gone[J] = False
+    if len(J) and gone.any():
+        E[gone] = torch.cholesky_solve(C[J][:, gone], torch.linalg.cholesky(A[J][:, J])).mT
     mean = width.fit.mean
     c = mean - E @ mean[J] if width.bias else torch.zeros_like(mean)
     return Selection(J, E, c)

@@ -105,7 +105,7 @@ def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
 
     KL(dense ‖ small) in nats where there are scores to choose by; else E ‖x − y‖² / E ‖x‖² of numbers or last states.
     """
-    if "start_logits" in dense or ("logits" in dense and dense.logits.shape[-1] > 1):
+    if _has_scores(dense):
         p, counted = _distributions(dense, mask)
         q, _ = _distributions(small, mask)
         log_p, log_q = (scores[counted].float().log_softmax(-1) for scores in (p, q))
@@ -119,6 +119,24 @@ def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
     return float(moved), len(x)
 
 
+def document_harms(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> list[float]:
+    """The harm of every document (row) on its own, in order; rows of nothing but padding are left out.
+
+    Mean KL(dense ‖ small) over its distributions, in float64; where there are no scores ‖x − y‖² / ‖x‖² over its
+    numbers or real last states. No row knows of another, so harms of independent documents are independent.
+    Cost: one pass of both models.
+    """
+    harms: list[float] = []
+    with evaluating(dense, small):
+        for part, p, q in _both(dense, small, batches):
+            sums = _kl_of_rows(p, q, part.mask) if _has_scores(p) else _change_of_rows(p, q, part.mask)
+            total, count = sums[sums[:, 1] != 0].T  # not >: NaN has to stay
+            harms += (total / count).tolist()
+    if not all(map(math.isfinite, harms)):
+        raise NotFinite("the harm of a document is not finite: the outputs of one of the models hold NaN or −∞")
+    return harms
+
+
 def bare(model: nn.Module) -> nn.Module:
     """The model without its head; a model that has none is its own."""
     body: nn.Module = getattr(model, "base_model", model)
@@ -129,6 +147,27 @@ def _both(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Itera
     for batch in batches:
         for part in pieces(dense, batch):
             yield part, dense(**part.inputs), small(**part.to(device_of(small)).inputs)
+
+
+def _has_scores(output: Any) -> bool:
+    """Are there two or more outcomes to choose between?"""
+    return "start_logits" in output or ("logits" in output and output.logits.shape[-1] > 1)
+
+
+def _kl_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
+    """Σ KL and the number of distributions, for every row."""
+    scores, counted = _distributions(dense, mask)
+    return _compare(scores, _distributions(small, mask)[0], counted)[:, [0, 2]]
+
+
+def _change_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
+    """‖x − y‖² and ‖x‖² for every row, the latter 0 if there is nothing but padding."""
+    x, y = (output.logits if "logits" in output else output.last_hidden_state for output in (dense, small))
+    real = _real(mask if x.ndim == 3 else None, x)[..., None].cpu()
+    # zeros instead of padding, because 0 · NaN is NaN
+    x, y = (part.to("cpu", torch.float64).masked_fill(~real, 0.0).flatten(1) for part in (x, y))
+    size = x.square().sum(1).clamp_min(1e-30)
+    return torch.stack([(x - y).square().sum(1), size.where(real.flatten(1).any(1), 0.0)], 1)
 
 
 def _distributions(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,10 @@ class Family:
     heads_key: str
     ffn_key: str
     kv_key: str | None = None
+    ffn_norm: str | None = None  # the norm before the feed-forward part; none where norms come after (post-norm)
+    final_norm: str | None = None  # from the base model to the norm after the last block
     derived: tuple[Derived, ...] = ()
+    rotary: bool = False  # are queries and keys turned by their position, plane by plane?
     causal: bool = False
     image: bool = False
     plain_heads: bool = False  # can the stock config say "fewer heads of the same width"?
@@ -66,6 +69,11 @@ class Family:
     def fused(self) -> bool:
         """Are q, k and v three parts of one matrix?"""
         return self.query == self.key == self.value
+
+    @property
+    def attention(self) -> str:
+        """The module that holds the projections of queries, keys and values."""
+        return self.query.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -156,6 +164,12 @@ def reads_windows(model: PreTrainedModel, family: Family) -> bool:
     return family.causal and (is_bare(model) or bool(model.can_generate()))
 
 
+def ffn_entry(model: PreTrainedModel, family: Family) -> str:
+    """The module of a block that is given the stream the feed-forward part will be added to."""
+    pre_norm = getattr(model.config, "do_layer_norm_before", True)  # OPT comes both ways
+    return family.ffn_norm if family.ffn_norm and pre_norm else family.ffn_in[0]
+
+
 def describe(model: PreTrainedModel) -> Architecture:
     """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
     from slimformer.models import family_of
@@ -176,13 +190,12 @@ def _sites(family: Family, path: str, i: int, block: nn.Module) -> tuple[Site, S
 
 
 def _heads(family: Family, path: str, i: int, block: nn.Module) -> Site:
-    width = _attribute(block, family.head_dim)
+    qk, vo = _ranks(family, block)
     reader = block.get_submodule(family.attn_out)
-    outer, inner = out_in(reader)
-    units = inner // width
-    parts = 3 if family.fused else 1
-    kv_units = out_in(block.get_submodule(family.key))[0] // (parts * width)
-    group = units // kv_units
+    outer = out_in(reader)[0]
+    units, kv_units = _head_counts(family, block, qk + vo)
+    group = units // kv_units if kv_units else 1
+    roles = [(family.query, qk, 1), (family.key, qk, group), (family.value, vo, group)]
     writers = tuple(
         Writer(
             f"{path}.{name}",
@@ -190,14 +203,40 @@ def _heads(family: Family, path: str, i: int, block: nn.Module) -> Site:
             has_bias(block.get_submodule(name)),
             shared,
             part if family.fused else 0,
-            parts,
+            3 if family.fused else 1,
         )
-        for part, (name, shared) in enumerate([(family.query, 1), (family.key, group), (family.value, group)])
+        for part, (name, width, shared) in enumerate(roles)
     )
     return Site(
-        f"blocks.{i}.attn.heads", "attn.heads", i, units, width, group, outer,
+        f"blocks.{i}.attn.heads", "attn.heads", i, units, vo, group, outer,
         writers, f"{path}.{family.attn_out}", has_bias(reader),
     )  # fmt: skip
+
+
+def dense_head_dim(family: Family, block: nn.Module) -> int:
+    """The width of one head of the model as it was trained, whatever ranks were cut to since."""
+    attention: Any = block.get_submodule(family.attention)
+    return int(attention.head_dim) if hasattr(attention, "ranks") else _attribute(block, family.head_dim)
+
+
+def _ranks(family: Family, block: nn.Module) -> tuple[int, int]:
+    """Width of one query or key, and of one value."""
+    attention = block.get_submodule(family.attention)
+    ranks = getattr(attention, "ranks", None)  # of nn.ragged.RankAttention, be it the package's or a checkpoint's own
+    return (ranks["qk"], ranks["vo"]) if ranks else (dense_head_dim(family, block),) * 2
+
+
+def _head_counts(family: Family, block: nn.Module, widths: int) -> tuple[int, int]:
+    """Query heads and key/value heads, from the sizes of the matrices; `widths` is that of a key and a value."""
+    if widths == 0:  # nothing is left to count
+        attention: Any = block.get_submodule(family.attention)
+        return int(attention.heads), int(attention.kv_heads)
+    rows = [out_in(block.get_submodule(name))[0] for name in (family.query, family.key, family.value)]
+    columns = out_in(block.get_submodule(family.attn_out))[1]
+    if family.fused:
+        units = (rows[0] + columns) // (2 * widths)
+        return units, units
+    return (rows[0] + columns) // widths, (rows[1] + rows[2]) // widths
 
 
 def _neurons(family: Family, path: str, i: int, block: nn.Module) -> Site:

@@ -15,6 +15,8 @@ GPT2 = Family(
     head_dim="attn.head_dim",
     heads_key="n_head",
     ffn_key="n_inner",
+    ffn_norm="ln_2",
+    final_norm="ln_f",
     derived=(
         Derived("attn.num_heads", "heads"),
         Derived("attn.split_size", "heads", factor="head_dim"),

@@ -15,6 +15,8 @@ OPT = Family(
     head_dim="self_attn.head_dim",
     heads_key="num_attention_heads",
     ffn_key="ffn_dim",
+    ffn_norm="final_layer_norm",
+    final_norm="decoder.final_layer_norm",
     derived=(Derived("self_attn.num_heads", "heads"),),
     causal=True,
 )

@@ -1,8 +1,8 @@
 """How a budget is spread over sites. Each way is a function from ladders to sizes; none sees a model.
 
 `uniform` keeps the same share everywhere. `greedy` minimises the sum of expected harm: on lower convex hulls the
-best spending of a budget is to buy, again and again, the step with the largest fall of harm per MAC (exact up to
-one step, because the hull is the Lagrangian relaxation of the problem). `plain` searches the sizes that are the
+best spending of a budget is to buy, again and again, the step with the largest fall of harm per unit of cost (exact
+up to one step, because the hull is the Lagrangian relaxation of the problem). `plain` searches the sizes that are the
 same in every block.
 """
 
@@ -13,26 +13,22 @@ import math
 from collections.abc import Sequence
 
 from slimformer.errors import BudgetOutOfReach
+from slimformer.plan.budget import Budget, require_fraction
 from slimformer.plan.cost import Size
 from slimformer.plan.profile import Ladder
 
 Sizes = dict[str, Size]
 
 
-def require_reachable(budget: float, dense: int, least: int, *, plain: bool) -> int:
-    """The budget in MACs; refuse what is not a fraction, and what even the smallest sizes would exceed."""
-    if not 0 < budget <= 1:
-        raise BudgetOutOfReach(
-            f"--macs {budget:g} is not a fraction of the MACs to keep; give a number above 0, up to 1"
-        )
-    if least > budget * dense:
+def require_reachable(budget: Budget, dense: int, least: int, *, plain: bool) -> int:
+    """The budget as a price; refuse what is not a fraction, and what even the smallest sizes would exceed."""
+    require_fraction(budget.fraction, budget.by)
+    if least > budget.fraction * dense:
         cut = "with uniform sizes the stock config can say (plain)" if plain else "in the ragged format"
         hint = "; --format ragged can go lower" if plain else ""
         minimum = math.ceil(1000 * least / dense) / 1000  # rounded up, so that asking for it works
-        raise BudgetOutOfReach(
-            f"--macs {budget:g} cannot be reached {cut}: the minimum for this model is {minimum:.3f}{hint}"
-        )
-    return int(budget * dense)
+        raise BudgetOutOfReach(f"{budget} cannot be reached {cut}: the minimum for this model is {minimum:.3f}{hint}")
+    return int(budget.fraction * dense)
 
 
 def uniform(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
@@ -46,7 +42,7 @@ def even(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     best: tuple[float, Sizes] | None = None
     for share in _shares(heads):
         at_heads = [_at_share(ladder, share) for ladder in heads]
-        left = budget - sum(ladder.macs[i] for ladder, i in zip(heads, at_heads, strict=True))
+        left = budget - sum(ladder.cost[i] for ladder, i in zip(heads, at_heads, strict=True))
         at_neurons = _fill(neurons, left)
         if at_neurons is None:
             continue
@@ -61,7 +57,7 @@ def even(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
 def greedy(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     """Least total harm: buy hull segments by falling harm per MAC until the budget is spent, then fill the rest."""
     at = {ladder.site.name: 0 for ladder in ladders}
-    left = budget - sum(ladder.macs[0] for ladder in ladders)
+    left = budget - sum(ladder.cost[0] for ladder in ladders)
     steps = [step for ladder in ladders for step in _hull_steps(ladder)]
     for _, name, index, macs in sorted(steps, key=lambda step: -step[0]):
         if macs > left:
@@ -77,8 +73,8 @@ def plain(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     heads, neurons = by_kind(ladders)
     best: tuple[float, Sizes] | None = None
     for i in range(len(heads[0].sizes)):
-        left = budget - sum(ladder.macs[i] for ladder in heads)
-        fits = [j for j in range(len(neurons[0].sizes)) if sum(ladder.macs[j] for ladder in neurons) <= left]
+        left = budget - sum(ladder.cost[i] for ladder in heads)
+        fits = [j for j in range(len(neurons[0].sizes)) if sum(ladder.cost[j] for ladder in neurons) <= left]
         if not fits:
             continue
         j = fits[-1]
@@ -92,12 +88,12 @@ def plain(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
 def top_up(ladders: Sequence[Ladder], sizes: Sizes, budget: int) -> Sizes:
     """Spend what is left of the budget one rung at a time, each where it removes most harm per MAC."""
     at = {ladder.site.name: ladder.sizes.index(sizes[ladder.site.name]) for ladder in ladders}
-    left = budget - sum(ladder.macs[at[ladder.site.name]] for ladder in ladders)
+    left = budget - sum(ladder.cost[at[ladder.site.name]] for ladder in ladders)
     while True:
         gains = []
         for ladder in ladders:
             i = at[ladder.site.name]
-            if i + 1 < len(ladder.sizes) and (macs := ladder.macs[i + 1] - ladder.macs[i]) <= left:
+            if i + 1 < len(ladder.sizes) and (macs := ladder.cost[i + 1] - ladder.cost[i]) <= left:
                 gains.append(((ladder.harm[i] - ladder.harm[i + 1]) / macs, ladder.site.name, macs))
         if not gains:
             return {ladder.site.name: ladder.sizes[at[ladder.site.name]] for ladder in ladders}
@@ -109,16 +105,16 @@ def top_up(ladders: Sequence[Ladder], sizes: Sizes, budget: int) -> Sizes:
 def _hull_steps(ladder: Ladder) -> list[tuple[float, str, int, int]]:
     """Segments of the lower convex hull of harm over MACs: (fall of harm per MAC, site, rung reached, MACs)."""
     hull: list[int] = []
-    for i in range(len(ladder.macs)):
+    for i in range(len(ladder.cost)):
         while len(hull) > 1 and _slope(ladder, hull[-2], hull[-1]) >= _slope(ladder, hull[-1], i):
             hull.pop()
         hull.append(i)
     pairs = itertools.pairwise(hull)
-    return [(-_slope(ladder, a, b), ladder.site.name, b, ladder.macs[b] - ladder.macs[a]) for a, b in pairs]
+    return [(-_slope(ladder, a, b), ladder.site.name, b, ladder.cost[b] - ladder.cost[a]) for a, b in pairs]
 
 
 def _slope(ladder: Ladder, a: int, b: int) -> float:
-    return (ladder.harm[b] - ladder.harm[a]) / (ladder.macs[b] - ladder.macs[a])
+    return (ladder.harm[b] - ladder.harm[a]) / (ladder.cost[b] - ladder.cost[a])
 
 
 def by_kind(ladders: Sequence[Ladder]) -> tuple[list[Ladder], list[Ladder]]:
@@ -138,12 +134,12 @@ def _at_share(ladder: Ladder, share: float) -> int:
 
 def _fill(neurons: Sequence[Ladder], budget: int) -> list[int] | None:
     """The largest common share of neurons within the budget."""
-    if sum(ladder.macs[0] for ladder in neurons) > budget:
+    if sum(ladder.cost[0] for ladder in neurons) > budget:
         return None
     best = [0] * len(neurons)
     for share in sorted({size.units / ladder.site.units for ladder in neurons for size in ladder.sizes}):
         at = [_at_share(ladder, share) for ladder in neurons]
-        if sum(ladder.macs[i] for ladder, i in zip(neurons, at, strict=True)) <= budget:
+        if sum(ladder.cost[i] for ladder, i in zip(neurons, at, strict=True)) <= budget:
             best = at
     return best
 

@@ -3,8 +3,10 @@
 MACs are those of the matrix products of the blocks, per token of a sequence of length T:
 
     a neuron      D (writers + 1)                                 the rows that write it, the column that reads it
-    a query head  2 d D + 2 T d                                   q rows and o columns, scores and context (full T × T)
-    a kv head     2 d D                                           k and v rows
+    a query head  (r + d) D + T (r + d)                           q rows and o columns, scores and context (full T × T)
+    a kv head     (r + d) D                                       k and v rows
+
+d is the width of a value, r that of a query or key; they are equal where attention was not cut by rank.
 
 Norms, activations, softmax and biases are not matrix products and are not counted. Embeddings and heads are
 reported apart.
@@ -54,7 +56,7 @@ def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
     macs += columns * site.outer
     params += columns * site.outer
     if site.kind == "attn.heads":
-        macs += 2 * seq_len * columns
+        macs += seq_len * size.units * (site.writers[0].rows + site.unit)
     return Cost(macs, params)
 
 
@@ -65,6 +67,22 @@ def block_cost(architecture: Architecture, seq_len: int, sizes: Mapping[str, Siz
     for site in architecture:
         total = total + site_cost(site, sizes.get(site.name, full_size(site)), seq_len)
     return total
+
+
+def kv_cache_bytes(architecture: Architecture, seq_len: int, itemsize: int) -> int:
+    """Bytes of the cache of a decoder after T positions: Σ over blocks of kv heads · (r + d) · T · itemsize.
+
+    A block without any ranks keeps one number per position, by which the cache knows its length. Encoders keep nothing.
+    A sliding window caps what is kept; here it is not.
+    """
+    if not architecture.family.causal:
+        return 0
+    numbers = 0
+    for site in architecture:
+        if site.kind == "attn.heads":
+            _, key, value = site.writers
+            numbers += max(1, full_size(site).groups * (key.rows + value.rows))
+    return numbers * seq_len * itemsize
 
 
 def outside_macs(model: PreTrainedModel, architecture: Architecture, seq_len: int) -> int:

@@ -38,7 +38,7 @@ class Plan:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     recipe: str
-    budget: float  # the fraction of block MACs asked for
+    budget: float  # the fraction asked for
     macs: float  # the fraction kept
     params: float  # the fraction of the blocks' parameters kept
     seq_len: int
@@ -47,6 +47,7 @@ class Plan:
     absorb_mean: bool
     fingerprint: str
     edits: tuple[Edit, ...]
+    by: str = "macs"  # of what: "macs", "params" or "latency"
 
     @property
     def sizes(self) -> dict[str, Size]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,14 +14,16 @@ from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture, Family, Site
 from slimformer.plan.cost import Size, site_cost
 
+Price = Callable[[Site, Size, int], int]  # of a site at a size and a sequence length
+
 
 @dataclass(frozen=True)
 class Ladder:
-    """The sizes a site may take, ascending, with MACs and expected harm at each."""
+    """The sizes a site may take, ascending, with their price (see `Budget`) and the expected harm at each."""
 
     site: Site
     sizes: tuple[Size, ...]
-    macs: tuple[int, ...]
+    cost: tuple[int, ...]
     harm: tuple[float, ...]
     curve: Curve
 
@@ -48,6 +51,7 @@ def ladders(
     multiple_of: int,
     plain: bool,
     allow_empty: bool = False,
+    price: Price | None = None,
 ) -> list[Ladder]:
     """Legal sizes of every site. `weights` turn a site's error into harm to the whole; they come as data."""
     out = []
@@ -55,10 +59,19 @@ def ladders(
         curve = curves[site.name]
         sizes = site_sizes(architecture, site, multiple_of=multiple_of, plain=plain, allow_empty=allow_empty)
         left = dict(zip(curve.sizes, curve.held, strict=True))
-        macs = tuple(site_cost(site, size, seq_len).macs for size in sizes)
+        cost = rising([(price or _macs)(site, size, seq_len) for size in sizes])
         harm = tuple(left[size.units] * weights.get(site.name, 1.0) for size in sizes)
-        out.append(Ladder(site, sizes, macs, harm, curve))
+        out.append(Ladder(site, sizes, cost, harm, curve))
     return out
+
+
+def rising(prices: Sequence[int]) -> tuple[int, ...]:
+    """Prices that rise with the size. Exact ones do; measured ones may not, and a larger size is never cheaper."""
+    return tuple(itertools.accumulate(prices, lambda before, now: max(now, before + 1)))
+
+
+def _macs(site: Site, size: Size, seq_len: int) -> int:
+    return site_cost(site, size, seq_len).macs
 
 
 def site_sizes(
@@ -73,16 +86,22 @@ def site_sizes(
     )
 
 
-def least_macs(
-    architecture: Architecture, seq_len: int, *, multiple_of: int, plain: bool, allow_empty: bool = False
+def least_cost(
+    architecture: Architecture,
+    seq_len: int,
+    *,
+    multiple_of: int,
+    plain: bool,
+    allow_empty: bool = False,
+    price: Price | None = None,
 ) -> int:
-    """Block MACs when every site has its smallest legal size: known before any data are read."""
+    """The price of all blocks when every site has its smallest legal size: known before any data are read."""
     return sum(
-        site_cost(
+        (price or _macs)(
             site,
             site_sizes(architecture, site, multiple_of=multiple_of, plain=plain, allow_empty=allow_empty)[0],
             seq_len,
-        ).macs
+        )
         for site in architecture
     )
 

@@ -14,6 +14,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slimformer.decompose import Curve
+from slimformer.plan.cost import Size
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -34,3 +37,16 @@ def sensitivities(probes: Mapping[str, Probe], *, temper: float) -> dict[str, fl
     weights = {name: probe.harm**temper * mean ** (1 - temper) / probe.error for name, probe in useful.items()}
     least = min(weights.values())
     return {name: weights.get(name, least) for name in probes}  # no harm seen: as harmless as the most harmless
+
+
+def predicted_harm(probes: Mapping[str, Probe], curves: Mapping[str, Curve], sizes: Mapping[str, Size]) -> float:
+    """Σ over sites of h · e(k) / e: what the probes, as measured, say a plan will do to the outputs.
+
+    It takes the harms of sites to add up, which small ones do; large ones compound.
+    """
+    total = 0.0
+    for name, probe in probes.items():
+        curve = curves[name]
+        left = curve.held[curve.sizes.index(sizes[name].units)]
+        total += probe.harm * left / probe.error if probe.error > 0 else 0.0
+    return total

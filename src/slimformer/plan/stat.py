@@ -89,15 +89,15 @@ def _thresholds(
     tail_weight: Sequence[float],
 ) -> Sizes:
     heads, neurons = by_kind(ladders)
-    per_neuron = max(ladder.macs[-1] / max(1, ladder.site.units) for ladder in neurons)
+    per_neuron = max(ladder.cost[-1] / max(1, ladder.site.units) for ladder in neurons)
     best: tuple[float, list[int], list[int]] | None = None
     all_heads = math.ceil(sum(ladder.site.units for ladder in heads) / len(heads))
-    fewest = max(1, int(budget / sum(ladder.macs[-1] for ladder in ladders) * all_heads))
+    fewest = max(1, int(budget / sum(ladder.cost[-1] for ladder in ladders) * all_heads))
     for mean_heads in range(fewest, all_heads + 1):
         at_heads, cutoff = _take(head_steps, mean_heads * len(heads), len(heads))
         cutoff = cutoff if mean_heads < all_heads else 0.0
         at_heads = [_round_down(ladder, units) for ladder, units in zip(heads, at_heads, strict=True)]
-        spent = sum(ladder.macs[i] for ladder, i in zip(heads, at_heads, strict=True))
+        spent = sum(ladder.cost[i] for ladder, i in zip(heads, at_heads, strict=True))
         n = int((budget - spent) / per_neuron)
         if n < sum(ladder.sizes[0].units for ladder in neurons):
             continue
@@ -137,10 +137,10 @@ def _within(ladders: Sequence[Ladder], sizes: Sizes, budget: int) -> Sizes:
     at = {ladder.site.name: ladder.sizes.index(sizes[ladder.site.name]) for ladder in ladders}
 
     def over() -> bool:
-        return sum(ladder.macs[at[ladder.site.name]] for ladder in ladders) > budget
+        return sum(ladder.cost[at[ladder.site.name]] for ladder in ladders) > budget
 
     while over():
-        largest = max((l for l in ladders if at[l.site.name] > 0), key=lambda l: l.macs[at[l.site.name]])
+        largest = max((l for l in ladders if at[l.site.name] > 0), key=lambda l: l.cost[at[l.site.name]])
         at[largest.site.name] -= 1
     return {ladder.site.name: ladder.sizes[at[ladder.site.name]] for ladder in ladders}
 

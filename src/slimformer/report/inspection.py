@@ -14,7 +14,7 @@ from slimformer.models import Architecture
 from slimformer.models.architecture import KINDS
 from slimformer.models.load import Loaded
 from slimformer.plan.cost import block_cost, full_size, outside_macs, site_cost
-from slimformer.plan.profile import least_macs
+from slimformer.plan.profile import least_cost
 
 
 def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _least(architecture: Architecture, seq_len: int, *, plain: bool) -> float | 
     sizes = {(site.kind, site.units, site.group) for site in architecture}
     if plain and len(sizes) > len(KINDS):
         return None
-    least = least_macs(architecture, seq_len, multiple_of=8, plain=plain)
+    least = least_cost(architecture, seq_len, multiple_of=8, plain=plain)
     return math.ceil(1000 * least / block_cost(architecture, seq_len).macs) / 1000
 
 

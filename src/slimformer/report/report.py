@@ -35,6 +35,9 @@ class Report:
     seq_len: int
     dense: Footprint
     small: Footprint
+    budget_by: str = "macs"
+    correction: list[dict[str, Any]] = field(default_factory=list)
+    certificate: dict[str, Any] | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
     latency: dict[str, Any] | None = None
     samples: dict[str, str] | None = None

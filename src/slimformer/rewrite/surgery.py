@@ -28,6 +28,27 @@ def read(layer: nn.Module, selection: Selection) -> None:
     _assign(layer, (W @ selection.E).to(stored))
 
 
+def nudge(layer: nn.Module, δW: Tensor, δb: Tensor) -> None:
+    """W ← W + δW and, where there is a bias, b ← b + δb."""
+    stored = weight_of(layer)
+    bias = getattr(layer, "bias", None)
+    if bias is not None:
+        moved = bias.detach().cpu().double() + δb
+        layer.bias = nn.Parameter(moved.to(bias), requires_grad=bias.requires_grad)
+    _assign(layer, (stored.cpu().double() + δW).to(stored))
+
+
+def rescale(norm: nn.Module, gain: Tensor, bias: Tensor | None = None) -> None:
+    """Give a norm another gain, and another bias where it has one."""
+    old = norm.weight
+    assert isinstance(old, nn.Parameter)
+    norm.weight = nn.Parameter(gain.to(old), requires_grad=old.requires_grad)
+    if bias is not None:
+        before = norm.bias
+        assert isinstance(before, nn.Parameter)
+        norm.bias = nn.Parameter(bias.to(before), requires_grad=before.requires_grad)
+
+
 def _assign(layer: nn.Module, W: Tensor) -> None:
     """Give `layer` the weight W (outputs × inputs), stored its own way round."""
     outputs, inputs = W.shape

@@ -1,0 +1,205 @@
+"""The commands that live on one calibration: any budget in seconds, without the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from slimformer.options import (
+    AsJson,
+    Columns,
+    DataOption,
+    Force,
+    Format,
+    Latency,
+    Macs,
+    NoSeed,
+    OutFolder,
+    Params,
+    Quiet,
+    RecipeName,
+    Samples,
+    Source,
+    Stats,
+    Tokens,
+)
+from slimformer.shell import budget as budget_from
+from slimformer.shell import column_names, precision, progress_bars, python_line
+
+err = Console(stderr=True)
+out = Console()
+Budgets = Annotated[
+    str, typer.Option("--macs", "--mu", metavar="FRACTIONS", help="budgets, e.g. 0.9,0.7,0.5", show_default="all")
+]
+
+
+def cut(
+    stats: Stats,
+    out_folder: OutFolder,
+    macs: Macs = None,
+    params: Params = None,
+    latency: Latency = None,
+    recipe: RecipeName = "balanced",
+    format: Format = "ragged",
+    model: Source = "",
+    seed: NoSeed = 0,
+    verify: Annotated[bool, typer.Option(help="reload the result in a fresh process and compare")] = True,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a model at any budget from one calibration, without the data: the same bits as compress --no-refine."""
+    from slimformer import assess, stages
+    from slimformer.calibrate.store import open_statistics
+    from slimformer.checkpoint.atomic import require_free
+    from slimformer.plan.recipe import load_recipe
+    from slimformer.workbench import priced, round_weights
+
+    budget, chosen, statistics = budget_from(macs, params, latency), load_recipe(recipe), open_statistics(stats)
+    stages.require_apart(out_folder, stats, model or statistics.provenance.model)
+    require_free(out_folder, force)
+    loaded = loaded_for(statistics, model)
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        stages.require_same_model(loaded.model, statistics)
+        curves = stages.profile(loaded.model, statistics, chosen, progress=progress)
+        budget = priced(budget, loaded.model, statistics.provenance.seq_len, progress)
+        plan = stages.make_plan(loaded.model, statistics, curves, budget=budget, recipe=chosen, format=format)
+        small = stages.carry_out(plan, loaded.model, statistics, curves, progress=progress)
+        round_weights(small, loaded.dtype)
+        report = assess.describe_result(loaded, small, plan, statistics.provenance)
+        progress("save and verify", 0, 1)
+        stages.save_result(loaded, small, plan, report, out_folder, force=force, verify=verify)
+        progress("save and verify", 1, 1)
+    emit(report.to_dict(), as_json, quiet, lambda: saved_line(out_folder, report))
+
+
+def frontier(
+    stats: Stats,
+    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="write the front as JSON")] = None,
+    budgets: Budgets = "",
+    recipe: RecipeName = "balanced",
+    format: Format = "ragged",
+    model: Source = "",
+    seed: NoSeed = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """The whole front: for every budget what is kept, and the KL divergence the probes predict. Needs no data."""
+    from slimformer.checkpoint.atomic import require_free_file, writing_file
+
+    if out_file is not None:
+        require_free_file(out_file, force)
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        *_, points = _front(stats, budgets, recipe, format, model, progress)
+    rows = [point.to_json() for point in points]
+    found = {"slimformer_front": 1, "recipe": recipe, "format": format, "points": rows}
+    if out_file is not None:
+        with writing_file(out_file, force=force) as file:
+            file.write_text(json.dumps(found, indent=1))
+    emit(found, as_json, quiet, lambda: out.print(front_table(rows)))
+
+
+def sweep(
+    stats: Stats,
+    data: DataOption = "builtin",
+    budgets: Budgets = "0.9,0.8,0.7,0.6,0.5",
+    columns: Columns = "",
+    tokens: Tokens = None,
+    samples: Samples = None,
+    recipe: RecipeName = "balanced",
+    format: Format = "ragged",
+    model: Source = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make and measure the models of chosen budgets, one after the other; predicted beside measured divergence.
+
+    Of the data that were calibrated on, only what was held out then is read; give the same options as to calibrate.
+    """
+    from slimformer import front
+    from slimformer.assess import held_out_batches
+    from slimformer.calibrate.gather import gather
+    from slimformer.models import describe
+
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        loaded, statistics, curves, points = _front(stats, budgets, recipe, format, model, progress)
+        made = statistics.provenance
+        read = gather(
+            data, loaded.model, loaded.processor, describe(loaded.model), seq_len=made.seq_len, tokens=tokens,
+            samples=samples, columns=column_names(columns), seed=made.seed, purpose="evaluation",
+        )  # fmt: skip
+        batches, notes = held_out_batches(made, read)
+        rows = list(front.sweep(loaded.model, statistics, curves, points, batches, seed=made.seed, progress=progress))
+    pairs = [(row["predicted_kl"], kl) for row in rows if (kl := measured_kl(row)) is not None and row["predicted_kl"]]
+    found = {"slimformer_sweep": 1, "points": rows, "rank_correlation": front.correlation(pairs), "notes": notes}
+    emit(found, as_json, quiet, lambda: out.print(front_table(rows)))
+
+
+FRONT: dict[Callable[..., None], str] = {
+    cut: "slimformer cut stats --macs 0.6 --out smaller",
+    frontier: "slimformer frontier stats --out front.json",
+    sweep: "slimformer sweep stats --data builtin --macs 0.8,0.6",
+}
+
+
+def _front(stats: Path, budgets: str, recipe: str, format: str, model: str, progress: Any) -> tuple[Any, ...]:
+    from slimformer import front, stages
+    from slimformer.calibrate.store import open_statistics
+    from slimformer.plan.recipe import load_recipe
+
+    chosen, statistics, wanted = load_recipe(recipe), open_statistics(stats), front.budgets_of(budgets)
+    loaded = loaded_for(statistics, model)
+    stages.require_same_model(loaded.model, statistics)
+    curves = stages.profile(loaded.model, statistics, chosen, progress=progress)
+    points = front.frontier(loaded.model, statistics, curves, chosen, format=format, budgets=wanted)
+    return loaded, statistics, curves, points
+
+
+def measured_kl(row: dict[str, Any]) -> float | None:
+    """The mean divergence that was measured, where there is one."""
+    return next((m["small"] for m in row.get("metrics", []) if m["name"] == "kl"), None)
+
+
+def front_table(rows: list[dict[str, Any]]) -> Table:
+    """One line for each budget."""
+    table = Table(title=None)
+    names = [metric["name"] for metric in rows[0].get("metrics", [])] if rows else []
+    for name in ("budget", "MACs", "parameters", "predicted KL", *names):
+        table.add_column(name, justify="right")
+    for row in rows:
+        predicted = "" if row["predicted_kl"] is None else f"{row['predicted_kl']:.4g}"
+        measured = [f"{metric['small']:.4g}" for metric in row.get("metrics", [])]
+        table.add_row(f"{row['budget']:g}", f"{row['macs']:.3f}", f"{row['params']:.3f}", predicted, *measured)
+    return table
+
+
+def loaded_for(statistics: Any, moved: str) -> Any:
+    """The model the statistics are of, in the precision they were made in: then every route gives the same bits."""
+    from slimformer.models.load import load_model
+
+    return load_model(moved or statistics.provenance.model, dtype=precision(statistics.provenance.dtype))
+
+
+def emit(found: Any, as_json: bool, quiet: bool, tables: Callable[[], None]) -> None:
+    """One JSON object, or tables, or nothing."""
+    from slimformer.report.report import strict
+
+    if as_json:
+        typer.echo(json.dumps(strict(found), allow_nan=False))
+    elif not quiet:
+        tables()
+
+
+def saved_line(folder: Path, report: Any) -> None:
+    """Where the result is, and the line that loads it."""
+    place = str(folder)
+    plain = f"from transformers import {report.load_class} as M; model = M.from_pretrained({place!r})"
+    ragged = f"import slimformer; model = slimformer.load({place!r})"
+    typer.echo(f"\nsaved in {place}; load it with:\n  {python_line(plain if report.format == 'plain' else ragged)}")

@@ -1,0 +1,110 @@
+"""The whole front from one calibration: a plan for every budget, what it is expected to do, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.store import Statistics
+from slimformer.calibrate.text import Batch
+from slimformer.decompose import Curve
+from slimformer.errors import BudgetOutOfReach
+from slimformer.evaluate.compare import compare
+from slimformer.models import describe
+from slimformer.plan import Budget, Plan
+from slimformer.plan.profile import least_cost
+from slimformer.plan.recipe import Recipe
+from slimformer.plan.sensitivity import predicted_harm
+from slimformer.stages import Progress, carry_out, make_plan, read_probes, silent
+
+STEP = 0.05
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A plan and the mean KL divergence (in nats) it is expected to cause; none where no probes were made."""
+
+    plan: Plan
+    predicted_kl: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        plan = self.plan
+        kept = {edit.site: edit.keep for edit in plan.edits}
+        return {
+            "budget": plan.budget, "by": plan.by, "macs": plan.macs, "params": plan.params,
+            "predicted_kl": self.predicted_kl, "kept": kept,
+        }  # fmt: skip
+
+
+def frontier(
+    model: PreTrainedModel,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    recipe: Recipe,
+    *,
+    format: str = "ragged",
+    budgets: Sequence[float] = (),
+) -> list[FrontPoint]:
+    """Plans from the largest budget to the smallest. Without `budgets`: every 5 % the format can reach."""
+    probes = read_probes(statistics)
+    points = []
+    for fraction in sorted(budgets or _reachable(model, statistics, recipe, format), reverse=True):
+        plan = make_plan(model, statistics, curves, budget=Budget(fraction), recipe=recipe, format=format)
+        points.append(FrontPoint(plan, predicted_harm(probes, curves, plan.sizes) if probes else None))
+    return points
+
+
+def _reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, format: str) -> list[float]:
+    architecture, seq_len = describe(model), statistics.provenance.seq_len
+    least = least_cost(
+        architecture, seq_len,
+        multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
+    )  # fmt: skip
+    lowest = least / Budget(1.0).dense(architecture, seq_len)
+    steps = [round(1 - STEP * i, 4) for i in range(int(1 / STEP))]
+    found = [fraction for fraction in steps if fraction >= lowest]
+    if not found:
+        raise BudgetOutOfReach("there is nothing to plan: the smallest model is the model itself")
+    return found
+
+
+def sweep(
+    model: PreTrainedModel,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    points: Sequence[FrontPoint],
+    batches: Sequence[Batch],
+    *,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Iterator[dict[str, Any]]:
+    """Make the model of every point and measure it beside the dense one. One model is in memory at a time."""
+    progress("sweep", 0, len(points))
+    for i, point in enumerate(points):
+        small = carry_out(point.plan, model, statistics, curves)
+        metrics = [metric.to_json() for metric in compare(model, small, batches, seed=seed)]
+        progress("sweep", i + 1, len(points))
+        yield {**point.to_json(), "metrics": metrics}
+
+
+def budgets_of(text: str) -> list[float]:
+    """The budgets in "0.9,0.7,0.5"."""
+    try:
+        found = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise BudgetOutOfReach(f"{text!r} is not a list of fractions; give budgets like 0.9,0.7,0.5") from None
+    for fraction in found:
+        if not 0 < fraction <= 1:
+            raise BudgetOutOfReach(f"{fraction:g} is not a fraction of the MACs to keep; give numbers above 0, up to 1")
+    return found
+
+
+def correlation(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Spearman's rank correlation of predicted and measured harm; none for fewer than three points."""
+    from scipy.stats import spearmanr
+
+    found = list(pairs)
+    return float(spearmanr(*zip(*found, strict=True)).statistic) if len(found) > 2 else None

@@ -1,0 +1,167 @@
+"""Sequential correction of a smaller model: every reader is refitted on what really reaches it.
+
+Dense and small model are walked side by side, block by block. Of the dense one the streams before and after each
+sublayer are kept for one block (tokens × hidden size); the small one is run once for each of its readers, so that
+each sees what the corrected ones before it send. The formulas are in `decompose.sequential`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.collect import BlockMoments, Stage, listening, real_rows, rehearse, through
+from slimformer.calibrate.text import Batch
+from slimformer.decompose import Curve
+from slimformer.decompose.reduction import coordinates
+from slimformer.decompose.sequential import sequential_change
+from slimformer.linalg.moments import Moments
+from slimformer.linalg.residuals import Residuals
+from slimformer.models import Architecture, Site, describe
+from slimformer.models.architecture import ffn_entry
+from slimformer.plan import Plan
+from slimformer.rewrite import surgery
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What the correction of one reader did to the held-out mean squared error of the stream, and how it was chosen."""
+
+    site: str
+    beta: float
+    rho: float | None  # none: left as it was
+    before: float
+    after: float
+
+
+@dataclass
+class Pair:
+    """One batch in both models: how blocks are called, and the two streams before the next block."""
+
+    stage: Stage
+    dense: Tensor
+    small: Tensor
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the dense model did at one sublayer, at real positions: the stream it added to, and what it added."""
+
+    stream: Tensor
+    added: Tensor
+
+
+@torch.no_grad()
+def correct(
+    small: PreTrainedModel,
+    dense: PreTrainedModel,
+    plan: Plan,
+    curves: Mapping[str, Curve],
+    moments: Callable[[int], BlockMoments],
+    data: Mapping[str, Sequence[Batch]],
+    *,
+    progress: Callable[[int], None] = lambda _block: None,
+) -> tuple[list[Correction], list[Pair]]:
+    """Correct the readers of `small` in place; fitted on `data["fit"]`, chosen on `data["select"]`.
+
+    Also returned: both streams after the last block. Cost: about four forward passes and one Gram matrix per width.
+    """
+    architecture = describe(dense)
+    keep = {edit.site: edit.keep for edit in plan.edits}
+    pairs = [
+        Pair(stage, stage.state, stage.state)
+        for split in ("fit", "select")
+        for stage in rehearse(dense, architecture, data[split], split)
+    ]
+    done = []
+    for i in range(architecture.n_blocks):
+        lessons = [_teach(dense, architecture, i, pair) for pair in pairs]
+        of_block = moments(i)
+        for site in architecture.of_block(i):
+            seen = _compare(small, architecture, site, pairs, [lesson[site.name] for lesson in lessons])
+            kept = _kept(of_block.sites[site.name]["fit"], site, curves[site.name].order[: keep[site.name]])
+            done.append(_correct(small, site, seen, kept, ridge=plan.ridge))
+        block = small.get_submodule(f"{architecture.blocks}.{i}")
+        for pair in pairs:
+            pair.small = through(block, pair.small, pair.stage.calls[i])
+        progress(i)
+    return done, pairs
+
+
+def _teach(dense: PreTrainedModel, architecture: Architecture, i: int, pair: Pair) -> dict[str, Lesson]:
+    """Run block i of the dense model on and note what its sublayers did."""
+    block = f"{architecture.blocks}.{i}"
+    attention, ffn = architecture.of_block(i)
+    heard: dict[str, Tensor] = {}
+    with listening(
+        dense,
+        inputs={f"{block}.{ffn_entry(dense, architecture.family)}": _note(heard, "stream")},
+        outputs={attention.reader: _note(heard, "attention"), ffn.reader: _note(heard, "ffn")},
+    ):
+        after = through(dense.get_submodule(block), pair.dense, pair.stage.calls[i])
+    rows = {name: real_rows(X, pair.stage.rows) for name, X in {**heard, "before": pair.dense}.items()}
+    pair.dense = after
+    return {
+        attention.name: Lesson(rows["before"], rows["attention"]),
+        ffn.name: Lesson(rows["stream"], rows["ffn"]),
+    }
+
+
+class _Heard(Exception):
+    """Raised once a sublayer has been heard: what follows in the block need not run."""
+
+
+def _compare(
+    small: PreTrainedModel, architecture: Architecture, site: Site, pairs: Sequence[Pair], lessons: Sequence[Lesson]
+) -> dict[str, Residuals]:
+    """What is missing in the small model after the sublayer of `site`, by split."""
+    path = f"{architecture.blocks}.{site.block}"
+    entry = f"{path}.{ffn_entry(small, architecture.family)}" if site.kind == "ffn.hidden" else path
+    parts: dict[str, list[Residuals]] = {}
+    for pair, lesson in zip(pairs, lessons, strict=True):
+        heard: dict[str, Tensor] = {}
+        with (
+            suppress(_Heard),
+            listening(
+                small,
+                inputs={entry: _note(heard, "stream"), site.reader: _note(heard, "features")},
+                outputs={site.reader: _note(heard, "added", last=True)},
+            ),
+        ):
+            through(small.get_submodule(path), pair.small, pair.stage.calls[site.block])
+        X, stream, added = (real_rows(heard[name], pair.stage.rows) for name in ("features", "stream", "added"))
+        missing = lesson.added - added
+        parts.setdefault(pair.stage.split, []).append(Residuals.of(X, missing, missing + lesson.stream - stream))
+    return {split: reduce(add, found) for split, found in parts.items()}
+
+
+def _note(heard: dict[str, Tensor], name: str, *, last: bool = False) -> Callable[[Tensor], None]:
+    def ear(X: Tensor) -> None:
+        heard[name] = X
+        if last:
+            raise _Heard
+
+    return ear
+
+
+def _kept(moments: Moments, site: Site, units: Sequence[int]) -> Moments:
+    """Moments of the kept coordinates of the dense model."""
+    J = coordinates(sorted(units), site.unit)
+    return Moments(moments.count, moments.sum[J], moments.gram[J][:, J])
+
+
+def _correct(
+    small: PreTrainedModel, site: Site, seen: Mapping[str, Residuals], kept: Moments, *, ridge: float
+) -> Correction:
+    change = sequential_change(seen["fit"], kept, seen["select"], bias=site.reader_bias, ridge=ridge)
+    if change.after < change.before:
+        surgery.nudge(small.get_submodule(site.reader), change.δW, change.δb)
+    rho = None if change.ρ == torch.inf else change.ρ
+    return Correction(site.name, change.β, rho, change.before, change.after)

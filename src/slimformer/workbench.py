@@ -1,0 +1,135 @@
+"""From one calibration to a model at any budget: plan, cut, refine; or along the whole front, until it is certified."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.gather import Data
+from slimformer.calibrate.store import Statistics
+from slimformer.decompose import Curve
+from slimformer.errors import BudgetOutOfReach
+from slimformer.evaluate.certificate import certify, require_documents
+from slimformer.evaluate.fidelity import document_harms
+from slimformer.front import frontier
+from slimformer.models.load import Loaded
+from slimformer.plan import Budget, Plan
+from slimformer.plan.recipe import Recipe
+from slimformer.probe import keep_probes
+from slimformer.refine import refine
+from slimformer.rewrite.correct import Correction
+from slimformer.stages import Progress, calibrate, carry_out, make_plan, profile, silent
+from slimformer.timings import latency_table
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model at one budget."""
+
+    model: PreTrainedModel
+    plan: Plan
+    corrections: list[Correction]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """All that one calibration gave: from here every budget is one step away."""
+
+    loaded: Loaded
+    statistics: Statistics
+    curves: Mapping[str, Curve]
+    recipe: Recipe
+    format: str
+    data: Data
+    refined: bool
+    progress: Progress
+    seconds: dict[str, float]
+
+    def make(self, budget: Budget) -> Made:
+        """Plan, cut and, unless told otherwise, refine."""
+        dense, progress = self.loaded.model, self.progress
+        plan = make_plan(dense, self.statistics, self.curves, budget=budget, recipe=self.recipe, format=self.format)
+        with timed(self.seconds, "apply"):
+            small = carry_out(plan, dense, self.statistics, self.curves, progress=progress)
+        corrections = []
+        if self.refined and plan.macs < 1:  # where nothing was cut, there is nothing to mend
+            with timed(self.seconds, "refine"):
+                corrections = refine(
+                    small, dense, plan, self.statistics, self.curves, self.data.splits, progress=progress
+                )
+        round_weights(small, self.loaded.dtype)
+        return Made(small, plan, corrections)
+
+
+def smallest_certified(bench: Bench, max_kl: float) -> tuple[Made, dict[str, Any]]:
+    """The smallest model along the front that passes, and the certificate. The certify split is opened here only."""
+    batches = bench.data.splits["certify"]
+    require_documents(sum(len(next(iter(batch.inputs.values()))) for batch in batches), epsilon=max_kl)
+    dense = bench.loaded.model
+    fixed = frontier(dense, bench.statistics, bench.curves, bench.recipe, format=bench.format)
+    budgets = [point.plan.budget for point in fixed if point.plan.budget < 1]
+    made: list[Made] = []
+
+    def harms(fraction: float) -> list[float]:
+        made[:-1] = []  # of the models before, only the last may have to be returned
+        made.append(bench.make(Budget(fraction)))
+        return document_harms(dense, made[-1].model, batches)
+
+    certificate = certify(((fraction, partial(harms, fraction)) for fraction in budgets), epsilon=max_kl)
+    if certificate.budget is None:
+        raise BudgetOutOfReach(certificate.promise())
+    smallest = next(each for each in made if each.plan.budget == certificate.budget)
+    return smallest, {**certificate.to_json(), "promise": certificate.promise()}
+
+
+def workbench(
+    loaded: Loaded,
+    data: Data,
+    folder: Path,
+    recipe: Recipe,
+    format: str,
+    refined: bool | None,
+    progress: Progress,
+    seconds: dict[str, float],
+) -> Bench:
+    """Calibrate, profile and, where the allocation goes by them, probe."""
+    with timed(seconds, "calibrate"):
+        statistics = calibrate(loaded, data, folder, progress=progress)
+    with timed(seconds, "profile"):
+        curves = profile(loaded.model, statistics, recipe, progress=progress)
+    if recipe.allocation == "greedy":
+        with timed(seconds, "probe"):
+            keep_probes(loaded.model, statistics, data.splits["select"], progress=progress)
+    refined = recipe.refine if refined is None else refined
+    return Bench(loaded, statistics, curves, recipe, format, data, refined, progress, seconds)
+
+
+def priced(budget: Budget, model: PreTrainedModel, seq_len: int, progress: Progress = silent) -> Budget:
+    """The budget with its prices: a latency budget needs a table measured on this machine."""
+    if budget.by != "latency":
+        return budget
+    return replace(budget, table=latency_table(model, seq_len=seq_len, progress=progress))
+
+
+@torch.no_grad()
+def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Round weights to the precision they are stored in: what is measured is then what is saved."""
+    if model.dtype != dtype:
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype))
+
+
+@contextmanager
+def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Add the seconds of a stage to those it took before."""
+    started = time.perf_counter()
+    yield
+    seconds[stage] = round(seconds.get(stage, 0.0) + time.perf_counter() - started, 2)

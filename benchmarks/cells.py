@@ -27,6 +27,7 @@ from subjects import Score, Scores
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent / "src" / "slimformer"
 DECIDING = ("linalg", "decompose", "plan", "rewrite")  # folders whose code decides what is cut, and how
+SIMULATING = ("linalg/damped.py", "linalg/moments.py", "decompose/reduction.py", "plan/cost.py")  # formulas they share
 MEASURING = ("perplexity.py", "fidelity.py", "accuracy.py")
 
 
@@ -66,8 +67,14 @@ def deciding_code() -> str:
     """The code and the recipes that decide what a method does."""
     files = [file for folder in DECIDING for file in (PACKAGE / folder).glob("*.py")]
     recipes = (PACKAGE / "recipes").glob("*.yaml")
-    alone = [PACKAGE / "stages.py", PACKAGE / "probe.py", HERE / "baselines.py"]
+    alone = [PACKAGE / "stages.py", PACKAGE / "probe.py", PACKAGE / "refine.py", HERE / "baselines.py"]
     return code_hash([*files, *recipes, *alone])
+
+
+@cache
+def simulating_code() -> str:
+    """The code that decides what the methods of `simulated.py` do; changes to ours do not concern them."""
+    return code_hash([*HERE.glob("simulated*.py"), *(PACKAGE / name for name in SIMULATING)])
 
 
 @cache

@@ -31,6 +31,11 @@ NAMES = {
     "leverage": "leverage scores + least squares",
     "stat-uniform": "STAT, uniform",
     "stat": "STAT, its own allocation",
+    "modegpt": "MoDeGPT, three modules",
+    "slicegpt": "SliceGPT",
+    "shortgpt": "ShortGPT, blocks dropped",
+    "replaceme": "ReplaceMe, blocks made linear",
+    "nested": "slimformer `balanced --no-refine`",
     "uniform": "slimformer `uniform`",
     "balanced": "**slimformer `balanced`**",
 }

@@ -33,7 +33,7 @@ def llama(shelf, tmp_path):
         (["nope"], "No such command 'nope'"),
         (["compress"], "Missing argument 'MODEL'; see slimformer compress --help"),
         (["compress", "x", "--macs"], "requires an argument"),
-        (["compress", "x"], "Missing option '--macs'"),
+        (["compress", "x"], "one budget is needed: --macs, --params or --latency"),
         (["compress", "x", "--macs", "0.5"], "give --out DIR"),
         (["compress", "x", "--macs", "0.5", "--bogus"], "No such option"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--tokens", "0"], "greater than or equal to 1"),
@@ -387,11 +387,11 @@ def test_broken_statistics_are_one_line(name, stats, tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "null"])
 def test_broken_curves_are_computed_again(text, stats, plan, tmp_path):
     folder = Path(shutil.copytree(stats, tmp_path / "stats"))
-    (curves,) = folder.glob("curves-*")
+    (curves,) = folder.glob("curves-*-ranks.json")
     curves.write_text(text)
     done("plan", folder, "--macs", 0.6, "--out", tmp_path / "plan.json", "-q")
     assert (tmp_path / "plan.json").read_text() == plan.read_text()
-    assert len(json.loads(curves.read_text())) == 6
+    assert len(json.loads(curves.read_text())) == 12  # heads, neurons and both ranks of three blocks
 
 
 def test_moments_made_for_another_model(stats, plan, shelf, tmp_path):
@@ -434,7 +434,7 @@ BROKEN_PLANS = {
     "torn groups": (with_edit(0, keep=3), "legal are"),
     "two methods": (with_edit(1, method="interpolative"), "it needs one method"),
     "unknown output format": (edited(format="odd"), "format 'odd'"),
-    "plain, and uneven": (edited(format="plain"), "plain format needs the same sizes"),
+    "plain, and uneven": (edited(format="plain"), "use --format ragged"),
     "a negative ridge": (edited(ridge=-1.0), "the plan's ridge cannot be used"),
 }  # fmt: skip
 

@@ -19,11 +19,11 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
 from slimformer.evaluate import generate_text, model_latency, parameter_count
 from slimformer.evaluate.compare import compare, is_language_model
-from slimformer.models import Architecture, describe
+from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
-from slimformer.plan.cost import block_cost, outside_macs
+from slimformer.plan.cost import block_cost, kv_cache_bytes, outside_macs
 from slimformer.report.report import Footprint, Report
 from slimformer.rewrite.sizes import auto_class
 from slimformer.stages import Progress, silent, versions
@@ -65,7 +65,7 @@ def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenan
         format=plan.format,
         budget=plan.budget,
         budget_by=plan.by,
-        macs_kept=plan.macs,
+        macs_kept=block_cost(after, plan.seq_len).macs / block_cost(architecture, plan.seq_len).macs,
         seq_len=plan.seq_len,
         dense=footprint(loaded.model, architecture, plan.seq_len, loaded.dtype),
         small=footprint(small, after, plan.seq_len, loaded.dtype),
@@ -189,6 +189,7 @@ def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, 
         params=count.total,
         block_params=count.blocks,
         bytes=count.total * torch.empty((), dtype=dtype).element_size(),
+        kv_cache_bytes=kv_cache_bytes(architecture, seq_len, torch.empty((), dtype=dtype).element_size()),
     )
 
 
@@ -197,10 +198,17 @@ def site_table(before: Architecture, after: Architecture) -> list[dict[str, Any]
     return [
         {
             "site": old.name, "block": old.block, "kind": old.kind, "keep": new.units, "of": old.units,
-            "groups": new.units // max(1, new.group), "of_groups": old.units // max(1, old.group),
+            "groups": new.units // max(1, new.group), "of_groups": old.units // max(1, old.group), **_ranks(old, new),
         }
         for old, new in zip(before, after, strict=True)
     ]  # fmt: skip
+
+
+def _ranks(old: Site, new: Site) -> dict[str, int]:
+    """Ranks of queries–keys and of values, where these were cut."""
+    if old.kind != "attn.heads" or [w.rows for w in old.writers] == [w.rows for w in new.writers]:
+        return {}
+    return {"qk": new.writers[0].rows, "vo": new.writers[2].rows, "of_rank": old.unit}
 
 
 def _own_file(small: Loaded, name: str) -> dict[str, Any]:

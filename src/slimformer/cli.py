@@ -193,7 +193,9 @@ def apply(
     from slimformer import assess, stages
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free
+    from slimformer.models import describe
     from slimformer.plan import Plan
+    from slimformer.plan.plan import recounted
 
     made, statistics = Plan.load(plan_file), open_statistics(stats)
     stages.require_apart(out_folder, stats, plan_file, model or statistics.provenance.model)
@@ -201,6 +203,7 @@ def apply(
     loaded = loaded_for(statistics, model)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         small = stages.replay(made, loaded.model, statistics, progress=progress)
+        made = recounted(made, describe(loaded.model))
         report = assess.describe_result(loaded, small, made, statistics.provenance)
         progress("save and verify", 0, 1)
         stages.save_result(loaded, small, made, report, out_folder, force=force)

@@ -77,8 +77,10 @@ def compress(
     """
     seconds: dict[str, float] = {}
     with timed(seconds, "load"):
-        here = isinstance(model, PreTrainedModel)
-        loaded = in_memory(model, processor) if here else load_model(model, dtype=dtype, device=device)
+        if isinstance(model, PreTrainedModel):
+            loaded = in_memory(model, processor)
+        else:
+            loaded = load_model(model, dtype=dtype, device=device)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)

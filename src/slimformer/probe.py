@@ -21,11 +21,12 @@ from slimformer.decompose import Curve, select
 from slimformer.evaluate.fidelity import harm
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import reads_windows, weight_of
+from slimformer.models.ranks import heads_of, rank_sites
 from slimformer.plan import Edit
 from slimformer.plan.profile import site_width
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.plan.sensitivity import Probe
-from slimformer.rewrite.apply import cut_site
+from slimformer.rewrite.apply import cut_by_rank, cut_site
 from slimformer.rewrite.sizes import keep_attributes_true
 from slimformer.stages import Progress, profile, silent
 
@@ -55,11 +56,12 @@ def probe(
     rounds = [_Round(model, architecture, batch) for batch in chosen]
     probes: dict[str, Probe] = {}
     progress("probe", 0, architecture.n_blocks)
+    ranks = [site for site in rank_sites(model, architecture) if site.name in curves]
     for i in range(architecture.n_blocks):
         of_block = moments(i)
-        for site in architecture.of_block(i):
+        for site in (*architecture.of_block(i), *(site for site in ranks if site.block == i)):
             curve = curves[site.name]
-            keep = knee(curve)
+            keep = knee(curve, most=_most(architecture, site, of_block))
             with _cut_alone(model, architecture, site, of_block, curve, keep, recipe):
                 harms = [each.harm(model, architecture, i) for each in rounds]
             error = curve.held[curve.sizes.index(keep)]
@@ -82,10 +84,17 @@ def keep_probes(
     write_probes(statistics.folder, {name: asdict(each) for name, each in found.items()})
 
 
-def knee(curve: Curve) -> int:
-    """The legal size nearest to `KNEE` of the units that is neither none nor all of them."""
+def _most(architecture: Architecture, site: Site, moments: BlockMoments) -> int:
+    """The largest size the fitted tokens can serve: a refit needs as many as there are coordinates."""
+    heads = heads_of(architecture, site.block)
+    fitted = moments.sites.get(site.name, moments.sites[heads.name])["fit"].count
+    return fitted // site.unit if site.reader else site.units
+
+
+def knee(curve: Curve, *, most: int) -> int:
+    """The legal size nearest to `KNEE` of the units that is neither none nor all of them, nor more than `most`."""
     full = curve.sizes[-1]
-    candidates = [size for size in curve.sizes[:-1] if size] or [full]
+    candidates = [size for size in curve.sizes[:-1] if 0 < size <= most] or [full]
     return min(candidates, key=lambda size: abs(size - KNEE * full))
 
 
@@ -139,13 +148,37 @@ def _cut_alone(
     """The model with one site cut and refitted; put back afterwards."""
     blocks: Any = model.get_submodule(architecture.blocks)  # a list of modules
     original = blocks[site.block]
-    W = weight_of(model.get_submodule(site.reader))
-    width = site_width(site, W, moments.sites[site.name], absorb_mean=recipe.absorb_mean)
-    edit = Edit(site.name, curve.method, keep, site.units, curve.groups[curve.sizes.index(keep)])
     try:
         blocks[site.block] = deepcopy(original)
-        cut_site(model, site, edit, curve.order, select(width, curve.order, keep, ridge=recipe.ridge))
+        if site.kind in ("attn.qk", "attn.vo"):
+            _cut_rank(model, architecture, site, moments, curve, keep, recipe)
+        else:
+            W = weight_of(model.get_submodule(site.reader))
+            width = site_width(site, W, moments.sites[site.name], absorb_mean=recipe.absorb_mean)
+            edit = Edit(site.name, curve.method, keep, site.units, curve.groups[curve.sizes.index(keep)])
+            cut_site(model, site, edit, curve.order, select(width, curve.order, keep, ridge=recipe.ridge))
         keep_attributes_true(model, architecture)
         yield
     finally:
         blocks[site.block] = original
+
+
+def _cut_rank(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    site: Site,
+    moments: BlockMoments,
+    curve: Curve,
+    keep: int,
+    recipe: Recipe,
+) -> None:
+    """One rank of a block cut, the other whole."""
+    names = {rank.name: rank.units for rank in rank_sites(model, architecture) if rank.block == site.block}
+    edits = {
+        name: Edit(name, curve.method, keep if name == site.name else units, units, units)
+        for name, units in names.items()
+    }
+    cut_by_rank(
+        model, architecture, site.block, edits, {site.name: curve}, moments,
+        ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
+    )  # fmt: skip

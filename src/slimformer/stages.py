@@ -31,16 +31,19 @@ from slimformer.errors import CannotWrite, OutputExists, PlanDoesNotFit
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint, weight_of
 from slimformer.models.load import Loaded
+from slimformer.models.ranks import heads_of, rank_sites
 from slimformer.plan import FORMATS, Budget, Plan, allocate
 from slimformer.plan.budget import budget_of
 from slimformer.plan.plan import check_fits
 from slimformer.plan.profile import profile_site
+from slimformer.plan.ranks import attention_of
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, sensitivities
 from slimformer.report.card import model_card
 from slimformer.report.report import Report
 from slimformer.rewrite.apply import apply
 
+RANKS = (".attn.qk", ".attn.vo")
 Progress = Callable[[str, int, int], None]  # stage, steps done, steps in all
 
 
@@ -67,11 +70,13 @@ def profile(
     model: PreTrainedModel, statistics: Statistics, recipe: Recipe, *, progress: Progress = silent
 ) -> dict[str, Curve]:
     """Error curves of every site. Kept beside the statistics, so that the next budget costs nothing."""
-    key = f"{recipe.selector}-{recipe.ridge!r}-{'bias' if recipe.absorb_mean else 'nobias'}"
+    ways = "" if recipe.attention == "heads" else "-ranks"
+    key = f"{recipe.selector}-{recipe.ridge!r}-{'bias' if recipe.absorb_mean else 'nobias'}{ways}"
     cached = statistics.folder / f"curves-{key}.json"
     architecture = describe(model)
     known = _read_curves(cached)
-    if known.keys() == architecture.by_name.keys():
+    ranks = rank_sites(model, architecture) if ways else ()
+    if known.keys() == architecture.by_name.keys() | {site.name for site in ranks}:
         return known
     curves = {}
     progress("profile", 0, architecture.n_blocks)
@@ -82,6 +87,12 @@ def profile(
                 site, weight_of(model.get_submodule(site.reader)), block.sites[site.name],
                 selector=recipe.selector, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
             )  # fmt: skip
+        for site in ranks:
+            if site.block == i:
+                W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
+                curves[site.name] = attention_of(
+                    architecture, i, W_o, block, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean
+                ).curve(site)
         progress("profile", i + 1, architecture.n_blocks)
     _keep_curves(cached, curves)
     return curves
@@ -131,7 +142,7 @@ def make_plan(
     return allocate(
         describe(model), curves, budget=budget or budget_of(macs=macs), seq_len=statistics.provenance.seq_len,
         recipe=recipe, weights=site_weights(statistics, recipe), format=format,
-        fingerprint=statistics.provenance.fingerprint,
+        fingerprint=statistics.provenance.fingerprint, ranks=rank_sites(model, describe(model)),
     )  # fmt: skip
 
 
@@ -203,13 +214,14 @@ def replay(
 
 def recipe_of(plan: Plan) -> Recipe:
     """What a plan says of its recipe, as far as the smaller model depends on it."""
-    methods = {edit.method for edit in plan.edits}
+    methods = {edit.method for edit in plan.edits if not edit.site.endswith(RANKS)}
     if len(methods) != 1 or plan.format not in FORMATS or plan.seq_len < 1:
         raise PlanDoesNotFit(
             f"the plan has methods {', '.join(sorted(methods)) or 'none'}, format {plan.format!r} and sequence length "
             f"{plan.seq_len}; it needs one method, format {' or '.join(FORMATS)} and a positive length"
         )
-    said = {"selector": methods.pop(), "ridge": plan.ridge, "absorb_mean": plan.absorb_mean}
+    said: dict[str, Any] = {"selector": methods.pop(), "ridge": plan.ridge, "absorb_mean": plan.absorb_mean}
+    said["attention"] = "best" if any(edit.site.endswith(RANKS) for edit in plan.edits) else "heads"
     try:
         return Recipe.model_validate({"name": plan.recipe, "summary": "read off a plan", **said})
     except ValidationError as error:
@@ -232,7 +244,7 @@ def save_result(
     stored = small if small.dtype == loaded.dtype else _in_precision(small, loaded.dtype)
     card = model_card(report, folder=folder.name) if report else None
     save(
-        stored, folder, processor=loaded.processor, source_folder=loaded.folder, plan=plan,
+        stored, folder, processor=loaded.processor, source_folder=loaded.companions, plan=plan,
         report=report.to_dict() if report else None, card=card, sample=None, force=force, verify=verify,
     )  # fmt: skip
     return folder

@@ -20,8 +20,8 @@ Writing = Callable[..., AbstractContextManager[Path]]
 
 
 def _fill(partial: Path, text: str = "new") -> None:
-    path = partial / "config.json" if partial.is_dir() else partial
-    path.write_text(json.dumps({"model_type": text}))
+    path = partial / "plan.json" if partial.is_dir() else partial
+    path.write_text(json.dumps({"slimformer_plan": text}))
 
 
 def _model(folder: Path, text: str = "old") -> Path:
@@ -56,7 +56,7 @@ def test_an_error_in_the_middle_leaves_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), writing(target, force=True) as partial:
         _fill(partial)
         raise KeyboardInterrupt
-    assert os.listdir(tmp_path) == ["out"] and "old" in (target / "config.json").read_text()
+    assert os.listdir(tmp_path) == ["out"] and "old" in (target / "plan.json").read_text()
 
 
 def test_an_old_one_comes_back_when_the_rename_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_an_old_one_comes_back_when_the_rename_fails(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "rename", fail_for_new)
     with pytest.raises(CannotWrite, match="in use"), writing(target, force=True) as partial:
         _fill(partial)
-    assert os.listdir(tmp_path) == ["out"] and "old" in (target / "config.json").read_text()
+    assert os.listdir(tmp_path) == ["out"] and "old" in (target / "plan.json").read_text()
 
 
 def test_what_exists_is_refused_before_the_work(tmp_path: Path, write: Writing) -> None:
@@ -84,11 +84,11 @@ def test_what_appears_during_the_work_is_not_overwritten(tmp_path: Path, write: 
     with pytest.raises(OutputExists), write(tmp_path / "out", force=False) as partial:
         _fill(partial)
         _model(tmp_path / "out")
-    assert os.listdir(tmp_path) == ["out"] and "old" in (tmp_path / "out" / "config.json").read_text()
+    assert os.listdir(tmp_path) == ["out"] and "old" in (tmp_path / "out" / "plan.json").read_text()
 
 
 RESULTS = [
-    {"config.json": {"model_type": "bert"}},
+    {"cascade.json": {"slimformer_cascade": 1}},
     {"plan.json": {"slimformer_plan": 1}},
     {"stats.json": {"slimformer_stats": 1}},
     {},
@@ -104,7 +104,7 @@ def test_force_replaces_results_and_empty_folders(tmp_path: Path, inside: dict[s
         (target / "rest").write_text("x")
     with writing(target, force=True) as partial:
         _fill(partial)
-    assert os.listdir(target) == ["config.json"] and os.listdir(tmp_path) == ["out"]
+    assert os.listdir(target) == ["plan.json"] and os.listdir(tmp_path) == ["out"]
 
 
 def test_force_replaces_a_file(tmp_path: Path) -> None:
@@ -117,8 +117,14 @@ def test_force_replaces_a_file(tmp_path: Path) -> None:
 def test_force_spares_a_folder_of_other_things(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("x")
-    with pytest.raises(OutputExists, match="neither empty nor a model or another result"):
+    with pytest.raises(OutputExists, match="neither empty nor a result of slimformer"):
         require_free(tmp_path / "photos", True)
+
+
+def test_force_spares_a_model_that_slimformer_did_not_make(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(OutputExists, match="neither empty nor"):
+        require_free(tmp_path, True)
 
 
 def test_force_spares_a_project_that_happens_to_have_a_config(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import torch
 from widths import RIDGE, lost, make
 
 from slimformer.decompose.elimination import elimination
-from slimformer.decompose.reduction import coordinates, may_leave
+from slimformer.decompose.reduction import Width, coordinates, may_leave
+from slimformer.linalg.moments import Moments
 
 
 def by_trying(rows):
@@ -42,3 +43,15 @@ def test_what_only_the_data_tell_apart_is_given_up_first():
     rows = make(units=3, m=2)
     rows.width.W[:, 2] = 0
     assert elimination(rows.width, ridge=RIDGE).order[-1] == 2
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 1e-6])
+def test_dead_and_quiet_units_go_before_any_that_matter(ridge):
+    """The ridge of the refit must not charge a unit that never speaks."""
+    X = torch.randn(4000, 64, dtype=torch.float64)
+    X[:, :16] *= torch.tensor([0.0] * 8 + [1e-4] * 8, dtype=torch.float64)
+    W = 0.05 * torch.randn(20, 64, dtype=torch.float64)
+    W[:, :16] = 3 * torch.randn(20, 16, dtype=torch.float64)
+    moments = Moments.of(X)
+    found = elimination(Width("x", W, moments, moments), ridge=ridge)
+    assert set(found.order[-16:]) == set(range(16))

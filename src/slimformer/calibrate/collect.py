@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from slimformer.calibrate.respond import SEQUENCES, block_response, has_response, projections
 from slimformer.calibrate.text import Batch
+from slimformer.decompose.response import Response
 from slimformer.errors import NotFinite
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture
@@ -38,6 +41,7 @@ class BlockMoments:
     loudness: (
         float  # mean over tokens of 1 / ‖h‖² after the block: errors count relative to the stream they are added to
     )
+    responses: dict[Split, Response] = field(default_factory=dict)  # of attention to its scores, where they may be cut
 
 
 @dataclass
@@ -75,16 +79,45 @@ def collect(
     for i, block in enumerate(blocks.children()):
         tallies = {site.name: _Tally() for site in architecture.of_block(i)}
         inverse_energy, tokens = 0.0, 0
+        attention = _Attention(model, architecture, i)
         for stage in stages:
             ears = {site.reader: _ear(tallies[site.name], stage) for site in architecture.of_block(i)}
-            with listening(model, inputs=ears):
+            with listening(model, inputs=ears, outputs=attention.ears()):
                 stage.state = through(block, stage.state, stage.calls[i])
+            attention.add(stage)
             energy = real_rows(stage.state, stage.rows).float().square().sum(-1)
             inverse_energy += float((1 / energy.clamp_min(1e-12)).sum())
             tokens += len(energy)
         moments = {name: tally.moments for name, tally in tallies.items()}
         _require_finite(moments)
-        yield BlockMoments(i, moments, inverse_energy / max(tokens, 1))
+        yield BlockMoments(i, moments, inverse_energy / max(tokens, 1), attention.responses)
+
+
+class _Attention:
+    """The response of one block's attention to its scores, by split, while batches come in."""
+
+    def __init__(self, model: PreTrainedModel, architecture: Architecture, i: int) -> None:
+        self.model, self.architecture, self.i = model, architecture, i
+        self.wanted = has_response(model, architecture, i)
+        self.heard: dict[str, Tensor] = {}
+        self.responses: dict[Split, Response] = {}
+        self.sequences: dict[Split, int] = {}
+
+    def ears(self) -> dict[str, Ear]:
+        names = projections(self.architecture, self.i) if self.wanted else ()
+        return {name: partial(self.heard.__setitem__, name) for name in names}
+
+    def add(self, stage: Stage) -> None:
+        missing = SEQUENCES - self.sequences.get(stage.split, 0)
+        if not self.wanted or missing <= 0:
+            return
+        found = block_response(
+            self.model, self.architecture, self.i, self.heard, stage.calls[self.i], stage.rows, missing
+        )
+        if found is not None:
+            old = self.responses.get(stage.split)
+            self.responses[stage.split] = found if old is None else old + found
+        self.sequences[stage.split] = self.sequences.get(stage.split, 0) + len(stage.state)
 
 
 def _ear(tally: _Tally, stage: Stage) -> Ear:

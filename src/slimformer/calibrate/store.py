@@ -21,10 +21,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slimformer.calibrate.collect import BlockMoments, SiteMoments
+from slimformer.decompose.response import Response
 from slimformer.errors import CannotWrite, PlanDoesNotFit
 from slimformer.linalg.moments import Moments
 
 FORMAT = 1
+RESPONSE = ("queries", "keys", "planes")
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,10 @@ def _pack(moments: BlockMoments) -> dict[str, Tensor]:
             out[f"{site}/{split}/count"] = torch.tensor([m.count])
             out[f"{site}/{split}/sum"] = m.sum.cpu()
             out[f"{site}/{split}/gram"] = _upper(m.gram.cpu())
+    for split, found in moments.responses.items():
+        out[f"response/{split}/queries-counted"] = torch.tensor([found.count])
+        for name in RESPONSE:
+            out[f"response/{split}/{name}"] = getattr(found, name).cpu().contiguous()
     return out
 
 
@@ -166,7 +172,15 @@ def _unpack(i: int, tensors: Mapping[str, Tensor]) -> BlockMoments:
         total = tensors[f"{site}/{split}/sum"]
         gram = _symmetric(tensors[f"{site}/{split}/gram"], len(total))
         sites.setdefault(site, {})[split] = Moments(int(tensors[key]), total, gram)
-    return BlockMoments(i, sites, float(tensors["loudness"]))
+    return BlockMoments(i, sites, float(tensors["loudness"]), _responses(tensors))
+
+
+def _responses(tensors: Mapping[str, Tensor]) -> dict[str, Response]:
+    counts = {key.split("/")[1]: int(tensors[key]) for key in tensors if key.endswith("/queries-counted")}
+    return {
+        split: Response(count, *(tensors[f"response/{split}/{name}"] for name in RESPONSE))
+        for split, count in counts.items()
+    }
 
 
 def _upper(gram: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from types import FrameType
 
 from slimformer.errors import CannotWrite, OutputExists, SlimformerError
 
-OURS = {"config.json": "model_type", "plan.json": "slimformer_plan", "stats.json": "slimformer_stats"}
+OURS = {"plan.json": "slimformer_plan", "stats.json": "slimformer_stats", "cascade.json": "slimformer_cascade"}
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space, or choose another place",
     errno.EDQUOT: "the disk quota is used up; free some space, or choose another place",
@@ -97,7 +97,7 @@ def _regret(target: Path) -> str | None:
     if (target / ".git").exists():
         return "it holds a git repository"
     if any(target.iterdir()) and not any(_says(target / name, key) for name, key in OURS.items()):
-        return "it is neither empty nor a model or another result of slimformer"
+        return "it is neither empty nor a result of slimformer"
     return None
 
 

@@ -17,12 +17,17 @@ from __future__ import annotations
 from slimformer.decompose.reduction import Curve, Width, curve, may_leave
 from slimformer.linalg.elimination import eliminate, eliminate_blocks
 
+# In the order, λ charges a unit λ ‖w‖² for leaving, however quiet it is: with that of the refit, quiet and dead units
+# would outlive loud ones. It only has to keep the inverse well-posed.
+RIDGE = 1e-6
+
 
 def elimination(width: Width, *, ridge: float) -> Curve:
     """Units in the order of their worth, best first, and the error left at every size."""
     C, W = width.fit.second(centred=width.bias), width.W.double()
+    careful = min(ridge, RIDGE)
     if width.unit == 1:
-        order = eliminate(C, W, ridge=ridge)[0].tolist()
+        order = eliminate(C, W, ridge=careful)[0].tolist()
     else:
-        order = eliminate_blocks(C, W, unit=width.unit, allowed=lambda S: may_leave(S, width.group), ridge=ridge)
+        order = eliminate_blocks(C, W, unit=width.unit, allowed=lambda S: may_leave(S, width.group), ridge=careful)
     return curve(width, "elimination", order, ridge=ridge)

@@ -168,7 +168,8 @@ def curve(
         groups=groups,
         fit=tuple(fit[at].tolist()),
         held=tuple(held[at].tolist()),
-        floor=tuple(eckart_young(W, width.held.second(centred=width.bias))[at].tolist()),
+        # rounding must not lift the limit above what was reached
+        floor=tuple(torch.minimum(eckart_young(W, width.held.second(centred=width.bias))[at], held[at]).tolist()),
         pivots=tuple(pivots),
         tail=tuple(tail),
     )

@@ -107,6 +107,7 @@ def certify(
     read before. Cost: one evaluation for every point tested.
     """
     clip = _settled(epsilon, delta, clip)
+    _named(test)  # a wrong name must not cost an evaluation
     fixed = tuple(front)
     budgets = [budget for budget, _ in fixed]
     if not budgets or any(a <= b for a, b in pairwise(budgets)):
@@ -147,7 +148,7 @@ def require_documents(
     least = least_documents(epsilon=epsilon, delta=delta, clip=clip, test=test)
     if documents < least:
         raise TooFewTokens(
-            f"there are {documents:,} documents to certify on, and one that loses nothing needs {least:,} to be "
+            f"there are {documents:,} documents to certify on, and a model that loses nothing needs {least:,} to be "
             f"shown to have a mean of at most {epsilon:g} at confidence {1 - delta:g}; give more data"
         )
 

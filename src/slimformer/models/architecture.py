@@ -22,8 +22,8 @@ from transformers.pytorch_utils import Conv1D
 
 from slimformer.errors import UnknownArchitecture
 
-Kind = Literal["attn.heads", "ffn.hidden"]
-KINDS: tuple[Kind, ...] = ("attn.heads", "ffn.hidden")
+Kind = Literal["attn.heads", "ffn.hidden", "attn.qk", "attn.vo"]
+KINDS: tuple[Kind, ...] = ("attn.heads", "ffn.hidden")  # those every block has; ranks are another way to cut heads
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _heads(family: Family, path: str, i: int, block: nn.Module) -> Site:
         for part, (name, width, shared) in enumerate(roles)
     )
     return Site(
-        f"blocks.{i}.attn.heads", "attn.heads", i, units, vo, group, outer,
+        f"blocks.{i}.attn.heads", "attn.heads", i, units, max(1, vo), group, outer,
         writers, f"{path}.{family.attn_out}", has_bias(reader),
     )  # fmt: skip
 
@@ -228,9 +228,8 @@ def _ranks(family: Family, block: nn.Module) -> tuple[int, int]:
 
 def _head_counts(family: Family, block: nn.Module, widths: int) -> tuple[int, int]:
     """Query heads and key/value heads, from the sizes of the matrices; `widths` is that of a key and a value."""
-    if widths == 0:  # nothing is left to count
-        attention: Any = block.get_submodule(family.attention)
-        return int(attention.heads), int(attention.kv_heads)
+    if widths == 0:  # a head without values is none
+        return 0, 0
     rows = [out_in(block.get_submodule(name))[0] for name in (family.query, family.key, family.value)]
     columns = out_in(block.get_submodule(family.attn_out))[1]
     if family.fused:
@@ -262,14 +261,13 @@ def weight_of(module: nn.Module) -> Tensor:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A short hash of the sizes and of a sample of every weight matrix.
+    """A short hash of the kind of model, of its sizes, and of every weight.
 
     The same for the same model in float64, float32 and bfloat16; not in float16, which rounds to other neighbours.
     """
-    digest = hashlib.blake2b(digest_size=12)
+    config = model.config
+    digest = hashlib.blake2b(f"{config.model_type} {getattr(config, 'rope_parameters', None)}".encode(), digest_size=12)
     for name, parameter in sorted(model.base_model.named_parameters()):
-        flat = parameter.detach().flatten()
-        sample = flat[:: max(1, len(flat) // 256)].to("cpu", torch.bfloat16).view(torch.int16)
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(sample.numpy().tobytes())
+        digest.update(parameter.detach().to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
     return digest.hexdigest()

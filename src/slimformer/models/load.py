@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
 
 from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
@@ -22,6 +24,7 @@ HEADS = (
     "ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForMaskedLM", "ForSequenceClassification",
     "ForImageClassification", "ForTokenClassification", "ForQuestionAnswering", "ForNextSentencePrediction",
 )  # fmt: skip
+COMPANIONS = ["*.json", "*/*.json", "*LICENSE*", "*LICENCE*", "*NOTICE*", "*/*.safetensors"]
 PROCESSOR_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*",
     "preprocessor_config.json", "processor_config.json",
@@ -35,8 +38,9 @@ class Loaded:
     name: str
     model: PreTrainedModel
     processor: Any  # tokenizer, image processor or None
-    folder: Path | None = None  # where its files are, when they are local
+    folder: Path | None = None  # where it was opened from, when that is local
     dtype: torch.dtype = torch.float32  # in which precision its weights are stored
+    companions: Path | None = None  # where its licences and sentence-transformers parts are: its folder, or the cache
 
 
 def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Loaded:
@@ -47,13 +51,33 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: 
     if gguf:
         model, tokenizer = load_gguf(where, gguf, dtype)
         require_usable(model, name)
-        return Loaded(name, _on(model, device), tokenizer, folder)
+        return Loaded(name, _on(model, device), tokenizer, folder, companions=folder)
     config = _config(where, folder)
-    stored = getattr(config, "dtype", None)
+    files = folder or _snapshot(name)
+    stored = getattr(config, "dtype", None) or _stored_precision(files)
     family = family_of(config.model_type)
     model = _weights(name, where, _model_class(config, where), dtype)
     processor = _processor(where, folder, image=family.image)
-    return Loaded(name, _on(model, device), processor, folder, stored or torch.float32)
+    return Loaded(name, _on(model, device), processor, folder, stored or torch.float32, files)
+
+
+def _snapshot(name: str) -> Path | None:
+    """The small files of a hub repository; none where the hub does not give them."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=COMPANIONS))
+    except Exception:  # no network and no cache: the model itself may still be in another cache
+        return None
+
+
+def _stored_precision(folder: Path | None) -> torch.dtype | None:
+    """The precision of the first weights on disk, for configs that do not say."""
+    for file in sorted(folder.glob("*.safetensors"))[:1] if folder else ():
+        with suppress(Exception), safe_open(file, "pt") as weights:
+            found: torch.dtype = weights.get_tensor(next(iter(weights.keys()))).dtype
+            return found if found.is_floating_point else None
+    return None
 
 
 def _weights(name: str, where: str, model_class: Any, dtype: torch.dtype) -> PreTrainedModel:

@@ -10,25 +10,36 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
     blocks      path from the base model to its list of blocks
     axes        [module, "out" | "in", size key, factor]        that side of the matrix is factor · size
     attributes  [path, factor, size key, size key or null]      path = factor · size (/ size)
+    attention   where a block has its attention, its four projections and its head counts     only beside `ranks`
+    ranks       block → qk, vo, planes: queries and keys of width qk, values of width vo, rotary planes kept
 
-`resize` brings the blocks to these shapes before the weights are read. No forward pass is touched.
+`resize` brings the blocks to these shapes before the weights are read. No stock forward pass is touched; a block with
+ranks gets an attention of its own, `RankAttention`, because stock ones know one width for queries, keys and values.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 CODE = "modeling_slimformer.py"
-FORMAT = 1
+FORMAT = 2  # 1 is what checkpoints without ranks are written in: nothing in them needs a newer reader
+Planes = Sequence[int] | Sequence[Sequence[int]]
+_DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
+_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
 def resize(model: PreTrainedModel) -> None:
@@ -45,16 +56,39 @@ def resize(model: PreTrainedModel) -> None:
     except AttributeError:  # a part of a model that is still being built: its owner will come by
         return
     for i, block in enumerate(blocks.children()):
-        sizes = model.config.per_layer_config[i]
-        for path, axis, key, factor in table["axes"]:
-            size = getattr(sizes, key)
-            if size is not None:  # None is how GPT-2 says "four times the hidden size": nothing was cut
-                _resize_axis(block, path, axis, factor * size)
-        for path, factor, times, over in table["attributes"]:
-            value = factor * getattr(sizes, times)
-            *parents, name = path.split(".")
-            owner = block.get_submodule(".".join(parents))
-            setattr(owner, name, value // (max(1, getattr(sizes, over)) if over else 1))
+        _resize_block(block, table, model.config.per_layer_config[i], table.get("ranks", {}).get(str(i)))
+
+
+def _resize_block(block: nn.Module, table: dict[str, Any], sizes: Any, rank: dict[str, Any] | None) -> None:
+    parts = table.get("attention", {})
+    heads, kv_heads = (getattr(sizes, parts[key]) if rank else 0 for key in ("heads", "kv_heads"))
+    widths = rank_widths(parts, heads, kv_heads, rank["qk"], rank["vo"]) if rank else {}
+    for path, axis, key, factor in table["axes"]:
+        size = getattr(sizes, key)
+        if path in widths:
+            _resize_axis(block, path, axis, widths[path])
+        elif size is not None:  # None is how GPT-2 says "four times the hidden size": nothing was cut
+            _resize_axis(block, path, axis, factor * size)
+    if rank:
+        put_ranks(block, parts, heads=heads, kv_heads=kv_heads, **rank)
+        return
+    for path, factor, times, over in table["attributes"]:
+        value = factor * getattr(sizes, times)
+        *parents, name = path.split(".")
+        owner = block.get_submodule(".".join(parents))
+        setattr(owner, name, value // (max(1, getattr(sizes, over)) if over else 1))
+
+
+def rank_widths(parts: dict[str, Any], heads: int, kv_heads: int, qk: int, vo: int) -> dict[str, int]:
+    """Outputs of the projections that write queries, keys and values, and inputs of the one that reads the result."""
+    if parts["query"] == parts["value"]:  # one matrix: queries, then keys, then values
+        return {parts["query"]: heads * qk + kv_heads * (qk + vo), parts["out"]: heads * vo}
+    return {
+        parts["query"]: heads * qk,
+        parts["key"]: kv_heads * qk,
+        parts["value"]: kv_heads * vo,
+        parts["out"]: heads * vo,
+    }
 
 
 def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
@@ -65,10 +99,218 @@ def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
     if size == (outputs if axis == "out" else inputs):
         return
     outputs, inputs = (size, inputs) if axis == "out" else (outputs, size)
-    with torch.device(old.weight.device):
+    with torch.device(old.weight.device), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
         new: Any = Conv1D(outputs, inputs) if transposed else nn.Linear(inputs, outputs, bias=old.bias is not None)
     *parents, name = path.split(".")
     setattr(block.get_submodule(".".join(parents)), name, new.to(old.weight.dtype))
+
+
+def put_ranks(
+    block: nn.Module, parts: dict[str, Any], *, heads: int, kv_heads: int, qk: int, vo: int, planes: Planes | None
+) -> None:
+    """Let the attention of `block` have these ranks. Its matrices are left to whoever calls."""
+    old: Any = block.get_submodule(parts["path"])
+    stock: Any = type(old)
+    new = old if hasattr(old, "set_ranks") else _standing_in_for(stock)(old, parts)
+    new.set_ranks(heads=heads, kv_heads=kv_heads, qk=qk, vo=vo, planes=planes)
+    *parents, name = parts["path"].split(".")
+    setattr(block.get_submodule(".".join(parents)), name, new)
+
+
+@functools.cache
+def _standing_in_for(stock: type[nn.Module]) -> type[RankAttention]:
+    """RankAttention that also counts as the stock class, by which transformers finds where `output_attentions` are."""
+    return type("RankAttention", (RankAttention, stock), {"__module__": __name__})
+
+
+class RankAttention(nn.Module):
+    """Attention with queries and keys of width `qk` and values of width `vo`, in place of a stock one of any family.
+
+        softmax(s Q Kᵀ + mask) V        Q: heads × T × qk, K: kv heads × T × qk, V: kv heads × T × vo
+
+    The scale s stays that of the dense head: the scores are approximations of the dense scores. Projections are those
+    of the stock module under their own names. qk = 0 is uniform attention (mean pooling under the mask); with vo = 0
+    only the bias of the output is written. Per token 2 T heads (qk + vo) operations in scores and context.
+
+    With rotary positions `planes` are the pairs of coordinates (f, f + d/2) that are kept, each turning at its old
+    frequency; columns are those of all f, then those of all f + d/2. One list serves all heads; a list of lists has one
+    for every key/value head.
+    """
+
+    q_norm: nn.Module  # where the stock module has them
+    k_norm: nn.Module
+    resid_dropout: nn.Module
+
+    def __init__(self, stock: Any, parts: dict[str, Any]) -> None:
+        nn.Module.__init__(self)  # not super(): a stock class may come next
+        prefix = parts["path"] + "."
+        self.names = [parts[role].removeprefix(prefix) for role in ("query", "key", "value")]
+        self.out_name = parts["out"].removeprefix(prefix) if parts["out"].startswith(prefix) else None
+        taken = {*self.names, self.out_name, "q_norm", "k_norm", "resid_dropout"}
+        for name, child in stock.named_children():
+            if name in taken:
+                self.add_module(name, child)
+        for hooks in _HOOKS:  # the same dictionaries, so that whoever listens goes on listening, and can stop
+            setattr(self, hooks, getattr(stock, hooks))
+        self.training = stock.training
+        self.config, self.layer_idx = stock.config, getattr(stock, "layer_idx", None)
+        self.rotary, self.head_dim = bool(parts["rotary"]), int(parts["head_dim"])
+        self.scaling, self.is_causal = float(stock.scaling), bool(stock.is_causal)
+        dropout = next(getattr(stock, name) for name in _DROPOUT if hasattr(stock, name))
+        self.attention_dropout = float(getattr(dropout, "p", dropout))
+        everywhere = getattr(stock.config, "sliding_window", None)  # Mistral; Qwen says it layer by layer
+        self.sliding_window: int | None = getattr(stock, "sliding_window", everywhere)
+        self.heads = self.kv_heads = self.qk = self.vo = 0
+        self.planes: Planes | None = None
+
+    def set_ranks(self, *, heads: int, kv_heads: int, qk: int, vo: int, planes: Planes | None) -> None:
+        """State the sizes. A refusal (ValueError) says which rank this kind of attention cannot have."""
+        if min(qk, vo) < 0 or (qk and not vo):
+            raise ValueError(f"qk {qk}, vo {vo}: a rank is 0 or more, and without values queries are of no use")
+        if hasattr(self, "q_norm") and (qk not in (0, self.head_dim) or _moved(planes)):
+            raise ValueError(f"queries and keys are normed over all {self.head_dim} coordinates; qk cannot be {qk}")
+        if planes is None and self.rotary and qk == self.head_dim:
+            planes = list(range(qk // 2))
+        lists, nested = _lists(planes)
+        if self.rotary and qk and {2 * len(p) for p in lists} != {qk}:
+            raise ValueError(f"qk {qk} takes {qk / 2:g} rotary planes for every head, not planes {planes}")
+        if any(not 0 <= p < self.head_dim // 2 for each in lists for p in each):
+            raise ValueError(f"planes {planes}: a head has rotary planes 0 … {self.head_dim // 2 - 1}")
+        if nested and len(lists) != kv_heads:
+            raise ValueError(f"there are planes for {len(lists)} key/value heads, and {kv_heads} of these")
+        if planes is not None and not self.rotary:
+            raise ValueError("this attention has no rotary planes")
+        self.heads, self.kv_heads, self.qk, self.vo = heads, kv_heads, qk, vo
+        self.planes = lists if nested and qk else lists[0] if lists and qk else None
+        for module in self.children():
+            if type(module) is Conv1D:
+                module.__class__ = _Conv1D
+
+    @property
+    def ranks(self) -> dict[str, Any]:
+        """As they stand in config.json."""
+        return {"qk": self.qk, "vo": self.vo, "planes": self.planes}
+
+    @property
+    def num_key_value_groups(self) -> int:
+        """Queries that share a key, under the name attention functions ask for."""
+        return self.heads // max(1, self.kv_heads)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        query, key, value = self._project(hidden_states)
+        if self.rotary and self.qk:
+            assert position_embeddings is not None
+            query, key = self._rotate(query, key, *position_embeddings)
+        if past_key_values is not None:
+            key, value = self._remember(past_key_values, key, value)
+        context, weights = self._attend(query, key, value, attention_mask, **kwargs)
+        merged = context.reshape(*hidden_states.shape[:-1], self.heads * self.vo).contiguous()  # Conv1D views it
+        return self._write(merged), weights
+
+    def _project(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        shapes = [(self.heads, self.qk), (self.kv_heads, self.qk), (self.kv_heads, self.vo)]
+        if self.names[0] == self.names[2]:
+            flat = getattr(self, self.names[0])(hidden_states).split([n * width for n, width in shapes], -1)
+        else:
+            flat = [getattr(self, name)(hidden_states) for name in self.names]
+        split = [x.view(*x.shape[:-1], *shape) for x, shape in zip(flat, shapes, strict=True)]
+        if hasattr(self, "q_norm") and self.qk:
+            split[:2] = self.q_norm(split[0]), self.k_norm(split[1])
+        return tuple(x.transpose(1, 2) for x in split)
+
+    def _rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        planes = torch.tensor(self.planes, device=cos.device)
+        columns = torch.cat([planes, planes + cos.shape[-1] // 2], -1)  # (kv heads ×) qk
+        kept = [x[..., columns] for x in (cos, sin)]
+        if columns.ndim == 1:
+            for_keys = for_queries = [x.unsqueeze(1) for x in kept]
+        else:
+            for_keys = [x.transpose(1, 2) for x in kept]
+            for_queries = [x.repeat_interleave(self.num_key_value_groups, 1) for x in for_keys]
+        return _turned(query, *for_queries), _turned(key, *for_keys)
+
+    def _remember(self, past: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values so far. A cache reads its length off the keys, so where they are empty others go first."""
+        cache = getattr(past, "self_attention_cache", past)
+        if self.qk:
+            return cache.update(key, value, self.layer_idx)
+        if self.vo:
+            value, key = cache.update(value, key, self.layer_idx)
+            return key, value
+        tick = key.new_zeros(key.shape[0], 1, key.shape[2], 1)
+        tick, nothing = cache.update(tick, tick[..., :0], self.layer_idx)
+        nothing = nothing.expand(-1, self.kv_heads, -1, -1)
+        return nothing, nothing
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        kind = self.config._attn_implementation
+        if kind != "eager":
+            if not self.vo:  # no value, no need of scores
+                return query.new_zeros(query.shape[0], query.shape[2], self.heads, 0), None
+            if self.qk != self.vo and (query.shape[2] > 1 or kind != "sdpa"):
+                # Fused kernels want one width. Zeros change nothing, and cost less than a kernel that stores the scores
+                # (4 to 7 times slower at T = 1024 on a CPU); a single query is better off without.
+                width = max(self.qk, self.vo)
+                query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
+        if self.sliding_window is not None:
+            kwargs.setdefault("sliding_window", self.sliding_window)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, _eager)
+        dropout = self.attention_dropout if self.training else 0.0
+        context, weights = attend(self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        return context[..., : self.vo], weights
+
+    def _write(self, merged: Tensor) -> Tensor:
+        if self.out_name is None:
+            return merged
+        written = getattr(self, self.out_name)(merged)
+        return self.resid_dropout(written) if hasattr(self, "resid_dropout") else written
+
+
+class _Conv1D(Conv1D):
+    """A stock Conv1D cannot view an input without width. This one adds nothing to its bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1) + self.bias
+
+
+def _lists(planes: Planes | None) -> tuple[list[list[int]], bool]:
+    """Planes as lists, and whether every key/value head has its own."""
+    found: list[Any] = list(planes or [])
+    nested = bool(found) and not isinstance(found[0], int)
+    return [[int(p) for p in each] for each in (found if nested else [found] if planes is not None else [])], nested
+
+
+def _moved(planes: Planes | None) -> bool:
+    return planes is not None and list(planes) != list(range(len(planes)))
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Every plane (x_f, x_f+w) by its angle; w is half the width."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def _eager(
+    module: RankAttention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
+    dropout: float, scaling: float, **_: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention in plain matrix products, with its weights."""
+    key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+    scores = query @ key.mT * scaling
+    scores = scores if mask is None else scores + mask
+    weights = scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    weights = F.dropout(weights, dropout, module.training)
+    return (weights @ value).transpose(1, 2), weights
 
 
 def ragged(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:

@@ -1,17 +1,20 @@
 """What to cut, as data: costs, ladders, allocations, plans, recipes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
-from slimformer.models import Architecture
+from slimformer.models import Architecture, Site
 from slimformer.models.architecture import KINDS
-from slimformer.plan.allocate import Sizes, even, greedy, plain, require_reachable, uniform
+from slimformer.plan.allocate import Sizes, by_kind, even, greedy, plain, require_reachable, uniform
 from slimformer.plan.budget import Budget as Budget
+from slimformer.plan.choice import greedy_ways
+from slimformer.plan.cost import full_size
 from slimformer.plan.plan import Edit as Edit
 from slimformer.plan.plan import Plan as Plan
 from slimformer.plan.plan import kept_fractions
 from slimformer.plan.profile import ladders, least_cost
+from slimformer.plan.ranks import rank_ways
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.stat import stat_bert, stat_opt
 
@@ -34,8 +37,11 @@ def allocate(
     weights: Mapping[str, float],
     format: str = "ragged",
     fingerprint: str = "",
+    ranks: Sequence[Site] = (),
 ) -> Plan:
     """The plan that keeps within a budget, met from below. Cost: milliseconds, no model, no data.
+
+    `ranks` are the sites by which attention may be cut in place of its heads, if the recipe allows it.
 
     `weights` turn the error of a site into harm at the outputs: the sum of both is what the plan is expected to do.
     """
@@ -45,17 +51,43 @@ def allocate(
         multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
         price=budget.price,
     )  # fmt: skip
-    sizes = _allocation(recipe, architecture, format)(rungs, budget=limit)
-    edits = tuple(
-        Edit(site.name, recipe.selector, sizes[site.name].units, site.units, sizes[site.name].groups)
-        for site in architecture
-    )
+    if _by_rank(recipe, budget, format) and ranks:
+        heads, neurons = by_kind(rungs)
+        parts = rank_ways(
+            architecture, heads, ranks, curves, attention=recipe.attention, seq_len=seq_len, weights=weights,
+            price=budget.price,
+        )  # fmt: skip
+        sizes = greedy_ways(neurons, parts, budget=limit)
+    else:
+        sizes = _allocation(recipe, architecture, format)(rungs, budget=limit)
+    sizes, edits = _edits(architecture, ranks, curves, sizes)
     kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
     return Plan(
         recipe=recipe.name, budget=budget.fraction, by=budget.by, macs=kept_macs, params=kept_params,
         seq_len=seq_len, format=format, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
         fingerprint=fingerprint, edits=edits,
     )  # fmt: skip
+
+
+def _by_rank(recipe: Recipe, budget: Budget, format: str) -> bool:
+    """Stock configs cannot say ranks, and latency is measured for heads."""
+    return (
+        recipe.attention != "heads" and recipe.allocation == "greedy" and format == "ragged" and budget.by != "latency"
+    )
+
+
+def _edits(
+    architecture: Architecture, ranks: Sequence[Site], curves: Mapping[str, Curve], sizes: Sizes
+) -> tuple[Sizes, tuple[Edit, ...]]:
+    """Every site, and the ranks of the blocks that are cut by rank; sizes of the others are left out."""
+    cut = {site.block for site in ranks if site.name in sizes and sizes[site.name].units < site.units}
+    sites = [*architecture, *(site for site in ranks if site.block in cut)]
+    sizes = {site.name: sizes.get(site.name, full_size(site)) for site in sites}
+    edits = tuple(
+        Edit(site.name, curves[site.name].method, sizes[site.name].units, site.units, sizes[site.name].groups)
+        for site in sites
+    )
+    return sizes, edits
 
 
 def check_budget(architecture: Architecture, budget: Budget, *, seq_len: int, recipe: Recipe, format: str) -> int:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from slimformer.models import Architecture, Site
 from slimformer.models.architecture import out_in
+from slimformer.models.ranks import scores_site, values_site
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,11 @@ def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
         macs += rows * site.outer
         params += rows * (site.outer + writer.bias)
     columns = size.units * site.unit
-    macs += columns * site.outer
-    params += columns * site.outer
+    if site.reader:  # scores are read by no matrix
+        macs += columns * site.outer
+        params += columns * site.outer
+    if site.kind in ("attn.qk", "attn.vo"):
+        macs += seq_len * columns
     if site.kind == "attn.heads":
         macs += seq_len * size.units * (site.writers[0].rows + site.unit)
     return Cost(macs, params)
@@ -65,7 +69,11 @@ def block_cost(architecture: Architecture, seq_len: int, sizes: Mapping[str, Siz
     sizes = sizes or {}
     total = Cost(0, 0)
     for site in architecture:
-        total = total + site_cost(site, sizes.get(site.name, full_size(site)), seq_len)
+        ways = [site]
+        if site.kind == "attn.heads" and {f"blocks.{site.block}.attn.{rank}" for rank in ("qk", "vo")} & sizes.keys():
+            ways = [scores_site(site, rotary=architecture.family.rotary), values_site(site)]
+        for way in ways:
+            total = total + site_cost(way, sizes.get(way.name, full_size(way)), seq_len)
     return total
 
 

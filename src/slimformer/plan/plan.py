@@ -12,7 +12,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from slimformer.decompose.reduction import legal_sizes
 from slimformer.errors import PlanDoesNotFit
-from slimformer.models import Architecture
+from slimformer.models import Architecture, Site
+from slimformer.models.ranks import scores_site, values_site
 from slimformer.plan.cost import Size, block_cost
 
 FORMAT = 1
@@ -90,7 +91,11 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
             f"the plan was made for model {plan.fingerprint}, this is {fingerprint}; calibrate and plan this model anew"
         )
     sites = architecture.by_name
+    ranks = rank_sites_of(architecture)
     for edit in plan.edits:
+        if edit.site in ranks:
+            _check_rank(edit, ranks[edit.site])
+            continue
         site = sites.get(edit.site)
         if site is None:
             raise PlanDoesNotFit(f"the plan names {edit.site}, which this model does not have")
@@ -106,6 +111,27 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
             )
     if missing := sites.keys() - {edit.site for edit in plan.edits}:
         raise PlanDoesNotFit(f"the plan says nothing about {', '.join(sorted(missing))}")
+
+
+def rank_sites_of(architecture: Architecture) -> dict[str, Site]:
+    """Ranks of attention a plan may name, by name."""
+    heads = [site for site in architecture if site.kind == "attn.heads"]
+    rotary = architecture.family.rotary
+    return {site.name: site for head in heads for site in (scores_site(head, rotary=rotary), values_site(head))}
+
+
+def _check_rank(edit: Edit, site: Site) -> None:
+    if site.units != edit.of or not 0 <= edit.keep <= edit.of or edit.groups != edit.keep:
+        raise PlanDoesNotFit(
+            f"{edit.site}: the plan keeps {edit.keep} of {edit.of} in {edit.groups} groups; this model has "
+            f"{site.units} in as many groups"
+        )
+
+
+def recounted(plan: Plan, architecture: Architecture) -> Plan:
+    """The plan with the fractions its sizes really keep: those of a plan edited by hand are out of date."""
+    macs, params = kept_fractions(architecture, plan.sizes, plan.seq_len)
+    return dataclasses.replace(plan, macs=macs, params=params)
 
 
 def kept_fractions(architecture: Architecture, sizes: dict[str, Size], seq_len: int) -> tuple[float, float]:

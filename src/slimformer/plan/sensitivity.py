@@ -46,6 +46,8 @@ def predicted_harm(probes: Mapping[str, Probe], curves: Mapping[str, Curve], siz
     """
     total = 0.0
     for name, probe in probes.items():
+        if name not in sizes or name not in curves:
+            continue  # attention is cut by heads or by ranks, and was probed for both
         curve = curves[name]
         left = curve.held[curve.sizes.index(sizes[name].units)]
         total += probe.harm * left / probe.error if probe.error > 0 else 0.0

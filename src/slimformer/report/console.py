@@ -39,6 +39,8 @@ def before_after(report: Report) -> RenderableType:
     _row(table, "parameters", dense.params, small.params, _count)
     _row(table, "  in blocks", dense.block_params, small.block_params, _count)
     _row(table, "weights", dense.bytes, small.bytes, _bytes)
+    if dense.kv_cache_bytes:
+        _row(table, f"KV cache (T={report.seq_len})", dense.kv_cache_bytes, small.kv_cache_bytes, _bytes)
     if report.latency:
         for part in ("body", "end_to_end"):
             timing = report.latency[part]
@@ -53,16 +55,19 @@ def before_after(report: Report) -> RenderableType:
 def kept(sites: Sequence[dict[str, Any]]) -> Table:
     """What every block keeps."""
     table = Table(title="kept in each block", title_justify="left")
-    for column in ("block", "heads", "kv heads", "neurons"):
+    ranked = any("qk" in site for site in sites)
+    for column in ("block", "heads", "kv heads", *(("qk rank", "vo rank") if ranked else ()), "neurons"):
         table.add_column(column, justify="right")
     for i in sorted({site["block"] for site in sites}):
         heads, neurons = (
             next(s for s in sites if s["block"] == i and s["kind"] == k) for k in ("attn.heads", "ffn.hidden")
         )
+        ranks = [f"{heads[rank]}/{heads['of_rank']}" if rank in heads else "" for rank in ("qk", "vo")]
         table.add_row(
             str(i),
             f"{heads['keep']}/{heads['of']}",
             f"{heads['groups']}/{heads['of_groups']}",
+            *(ranks if ranked else ()),
             f"{neurons['keep']}/{neurons['of']}",
         )
     return table
@@ -70,12 +75,18 @@ def kept(sites: Sequence[dict[str, Any]]) -> Table:
 
 def plan_table(architecture: Architecture, plan: Plan) -> list[dict[str, Any]]:
     """What a plan keeps at every site, in the form `kept` shows."""
-    rows = []
+    rows: dict[str, dict[str, Any]] = {}
     for edit in plan.edits:
-        site = architecture[edit.site]
-        of_groups = site.units // max(1, site.group)
-        rows.append({"block": site.block, "kind": site.kind, **asdict(edit), "of_groups": of_groups})
-    return rows
+        if edit.site in architecture.by_name:
+            site = architecture[edit.site]
+            of_groups = site.units // max(1, site.group)
+            rows[edit.site] = {"block": site.block, "kind": site.kind, **asdict(edit), "of_groups": of_groups}
+    for edit in plan.edits:
+        if edit.site not in rows:  # a rank, which belongs to the heads of its block
+            block, rank = edit.site.rsplit(".", 1)
+            heads = architecture[f"{block}.heads"]
+            rows[f"{block}.heads"] |= {rank: edit.keep * heads.unit // edit.of, "of_rank": heads.unit}
+    return list(rows.values())
 
 
 def _caption(report: Report) -> str:

@@ -19,6 +19,7 @@ class Footprint:
     params: int
     block_params: int
     bytes: int
+    kv_cache_bytes: int = 0  # of one sequence of that length, in the precision of the weights
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,14 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments
 from slimformer.decompose import Curve, Selection, select
-from slimformer.models import Site, describe
+from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import weight_of
+from slimformer.models.ranks import heads_of
 from slimformer.plan import Edit, Plan
 from slimformer.plan.profile import site_width
+from slimformer.plan.ranks import attention_of
 from slimformer.rewrite import surgery
+from slimformer.rewrite.ranks import reduce_ranks
 from slimformer.rewrite.sizes import keep_attributes_true, state_sizes
 
 
@@ -36,7 +39,10 @@ def apply(
     edits = {edit.site: edit for edit in plan.edits}
     for i in range(architecture.n_blocks):
         cut = [site for site in architecture.of_block(i) if edits[site.name].keep < site.units]
-        block = moments(i) if cut else None
+        by_rank = f"blocks.{i}.attn.vo" in edits
+        block = moments(i) if cut or by_rank else None
+        if block is not None and by_rank:
+            cut_by_rank(small, architecture, i, edits, curves, block, ridge=plan.ridge, absorb_mean=plan.absorb_mean)
         for site in cut:
             assert block is not None
             W = weight_of(model.get_submodule(site.reader))
@@ -48,6 +54,27 @@ def apply(
     keep_attributes_true(small, architecture)
     state_sizes(small, architecture, plan.format)
     return small
+
+
+def cut_by_rank(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    i: int,
+    edits: Mapping[str, Edit],
+    curves: Mapping[str, Curve],
+    block: BlockMoments,
+    *,
+    ridge: float,
+    absorb_mean: bool,
+) -> None:
+    """Cut the attention of block i to the ranks the edits say, in place. `architecture` is that of `model`."""
+    W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
+    attention = attention_of(architecture, i, W_o, block, ridge=ridge, absorb_mean=absorb_mean)
+    vo = edits[f"blocks.{i}.attn.vo"]
+    values = attention.values(vo.keep) if vo.keep < vo.of else None
+    qk = edits.get(f"blocks.{i}.attn.qk")
+    scores = attention.scores(curves[qk.site].order, qk.keep) if qk is not None and qk.keep < qk.of else None
+    reduce_ranks(model, architecture, i, scores=scores, values=values)
 
 
 def cut_site(model: PreTrainedModel, site: Site, edit: Edit, order: tuple[int, ...], selection: Selection) -> None:

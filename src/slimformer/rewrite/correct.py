@@ -20,13 +20,15 @@ from transformers import PreTrainedModel
 from slimformer.calibrate.collect import BlockMoments, Stage, listening, real_rows, rehearse, through
 from slimformer.calibrate.text import Batch
 from slimformer.decompose import Curve
+from slimformer.decompose.low_rank import on_values
 from slimformer.decompose.reduction import coordinates
 from slimformer.decompose.sequential import sequential_change
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.residuals import Residuals
 from slimformer.models import Architecture, Site, describe
-from slimformer.models.architecture import ffn_entry
+from slimformer.models.architecture import ffn_entry, weight_of
 from slimformer.plan import Plan
+from slimformer.plan.ranks import attention_of
 from slimformer.rewrite import surgery
 
 
@@ -86,7 +88,7 @@ def correct(
         of_block = moments(i)
         for site in architecture.of_block(i):
             seen = _compare(small, architecture, site, pairs, [lesson[site.name] for lesson in lessons])
-            kept = _kept(of_block.sites[site.name]["fit"], site, curves[site.name].order[: keep[site.name]])
+            kept = _kept(dense, architecture, site, of_block, curves, keep, plan)
             done.append(_correct(small, site, seen, kept, ridge=plan.ridge))
         block = small.get_submodule(f"{architecture.blocks}.{i}")
         for pair in pairs:
@@ -151,9 +153,23 @@ def _note(heard: dict[str, Tensor], name: str, *, last: bool = False) -> Callabl
     return ear
 
 
-def _kept(moments: Moments, site: Site, units: Sequence[int]) -> Moments:
-    """Moments of the kept coordinates of the dense model."""
-    J = coordinates(sorted(units), site.unit)
+def _kept(
+    dense: PreTrainedModel,
+    architecture: Architecture,
+    site: Site,
+    block: BlockMoments,
+    curves: Mapping[str, Curve],
+    keep: Mapping[str, int],
+    plan: Plan,
+) -> Moments:
+    """Moments, in the dense model, of the features the small one keeps: selected coordinates, or values turned."""
+    moments = block.sites[site.name]["fit"]
+    rank = keep.get(f"blocks.{site.block}.attn.vo", site.unit)
+    if site.kind == "attn.heads" and rank < site.unit:
+        W_o = weight_of(dense.get_submodule(site.reader))
+        attention = attention_of(architecture, site.block, W_o, block, ridge=plan.ridge, absorb_mean=plan.absorb_mean)
+        return on_values(moments, attention.values(rank).S, group=site.group)
+    J = coordinates(sorted(curves[site.name].order[: keep[site.name]]), site.unit)
     return Moments(moments.count, moments.sum[J], moments.gram[J][:, J])
 
 

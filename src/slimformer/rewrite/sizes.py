@@ -8,14 +8,23 @@ from transformers import PreTrainedModel
 
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import Architecture, Family, describe
+from slimformer.models.architecture import dense_head_dim
 from slimformer.rewrite.surgery import set_attribute
 
 
 def keep_attributes_true(model: PreTrainedModel, before: Architecture) -> None:
     """Set the attributes of every block that follow from its sizes (head counts, split sizes, queries per group)."""
-    family, head_dim = before.family, before.sites[0].unit
+    family = before.family
     for i, sizes in enumerate(block_sizes(describe(model))):
         block = model.get_submodule(f"{before.blocks}.{i}")
+        attention: Any = block.get_submodule(family.attention)
+        if hasattr(attention, "ranks"):
+            try:
+                attention.set_ranks(heads=sizes["heads"], kv_heads=sizes["kv_heads"], **attention.ranks)
+            except ValueError as error:
+                raise PlanDoesNotFit(f"blocks.{i}.attn.heads: {error}") from error
+            continue
+        head_dim = dense_head_dim(family, block)
         for derived in family.derived:
             factor = head_dim if derived.factor == "head_dim" else derived.factor
             over = max(1, sizes["kv_heads"]) if derived.over else 1
@@ -31,24 +40,45 @@ def block_sizes(architecture: Architecture) -> list[dict[str, int]]:
     return out
 
 
+def block_ranks(model: PreTrainedModel, architecture: Architecture) -> dict[str, dict[str, Any]]:
+    """QK rank, VO rank and rotary planes of the blocks that have ranks of their own, by block number."""
+    found = {}
+    for i in range(architecture.n_blocks):
+        attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
+        ranks = getattr(attention, "ranks", None)
+        if ranks and not _is_full(ranks, attention.head_dim):
+            found[str(i)] = ranks
+    return found
+
+
+def _is_full(ranks: dict[str, Any], head_dim: int) -> bool:
+    """Then the stock attention does the same."""
+    planes = ranks["planes"]
+    return bool(ranks["qk"] == ranks["vo"] == head_dim and planes in (None, list(range(head_dim // 2))))
+
+
 def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> None:
     """Write the sizes into `model.config`: uniform ones in plain words, others block by block."""
-    sizes = block_sizes(describe(model))
+    sizes, ranks = block_sizes(describe(model)), block_ranks(model, before)
+    head_dim = dense_head_dim(before.family, model.get_submodule(f"{before.blocks}.0"))
     if format == "plain":
-        _state_plain(model.config, before, sizes)
+        if ranks:
+            raise PlanDoesNotFit("attention cut by rank cannot be said in a stock config; use --format ragged")
+        _state_plain(model.config, before, sizes, head_dim)
     else:
         _state_ragged(model, before, sizes)
+        model.config.slimformer = ragged_table(before.family, head_dim, ranks)
 
 
-def _state_plain(config: Any, before: Architecture, sizes: list[dict[str, int]]) -> None:
+def _state_plain(config: Any, before: Architecture, sizes: list[dict[str, int]], head_dim: int) -> None:
     family, first = before.family, sizes[0]
     if any(size != first for size in sizes):
         raise PlanDoesNotFit("plain format needs the same sizes in every block; this plan has different ones")
     _forget_ragged(config)
     setattr(config, family.ffn_key, first["neurons"])
     if first["heads"] != getattr(config, family.heads_key):
-        _require_sayable(before, first["heads"])
-        config.head_dim = before.sites[0].unit  # first: the default would follow from the new number of heads
+        _require_sayable(before, first["heads"], head_dim)
+        config.head_dim = head_dim  # first: the default would follow from the new number of heads
         setattr(config, family.heads_key, first["heads"])
     if family.kv_key:
         setattr(config, family.kv_key, first["kv_heads"])
@@ -61,13 +91,12 @@ def _forget_ragged(config: Any) -> None:
         config.__dict__.pop(name, None)
 
 
-def _require_sayable(before: Architecture, heads: int) -> None:
+def _require_sayable(before: Architecture, heads: int, head_dim: int) -> None:
     family = before.family
     divides = before.model_type not in family.divides_hidden or before.hidden % heads == 0
     if not (family.plain_heads and divides):
         raise PlanDoesNotFit(
-            f"the stock config of {before.model_type} cannot say {heads} heads of width {before.sites[0].unit}; "
-            "use --format ragged"
+            f"the stock config of {before.model_type} cannot say {heads} heads of width {head_dim}; use --format ragged"
         )
 
 
@@ -77,7 +106,6 @@ def _state_ragged(model: PreTrainedModel, before: Architecture, sizes: list[dict
     model.config.per_layer_config = {i: {key: size[role] for role, key in keys.items()} for i, size in enumerate(sizes)}
     # Stock constructors read the global sizes, which stay those of the dense model; nn.ragged then resizes the blocks.
     model.config.allow_global_per_layer_attribute_access = True
-    model.config.slimformer = ragged_table(family, before.sites[0].unit)
     model.config.auto_map = auto_map(model)
 
 
@@ -86,8 +114,8 @@ def _size_keys(family: Family) -> dict[str, str]:
     return {**keys, "kv_heads": family.kv_key} if family.kv_key else keys
 
 
-def ragged_table(family: Family, head_dim: int) -> dict[str, Any]:
-    """What `nn.ragged` needs to know of a family, as JSON that travels in config.json."""
+def ragged_table(family: Family, head_dim: int, ranks: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """What `nn.ragged` needs to know of a family, and the ranks of blocks, as JSON that travels in config.json."""
     keys = _size_keys(family)
     kv = keys.get("kv_heads", keys["heads"])
     if family.fused:
@@ -107,7 +135,18 @@ def ragged_table(family: Family, head_dim: int) -> dict[str, Any]:
         ]
         for d in family.derived
     ]
-    return {"format": 1, "blocks": family.blocks, "axes": axes, "attributes": attributes}
+    table = {"format": 1, "blocks": family.blocks, "axes": axes, "attributes": attributes}
+    return {**table, "format": 2, "attention": attention_parts(family, head_dim), "ranks": ranks} if ranks else table
+
+
+def attention_parts(family: Family, head_dim: int) -> dict[str, Any]:
+    """Where a block has its attention and its projections, and what the config calls its head counts."""
+    keys = _size_keys(family)
+    return {
+        "path": family.attention, "query": family.query, "key": family.key, "value": family.value,
+        "out": family.attn_out, "rotary": family.rotary, "head_dim": head_dim,
+        "heads": keys["heads"], "kv_heads": keys.get("kv_heads", keys["heads"]),
+    }  # fmt: skip
 
 
 def auto_map(model: PreTrainedModel) -> dict[str, str]:

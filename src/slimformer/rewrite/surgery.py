@@ -28,6 +28,14 @@ def read(layer: nn.Module, selection: Selection) -> None:
     _assign(layer, (W @ selection.E).to(stored))
 
 
+def write(layer: nn.Module, W: Tensor, b: Tensor | None) -> None:
+    """Let `layer` write W x + b."""
+    old, bias = weight_of(layer), getattr(layer, "bias", None)
+    if bias is not None and b is not None:
+        layer.bias = nn.Parameter(b.to(bias), requires_grad=bias.requires_grad)
+    _assign(layer, W.to(old))
+
+
 def nudge(layer: nn.Module, δW: Tensor, δb: Tensor) -> None:
     """W ← W + δW and, where there is a bias, b ← b + δb."""
     stored = weight_of(layer)

@@ -1,0 +1,78 @@
+"""How attention answers to its scores, gathered beside the moments: what `decompose.response` needs of a block.
+
+Queries, keys and values are what the projections gave, turned by the positions the block was called with. A few
+queries of a few sequences are enough, because each of them sees all of its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.decompose.response import Response, response
+from slimformer.decompose.rotary import turned
+from slimformer.models import Architecture
+from slimformer.models.architecture import weight_of
+from slimformer.models.ranks import heads_of
+
+SEQUENCES = 8  # of a split
+QUERIES = 32  # of a sequence, evenly spread
+
+
+def has_response(model: PreTrainedModel, architecture: Architecture, i: int) -> bool:
+    """Can block i be cut by the rank of its scores? Not behind a norm of queries and keys, nor once it was."""
+    attention = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
+    return not hasattr(attention, "q_norm") and not hasattr(attention, "ranks")
+
+
+def projections(architecture: Architecture, i: int) -> tuple[str, ...]:
+    """The modules whose outputs are queries, keys and values; one where they are fused."""
+    return tuple(dict.fromkeys(writer.module for writer in heads_of(architecture, i).writers))
+
+
+def block_response(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    i: int,
+    heard: Mapping[str, Tensor],
+    call: Mapping[str, Any],
+    rows: Tensor | None,
+    sequences: int,
+) -> Response | None:
+    """The response of block i at the first `sequences` of a batch, from what its projections gave."""
+    site = heads_of(architecture, i)
+    attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
+    q, k, v = _split(architecture, i, heard)
+    q, k, v = (x[:sequences].unflatten(-1, (-1, site.unit)).transpose(1, 2) for x in (q, k, v))
+    if architecture.family.rotary:
+        cos, sin = (x[: len(q)].unsqueeze(1) for x in call["position_embeddings"])
+        q, k = (turned(x, cos, sin) for x in (q, k))
+    W_o = weight_of(model.get_submodule(site.reader))
+    total: Response | None = None
+    for n in range(len(q)):
+        real = torch.arange(q.shape[2]) if rows is None else rows[n].nonzero().flatten().cpu()
+        if len(real) > 1:
+            found = _of_sequence(q[n], k[n], v[n], real, W_o, float(attention.scaling), architecture.family.causal)
+            total = found if total is None else total + found
+    return total
+
+
+def _of_sequence(q: Tensor, k: Tensor, v: Tensor, real: Tensor, W_o: Tensor, scaling: float, causal: bool) -> Response:
+    chosen = torch.linspace(1 if causal else 0, len(real) - 1, min(QUERIES, len(real) - 1)).round().long().unique()
+    q, k, v = q[:, real[chosen]] * scaling, k[:, real], v[:, real]
+    scores = q @ k.repeat_interleave(len(q) // len(k), 0).mT
+    if causal:
+        scores = scores.masked_fill(torch.arange(len(real), device=q.device) > chosen[:, None].to(q.device), -torch.inf)
+    return response(q, k, v, scores.softmax(-1), W_o)
+
+
+def _split(architecture: Architecture, i: int, heard: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = (heard[writer.module] for writer in heads_of(architecture, i).writers)
+    if not architecture.family.fused:
+        return query, key, value
+    a, b, c = query.chunk(3, dim=-1)
+    return a, b, c

@@ -1,0 +1,355 @@
+"""Dynamic compression: two nested cuts of one model, and a threshold that decides for every input which one answers.
+
+    cascade = make_cascade(loaded, statistics, curves, select_batches, budgets=(0.4, 1.0))
+    cascade.save("cascade")
+    answer = load_cascade("cascade")(**inputs)        # logits, and which rows the large model answered
+
+The small model reads everything; what it is unsure about (entropy of its output at or above the threshold) the large
+one reads again. Formulas are in `evaluate/routing.py`, when it pays off in docs/methods/cascade.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.gather import vocabulary
+from slimformer.calibrate.store import Statistics
+from slimformer.calibrate.text import Batch
+from slimformer.checkpoint.cascade import CascadeRecord, Member, read_cascade, save_cascade
+from slimformer.decompose import Curve
+from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture
+from slimformer.evaluate.compare import is_language_model
+from slimformer.evaluate.perplexity import device_of, evaluating, pieces
+from slimformer.evaluate.routing import (
+    Answers,
+    Macs,
+    Outcomes,
+    Point,
+    WindowScores,
+    at_threshold,
+    entropy,
+    handed_on,
+    paired,
+    threshold_for_macs,
+    threshold_within,
+    window_scores,
+)
+from slimformer.models.load import Loaded
+from slimformer.plan import Plan
+from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.stages import Progress, carry_out, make_plan, require_apart, require_same_model, silent
+from slimformer.workbench import round_weights
+
+TOLERANCE = 0.005  # half a point of accuracy, or half a percent of perplexity
+
+
+@dataclass(frozen=True, eq=False)
+class Routed:
+    """Logits of a batch, which rows the large model gave (on the CPU), and how unsure the small one was (nats)."""
+
+    logits: Tensor
+    routed: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """For every window: −ln p of its tokens in all, how many were predicted, and as in `Routed`."""
+
+    nats: Tensor
+    tokens: Tensor
+    routed: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Cascade:
+    """Two models of one task, routed by the entropy of the small one; `threshold` in nats.
+
+    `macs` are the prices of both as fractions of the dense model's block MACs.
+    """
+
+    small: PreTrainedModel
+    large: PreTrainedModel
+    threshold: float
+    macs: Macs
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= 0:
+            raise ValueError(f"a threshold is 0 or more nats, not {self.threshold}")
+        require_same_task(self.small, self.large)
+
+    @property
+    def scores_text(self) -> bool:
+        """Is it for `score` (language models), or to be called with a batch (classifiers)?"""
+        return is_language_model(self.small)
+
+    def __call__(self, **inputs: Any) -> Routed:
+        """Class scores of a batch. Cost: the small model on all rows, the large one on those handed on."""
+        if self.scores_text:
+            raise UnknownArchitecture("this is a cascade of language models, which scores text; use its `score`")
+        with evaluating(self.small, self.large):
+            logits = _logits(self.small, inputs)
+            unsure = entropy(logits)
+            routed = handed_on(unsure, self.threshold)
+            if routed.any():
+                logits[routed] = _logits(self.large, _rows(inputs, routed)).to(logits)
+        # copies, because tensors made in inference mode may not be changed outside it
+        return Routed(logits.clone(), routed.cpu().clone(), unsure.cpu().clone())
+
+    def score(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Scored:
+        """Nats of every window (row), routed by the mean entropy of its next tokens; padding counts for nothing.
+
+        Cost: the small model on all windows, the large one on those handed on.
+        """
+        if not self.scores_text:
+            raise UnknownArchitecture("this is a cascade of classifiers; call it with a batch")
+        real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        batch = Batch({"input_ids": input_ids, "attention_mask": real.long()}, real)
+        with evaluating(self.small, self.large):
+            first = _read(self.small, batch)
+            routed = handed_on(first.entropy, self.threshold)
+            nats = first.nats.clone()
+            if routed.any():
+                again = Batch(_rows(batch.inputs, routed), real[routed.to(real.device)])
+                nats[routed] = _read(self.large, again).nats
+        return Scored(nats.clone(), first.tokens.clone(), routed.clone(), first.entropy.clone())
+
+    def mean_macs(self, routed: Tensor) -> float:
+        """m_small + m_large · share of inputs handed on, as a fraction of the dense model's block MACs."""
+        return self.macs[0] + self.macs[1] * float(routed.double().mean())
+
+
+@dataclass(frozen=True)
+class CascadeResult:
+    """A cascade, and what it was made from: `outcomes` and `point` are those of the select split."""
+
+    cascade: Cascade
+    record: CascadeRecord
+    plans: dict[str, Plan | None]
+    outcomes: Outcomes = field(repr=False)
+    point: Point
+    loaded: Loaded = field(repr=False)
+
+    def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
+        """Both checkpoints and the threshold as one folder, in the precision of the original."""
+        require_apart(Path(folder), self.loaded.folder, self.loaded.name)
+        models = {"small": self.cascade.small, "large": self.cascade.large}
+        stored = {role: _in_precision(model, self.loaded.dtype) for role, model in models.items()}
+        save_cascade(
+            self.record.with_threshold(self.cascade.threshold), stored, self.plans, folder,
+            processor=self.loaded.processor, source_folder=self.loaded.companions, force=force, verify=verify,
+        )  # fmt: skip
+        return Path(folder)
+
+
+def make_cascade(
+    loaded: Loaded,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    select_batches: Sequence[Batch],
+    *,
+    budgets: tuple[float, float] = (0.4, 1.0),
+    recipe: str | Recipe = "balanced",
+    format: str = "ragged",
+    tolerance: float = TOLERANCE,
+    mean_macs: float | None = None,
+    progress: Progress = silent,
+) -> CascadeResult:
+    """Cut the model twice from one calibration and set the threshold on `select_batches`.
+
+    `budgets` are fractions of block MACs to keep; 1 is the dense model itself. The threshold is the one of least mean
+    MACs that loses at most `tolerance` to the large model (share of errors, or of disagreements where there are no
+    labels; nats per token for language models); with `mean_macs` it is the lowest that costs no more than that.
+    Cost: two cuts, and one pass of both models over the select split.
+    """
+    _require_nested(budgets)
+    require_answers(loaded.model)
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    cuts = [cut(loaded, statistics, curves, macs, chosen, format=format, progress=progress) for macs in budgets]
+    (small, _), (large, _) = cuts
+    members = [Member(macs, plan.macs if plan else 1.0) for macs, (_, plan) in zip(budgets, cuts, strict=True)]
+    macs = (members[0].macs, members[1].macs)
+    outcomes = paired(*(observe(model, select_batches, progress=progress) for model in (small, large)))
+    point = (
+        threshold_within(outcomes, macs, tolerance=tolerance)
+        if mean_macs is None
+        else threshold_for_macs(outcomes, macs, mean_macs=mean_macs)
+    )
+    provenance = statistics.provenance
+    record = CascadeRecord(
+        threshold=None, seq_len=provenance.seq_len, fingerprint=provenance.fingerprint,
+        small=members[0], large=members[1], select=_summary(outcomes, macs, point),
+    )  # fmt: skip
+    plans = {"small": cuts[0][1], "large": cuts[1][1]}
+    cascade = Cascade(small, large, point.threshold, macs)
+    return CascadeResult(cascade, record.with_threshold(point.threshold), plans, outcomes, point, loaded)
+
+
+def cut(
+    loaded: Loaded,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    macs: float,
+    recipe: Recipe,
+    *,
+    format: str = "ragged",
+    progress: Progress = silent,
+) -> tuple[PreTrainedModel, Plan | None]:
+    """The model at one budget, rounded to the precision it is stored in, and its plan; at 1 the dense model itself."""
+    if macs == 1:
+        require_same_model(loaded.model, statistics)
+        return loaded.model, None
+    plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=recipe, format=format)
+    small = carry_out(plan, loaded.model, statistics, curves, progress=progress)
+    round_weights(small, loaded.dtype)
+    return small.eval(), plan
+
+
+def load_cascade(
+    folder: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> Cascade:
+    """The cascade in `folder`, ready for inference; `dtype` as for `slimformer.load`."""
+    small, large, record = read_cascade(folder, dtype=dtype, device=device)
+    return Cascade(small, large, record.nats, (record.small.macs, record.large.macs))
+
+
+def observe(model: PreTrainedModel, batches: Sequence[Batch], *, progress: Progress = silent) -> Answers:
+    """Entropy and loss of a model, input by input. Cost: one pass.
+
+    Classifiers lose 1 for a wrong label, language models the nats per token of a window. Classifiers without labels
+    lose nothing by themselves: what counts is then whether two of them disagree.
+    """
+    require_answers(model)
+    language = is_language_model(model)
+    labelled = not language and all(_has_classes(model, batch.labels) for batch in batches)
+    measure = "nats per token" if language else "error" if labelled else "disagreement"
+    rows: list[tuple[Any, ...]] = []
+    progress("observe", 0, len(batches))
+    with evaluating(model):
+        for i, batch in enumerate(batches):
+            rows += _windows(model, batch) if language else _examples(model, batch)
+            progress("observe", i + 1, len(batches))
+    if not rows:
+        raise ValueError("there are no inputs to route: no batches, or nothing to predict in them")
+    unsure, losses, choices, weights, lengths = zip(*rows, strict=True)
+    return Answers(measure, unsure, () if measure == "disagreement" else losses, choices, weights, lengths)
+
+
+def require_answers(model: PreTrainedModel) -> None:
+    """Refuse models without an output whose entropy says how sure they are."""
+    config = model.config
+    classifies = type(model).__name__.endswith(("SequenceClassification", "ImageClassification"))
+    one_of_many = _classes(model) > 1 and getattr(config, "problem_type", None) in (
+        None, "single_label_classification",
+    )  # fmt: skip
+    if not is_language_model(model) and not (classifies and one_of_many):
+        raise UnknownArchitecture(
+            f"{type(model).__name__} gives neither the probabilities of classes nor of next tokens, so there is no "
+            "entropy to route by; use a classifier of 2 or more classes, or a causal language model"
+        )
+
+
+def require_same_task(small: PreTrainedModel, large: PreTrainedModel) -> None:
+    """Refuse two models whose answers cannot stand for each other."""
+    require_answers(small)
+    same_kind = type(small).__name__ == type(large).__name__
+    if not same_kind or _classes(small) != _classes(large) or _inputs(small) != _inputs(large):
+        raise PlanDoesNotFit(
+            f"{type(small).__name__} and {type(large).__name__} differ in class, labels or vocabulary; a cascade needs "
+            "two cuts of one model"
+        )
+
+
+def _classes(model: PreTrainedModel) -> int:
+    return int(model.config.num_labels or 0)
+
+
+def _inputs(model: PreTrainedModel) -> int:
+    return vocabulary(model) if hasattr(model.config, "vocab_size") else 0
+
+
+def _require_nested(budgets: tuple[float, float]) -> None:
+    if len(budgets) != 2 or not 0 < budgets[0] < budgets[1] <= 1:
+        raise BudgetOutOfReach(
+            f"budgets of {' and '.join(f'{budget:g}' for budget in budgets)} were asked for; a cascade needs two, "
+            "the small one first, above 0 and up to 1"
+        )
+
+
+def _summary(outcomes: Outcomes, macs: Macs, point: Point) -> dict[str, Any]:
+    """What the select split said, for the record."""
+    small, large = (at_threshold(outcomes, macs, threshold).loss for threshold in (math.inf, 0.0))
+    alone = {"small_loss": small, "large_loss": large}
+    chosen = {"loss": point.loss, "routed": point.routed, "macs": point.macs, "token_macs": point.token_macs}
+    return {"measure": outcomes.measure, "inputs": len(outcomes.entropy), **chosen, **alone}
+
+
+def _has_classes(model: PreTrainedModel, labels: Tensor | None) -> bool:
+    """Has every example one of the model's classes? GLUE writes −1 where it keeps the label to itself."""
+    if labels is None or labels.is_floating_point():
+        return False
+    return int(labels.min()) >= 0 and int(labels.max()) < _classes(model)
+
+
+def _examples(model: PreTrainedModel, batch: Batch) -> Iterator[tuple[Any, ...]]:
+    """Entropy, loss, choice, weight and length of every example of a batch."""
+    logits = _logits(model, batch.inputs).cpu()
+    choices = logits.argmax(-1)
+    wrong = torch.zeros(len(logits)) if batch.labels is None else choices != batch.labels.cpu()
+    ones = torch.ones(len(logits))
+    lengths = ones if batch.mask is None else batch.mask.sum(1)
+    columns = (entropy(logits), wrong.double(), choices, ones, lengths.double())
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _windows(model: PreTrainedModel, batch: Batch) -> Iterator[tuple[Any, ...]]:
+    """The same for every window that predicts something; language models make no choice."""
+    found = _read(model, batch)
+    some = found.tokens > 0
+    tokens = found.tokens[some]
+    # one more is read than predicted
+    columns = (found.entropy[some], found.nats[some] / tokens, 0 * tokens, tokens.double(), tokens.double() + 1)
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
+    place = device_of(model)
+    here = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    logits: Tensor = model(**here).logits
+    return logits
+
+
+def _read(model: PreTrainedModel, batch: Batch) -> WindowScores:
+    """Scores of every window, as many at a time as leave room for their logits."""
+    parts = []
+    for part in pieces(model, batch):
+        ids = part.inputs["input_ids"]
+        real = torch.ones_like(ids, dtype=torch.bool) if part.mask is None else part.mask
+        parts.append(window_scores(model(**part.inputs).logits, ids, real))
+    columns = ([part.nats for part in parts], [part.entropy for part in parts], [part.tokens for part in parts])
+    return WindowScores(*(torch.cat(column) for column in columns))
+
+
+def _rows(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
+    """The chosen rows of everything that has a row for each input; what is shared by all rows stays as it is."""
+    return {
+        name: value[chosen.to(value.device)] if isinstance(value, Tensor) and len(value) == len(chosen) else value
+        for name, value in inputs.items()
+    }
+
+
+def _in_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    if model.dtype == dtype:
+        return model
+    out: Any = copy.deepcopy(model)
+    return out.to(dtype)

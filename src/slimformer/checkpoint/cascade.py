@@ -1,0 +1,124 @@
+"""Two checkpoints and a threshold in one folder.
+
+    cascade.json    threshold, and what each model costs
+    small/          an ordinary checkpoint: it opens alone, too
+    large/          another
+
+The folder appears whole or not at all, and both models are reloaded in fresh processes before it does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from transformers import PreTrainedModel
+
+from slimformer.checkpoint import atomic
+from slimformer.checkpoint.load import load
+from slimformer.checkpoint.save import save
+from slimformer.errors import ModelBroken, ModelNotFound
+from slimformer.plan import Plan
+
+FORMAT = 1
+FILE = "cascade.json"
+ROLES = ("small", "large")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the two models: the fraction of block MACs asked for, and the fraction kept. The dense model has 1, 1."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    budget: float
+    macs: float
+
+
+@dataclass(frozen=True)
+class CascadeRecord:
+    """What `cascade.json` says. `select` is what the threshold gave on the data it was chosen on."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    threshold: float | None  # in nats; none: the small model keeps everything
+    seq_len: int  # at which MACs were counted
+    fingerprint: str  # of the dense model
+    small: Member
+    large: Member
+    select: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps({"slimformer_cascade": FORMAT, **asdict(self)}, indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> CascadeRecord:
+        data: Any = json.loads(text)
+        found = data.pop("slimformer_cascade", None) if isinstance(data, dict) else None
+        if found != FORMAT:
+            raise ValueError(f"it has format {found!r}, this version reads {FORMAT}")
+        record = TypeAdapter(cls).validate_python(data)
+        if record.threshold is not None and record.threshold < 0:
+            raise ValueError(f"the threshold {record.threshold:g} is negative, and no entropy is")
+        return record
+
+    @property
+    def nats(self) -> float:
+        """The threshold as a number: infinite where there is none."""
+        return math.inf if self.threshold is None else self.threshold
+
+    def with_threshold(self, nats: float) -> CascadeRecord:
+        """The same with another threshold; JSON knows no infinity, so that is written as none."""
+        return replace(self, threshold=None if math.isinf(nats) else nats)
+
+
+def save_cascade(
+    record: CascadeRecord,
+    models: Mapping[str, PreTrainedModel],
+    plans: Mapping[str, Plan | None],
+    folder: str | Path,
+    *,
+    processor: Any = None,
+    source_folder: Path | None = None,
+    force: bool = False,
+    verify: bool = True,
+) -> None:
+    """Write both models ("small", "large"; in the precision they are to be stored in) and the record."""
+    with atomic.writing(Path(folder), force=force) as partial:
+        for role in ROLES:
+            save(
+                models[role], partial / role, processor=processor, source_folder=source_folder,
+                plan=plans.get(role), verify=verify,
+            )  # fmt: skip
+        (partial / FILE).write_text(record.to_json(), encoding="utf-8")
+
+
+def read_cascade(
+    folder: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> tuple[PreTrainedModel, PreTrainedModel, CascadeRecord]:
+    """The small model, the large one, and the record."""
+    where = Path(folder)
+    record = read_record(where)
+    small, large = (load(where / role, dtype=dtype, device=device) for role in ROLES)
+    return small, large, record
+
+
+def read_record(folder: str | Path) -> CascadeRecord:
+    """What `cascade.json` in `folder` says, checked."""
+    path = Path(folder) / FILE
+    try:
+        return CascadeRecord.from_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelNotFound(f"{str(folder)!r} holds no {FILE}, so it is not a cascade") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ModelBroken(f"{path}: {where}: {first['msg']}; save the cascade again") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelBroken(f"{path} cannot be used: {' '.join(str(error).split())}; save the cascade again") from error

@@ -1,0 +1,178 @@
+"""Attention cut by rank: within a head, coordinates of queries and keys on one side and of values on the other.
+
+Heads and their number stay. `install` lets one block have ranks; `cut_ranks` also selects the coordinates. What the
+coordinates should be is decided elsewhere (`decompose`): a head may be turned into a basis in which the first
+coordinates are the best ones, because any invertible map may move from values to the output projection, and, without
+rotary positions, from queries to keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from slimformer.decompose import Selection
+from slimformer.decompose.bilinear import ScoreRanks, on_heads
+from slimformer.decompose.low_rank import Ranks
+from slimformer.errors import PlanDoesNotFit
+from slimformer.models import Architecture, Site
+from slimformer.models.architecture import Writer, dense_head_dim, weight_of
+from slimformer.nn.ragged import Planes, put_ranks
+from slimformer.rewrite import surgery
+from slimformer.rewrite.sizes import attention_parts
+
+
+def install(
+    model: PreTrainedModel, architecture: Architecture, block: int, *, qk: int, vo: int, planes: Planes | None = None
+) -> None:
+    """Put attention of ranks `qk` and `vo` in the place of block `block`'s own; no weight is touched.
+
+    Until the projections have that many outputs a head (and the output projection as many inputs) the block cannot run.
+    With full ranks it does what it did. `planes` are the rotary planes kept; without them there are all.
+    """
+    module = model.get_submodule(f"{architecture.blocks}.{block}")
+    site = _heads(architecture, block)
+    parts = attention_parts(architecture.family, dense_head_dim(architecture.family, module))
+    kv_heads = site.units // max(1, site.group)
+    try:
+        put_ranks(module, parts, heads=site.units, kv_heads=kv_heads, qk=qk, vo=vo, planes=planes)
+    except ValueError as error:
+        raise PlanDoesNotFit(f"{site.name}: {error}") from error
+
+
+@torch.no_grad()
+def cut_ranks(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    i: int,
+    *,
+    rows_qk: Tensor | None = None,
+    rows_v: Tensor | None = None,
+    reader: Selection | None = None,
+) -> None:
+    """Keep these coordinates of every head of block i, in place: queries and keys `rows_qk`, values `rows_v`.
+
+    Rows are numbered within a head as it is now: one list for all heads, or one for every key/value head (2-D). With
+    rotary positions they are whole planes, f before f + d/2. None keeps all. Without values no score is needed, so an
+    empty `rows_v` empties queries and keys, too. `reader` refits the output projection to the values kept; without it
+    the columns of the others are dropped. Cost: that of copying the weights.
+    """
+    site = _heads(architecture, i)
+    query, _, value = site.writers
+    K = site.units // max(1, site.group)
+    kept_v = _per_head(rows_v, K, value.rows)
+    kept_qk = _per_head(rows_qk if kept_v.shape[1] else torch.empty(0, dtype=torch.long), K, query.rows)
+    planes = _planes(model, architecture, i, kept_qk, query.rows)
+    install(model, architecture, i, qk=kept_qk.shape[1], vo=kept_v.shape[1], planes=planes)
+    kept = (kept_qk.repeat_interleave(site.group, 0), kept_qk, kept_v)
+    for name in dict.fromkeys(writer.module for writer in site.writers):
+        surgery.keep_rows(model.get_submodule(name), _rows(site, name, kept))
+    if rows_v is not None or reader is not None:
+        columns = _numbered(kept_v.repeat_interleave(site.group, 0), site.unit)
+        surgery.read(model.get_submodule(site.reader), reader or _dropping(columns, site.width))
+
+
+def rotary_rows(planes: Sequence[int], width: int) -> Tensor:
+    """The coordinates of rotary planes in a head of that width: all f, then all f + width/2."""
+    first = torch.tensor(list(planes), dtype=torch.long)
+    return torch.cat([first, first + width // 2])
+
+
+def _heads(architecture: Architecture, i: int) -> Site:
+    return next(site for site in architecture.of_block(i) if site.kind == "attn.heads")
+
+
+def _per_head(rows: Tensor | None, heads: int, width: int) -> Tensor:
+    """Rows of each of `heads` heads."""
+    rows = torch.arange(width) if rows is None else rows.cpu().long()
+    if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < width:
+        raise PlanDoesNotFit(f"rows {rows.tolist()} are not all in a head of width {width}")
+    if rows.ndim == 2 and len(rows) != heads:
+        raise PlanDoesNotFit(f"there are rows for {len(rows)} key/value heads, and {heads} of these")
+    return rows.expand(heads, -1) if rows.ndim == 1 else rows
+
+
+def _planes(
+    model: PreTrainedModel, architecture: Architecture, i: int, kept: Tensor, width: int
+) -> list[int] | list[list[int]] | None:
+    """Rotary planes of the model's own numbering that the kept rows (heads × qk) stand for."""
+    if not architecture.family.rotary or not kept.shape[1]:
+        return None
+    first, second = kept[:, : kept.shape[1] // 2], kept[:, kept.shape[1] // 2 :]
+    if not torch.equal(second, first + width // 2):
+        raise PlanDoesNotFit(
+            f"blocks.{i}: rotary positions turn coordinates in pairs (f, f + {width // 2}); "
+            f"rows {kept[0].tolist()} are not whole pairs with all f first"
+        )
+    attention = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
+    known = getattr(attention, "planes", None)
+    old = torch.arange(width // 2) if known is None else torch.tensor(known)
+    found = old.expand(len(kept), -1).gather(1, first)
+    same = bool((found == found[:1]).all())
+    return found[0].tolist() if same else found.tolist()
+
+
+def _rows(site: Site, module: str, kept: Sequence[Tensor]) -> Tensor:
+    """Rows of a matrix that holds one or all three of queries, keys and values, part after part."""
+    rows, start = [], 0
+    for writer, each in zip(site.writers, kept, strict=True):
+        if writer.module == module:
+            rows.append(start + _numbered(each, writer.rows))
+            start += len(each) * writer.rows
+    return torch.cat(rows)
+
+
+def _numbered(kept: Tensor, width: int) -> Tensor:
+    """Rows within heads (heads × k) as rows of the whole matrix."""
+    return (torch.arange(len(kept))[:, None] * width + kept).flatten()
+
+
+def _dropping(columns: Tensor, width: int) -> Selection:
+    E = torch.eye(width, dtype=torch.float64)[:, columns]
+    return Selection(columns, E, torch.zeros(width, dtype=torch.float64))
+
+
+@torch.no_grad()
+def reduce_ranks(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    i: int,
+    *,
+    scores: ScoreRanks | None,
+    values: Ranks | None,
+) -> None:
+    """Give block i the queries, keys and values of these reductions, in place; None leaves a side as it is.
+
+    W_q ← N W_q, W_k ← M W_k, W_v ← S W_v head by head, biases alike, and the output projection reads the values kept.
+    """
+    site = _heads(architecture, i)
+    query, _, value = site.writers
+    maps = (scores.N, scores.M, values.S if values else None) if scores else (None, None, values.S if values else None)
+    new = [_mapped(model.get_submodule(w.module), w, site, S) for w, S in zip(site.writers, maps, strict=True)]
+    qk = query.rows if scores is None else scores.M.shape[1]
+    vo = value.rows if values is None else values.S.shape[1]
+    kept = scores.planes.tolist() if scores is not None and scores.planes is not None else None
+    shared = kept is not None and all(planes == kept[0] for planes in kept)
+    install(model, architecture, i, qk=qk, vo=vo, planes=kept[0] if kept is not None and shared else kept)
+    for name in dict.fromkeys(writer.module for writer in site.writers):
+        parts = [part for writer, part in zip(site.writers, new, strict=True) if writer.module == name]
+        biases = [b for _, b in parts if b is not None]
+        surgery.write(
+            model.get_submodule(name), torch.cat([W for W, _ in parts]), torch.cat(biases) if biases else None
+        )
+    if values is not None:
+        surgery.read(model.get_submodule(site.reader), Selection(torch.arange(values.E.shape[1]), values.E, values.c))
+
+
+def _mapped(layer: nn.Module, writer: Writer, site: Site, S: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one of queries, keys and values, `S` applied to every head."""
+    rows = (site.units // writer.shared) * writer.rows
+    part = slice(writer.part * rows, (writer.part + 1) * rows) if writer.parts > 1 else slice(None)
+    W, bias = weight_of(layer)[part].cpu().double(), getattr(layer, "bias", None)
+    b = None if bias is None else bias.detach()[part].cpu().double()
+    if S is None:
+        return W, b
+    return on_heads(S, W), None if b is None else on_heads(S, b)

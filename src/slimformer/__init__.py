@@ -13,6 +13,9 @@ from slimformer.nn import ragged as _ragged
 
 _ragged.enable()
 
+from slimformer.cascade import Cascade as Cascade  # noqa: E402
+from slimformer.cascade import load_cascade as load_cascade  # noqa: E402
+from slimformer.cascade import make_cascade as make_cascade  # noqa: E402
 from slimformer.checkpoint.load import load as load  # noqa: E402
 from slimformer.errors import SlimformerError as SlimformerError  # noqa: E402
 from slimformer.models import describe as describe  # noqa: E402

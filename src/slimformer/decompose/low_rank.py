@@ -29,10 +29,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from slimformer.decompose.elimination import RIDGE
 from slimformer.decompose.reduction import Curve, Width, curve, select
 from slimformer.linalg.damped import damped
 from slimformer.linalg.moments import Moments
 
+FLOOR = 4 * torch.finfo(torch.float64).eps ** 0.5  # times √d: what λ must be for digits to be left of (C + λI)⁻¹
 STARTS = 2  # of the descent to a direction: from the best of each head alone, and of all
 SWEEPS = 8
 STEPS = (0.0, 0.15, 0.5, 1.0, 2.0)  # tried in each; 0 for a minimum
@@ -110,7 +112,8 @@ def eliminated(width: Width, *, ridge: float) -> Float[Tensor, "kv d d"]:
     Every step takes the refit of all heads into account. Cost O(d K w²).
     """
     h, d, g = width.units, width.unit, width.group
-    H = torch.cholesky_inverse(torch.linalg.cholesky(damped(width.fit.second(centred=width.bias), ridge)))
+    C = damped(width.fit.second(centred=width.bias), max(min(ridge, RIDGE), FLOOR * (h * d) ** 0.5))
+    H = torch.cholesky_inverse(torch.linalg.cholesky(C))
     M = width.W.double().mT @ width.W.double()
     Q = torch.eye(d, dtype=H.dtype).repeat(h // g, 1, 1)
     for m in range(d, 0, -1):

@@ -33,6 +33,8 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from slimformer.decompose.bilinear import ScoreRanks, Scores, balanced, diagonal_blocks, nearest_product
+from slimformer.decompose.elimination import RIDGE
+from slimformer.decompose.low_rank import FLOOR
 from slimformer.decompose.reduction import Curve, Width, curve, select
 from slimformer.linalg.damped import damped
 from slimformer.linalg.moments import Moments
@@ -234,8 +236,8 @@ def _eliminated(A: Float[Tensor, "h d d"], ridge: float) -> list[int]:
     """Planes, best first, for heads that must keep the same ones."""
     d = A.shape[1]
     n = d // 2
-    floor = 4 * (torch.finfo(torch.float64).eps * d) ** 0.5  # as for neurons: digits must be left of H
-    H = torch.linalg.inv(torch.stack([damped(a, max(ridge, floor)) for a in A.double()]))
+    λ = max(min(ridge, RIDGE), FLOOR * d**0.5)
+    H = torch.linalg.inv(torch.stack([damped(a, λ) for a in A.double()]))
     v = H.new_zeros(len(H), d)
     v[:, :n] = 1
     gone: list[int] = []

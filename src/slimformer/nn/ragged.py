@@ -227,10 +227,13 @@ class RankAttention(nn.Module):
         return tuple(x.transpose(1, 2) for x in split)
 
     def _rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        planes = torch.tensor(self.planes, device=cos.device)
-        columns = torch.cat([planes, planes + cos.shape[-1] // 2], -1)  # (kv heads ×) qk
-        kept = [x[..., columns] for x in (cos, sin)]
-        if columns.ndim == 1:
+        kept, half = [cos, sin], cos.shape[-1] // 2
+        if _moved(self.planes) or self.qk < 2 * half:
+            # Made anew each time: an index kept from inference mode could not be trained with.
+            planes = torch.tensor(self.planes, device=cos.device)
+            columns = torch.cat([planes, planes + half], -1)  # (kv heads ×) qk
+            kept = [x[..., columns] for x in kept]
+        if kept[0].ndim == 3:
             for_keys = for_queries = [x.unsqueeze(1) for x in kept]
         else:
             for_keys = [x.transpose(1, 2) for x in kept]

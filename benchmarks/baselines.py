@@ -126,7 +126,7 @@ def flap(given: Given, site: Site) -> Curve:
 def one_threshold(rungs: Sequence[Ladder], *, budget: int) -> Sizes:
     """Take the rungs of all sites by falling score until the budget is spent; every site keeps its smallest."""
     at = {rung.site.name: 0 for rung in rungs}
-    left = budget - sum(rung.macs[0] for rung in rungs)
+    left = budget - sum(rung.cost[0] for rung in rungs)
     steps = [step for rung in rungs for step in _steps(rung)]
     shut: set[str] = set()
     for _, name, i, macs in sorted(steps, key=lambda step: (-step[0], step[2])):
@@ -143,7 +143,7 @@ def _steps(rung: Ladder) -> list[tuple[float, str, int, int]]:
     for i in range(1, len(rung.sizes)):
         added = rung.curve.pivots[rung.sizes[i - 1].units : rung.sizes[i].units]
         least = min(least, sum(added) / len(added))
-        out.append((least, rung.site.name, i, rung.macs[i] - rung.macs[i - 1]))
+        out.append((least, rung.site.name, i, rung.cost[i] - rung.cost[i - 1]))
     return out
 
 

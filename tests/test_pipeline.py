@@ -208,7 +208,7 @@ def poisoned():
     ("model_type", "data", "options", "error", "message"),
     [
         ("llama", token_ids(3), {}, TooFewTokens, "at least 4 × 2"),
-        ("llama", token_ids(4), {"recipe": "uniform"}, RankTooHigh, "but 16 calibration tokens span no more"),  # one row for each split
+        ("llama", token_ids(4), {"recipe": "uniform"}, RankTooHigh, "but 16 calibration tokens span"),
         ("llama", token_ids(60, 1), {}, TooFewTokens, "at least 4 × 2"),
         ("llama", token_ids()[0], {}, TooFewTokens, "sequences × length"),
         ("llama", token_ids(), {"samples": 3}, TooFewTokens, "leave nothing for certify"),

@@ -48,7 +48,9 @@ def test_a_probe_measures_what_cutting_that_site_alone_does(kind):
     site = known.architecture.sites[-1]
     full = known.plan(1.0, how)
     edits = tuple(
-        type(edit)(edit.site, edit.method, knee(curves[edit.site], most=10**9), edit.of, knee(curves[edit.site], most=10**9))
+        type(edit)(
+            edit.site, edit.method, knee(curves[edit.site], most=10**9), edit.of, knee(curves[edit.site], most=10**9)
+        )
         if edit.site == site.name
         else edit
         for edit in full.edits

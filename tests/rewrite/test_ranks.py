@@ -298,3 +298,17 @@ def test_the_settings_differ_from_block_to_block_and_in_both_ranks():
         small = tiny_ranked("llama", setting)
         ranks = [(r["qk"], r["vo"]) for r in block_ranks(small, describe(small)).values()]
         assert len(set(ranks)) == 3 and any(qk != vo for qk, vo in ranks)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "opt", "bert"])
+def test_a_model_cut_by_rank_can_be_made_smaller_still(model_type):
+    import slimformer
+    from slimformer.plan.recipe import load_recipe
+
+    by_rank = load_recipe("balanced").model_copy(update={"attention": "ranks"})
+    ids = torch.randint(0, 60, (40, 16), generator=torch.Generator().manual_seed(0))
+    first = slimformer.compress(tiny(model_type), ids, macs=0.6, recipe=by_rank, timing=False)
+    assert any(edit.site.endswith((".attn.qk", ".attn.vo")) and edit.keep < edit.of for edit in first.plan.edits)
+    again = slimformer.compress(first.model, ids, macs=0.6, timing=False)
+    assert again.plan.macs <= 0.6
+    assert torch.isfinite(again.model(input_ids=ids[:2]).logits).all()

@@ -15,11 +15,16 @@ from slimformer.models.architecture import Architecture, Site, Writer
 
 
 def rank_sites(model: PreTrainedModel, architecture: Architecture) -> tuple[Site, ...]:
-    """The ranks that may be cut, block by block. A norm of queries and keys needs all of their coordinates."""
+    """The ranks that may be cut, block by block. A norm of queries and keys needs all of their coordinates.
+
+    Blocks that were cut by rank before are left to their heads.
+    """
     found: list[Site] = []
     for i in range(architecture.n_blocks):
         heads = heads_of(architecture, i)
         attention = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
+        if hasattr(attention, "ranks"):
+            continue
         if not hasattr(attention, "q_norm"):
             found.append(scores_site(heads, rotary=architecture.family.rotary))
         found.append(values_site(heads))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -83,15 +84,25 @@ def cut_site(model: PreTrainedModel, site: Site, edit: Edit, order: tuple[int, .
     for name in dict.fromkeys(writer.module for writer in site.writers):
         surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, kept))
     surgery.read(model.get_submodule(site.reader), selection)
+    if site.kind == "attn.heads":
+        _keep_planes(model, site, kept)
+
+
+def _keep_planes(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
+    """Of rotary planes that every key/value head has its own of, those of the heads that stay."""
+    attention: Any = model.get_submodule(site.writers[0].module.rpartition(".")[0])
+    planes = getattr(attention, "planes", None)
+    if planes and isinstance(planes[0], list):
+        attention.planes = [planes[group] for group in sorted({unit // site.group for unit in kept})]
 
 
 def writer_rows(site: Site, module: str, kept: list[int]) -> torch.Tensor:
     """Rows of a writer that belong to the kept units; a fused matrix has rows of several writers, part after part."""
-    rows = []
+    rows, start = [], 0
     for writer in site.writers:
         if writer.module == module:
-            start = writer.part * (site.units // writer.shared) * writer.rows
             units = list(dict.fromkeys(unit // writer.shared for unit in kept))
             first = start + torch.tensor(units, dtype=torch.long)[:, None] * writer.rows
             rows.append((first + torch.arange(writer.rows)).flatten())
+            start += (site.units // writer.shared) * writer.rows
     return torch.cat(rows)

@@ -10,8 +10,9 @@ from widths import Rows, of
 from widths import make as make_rows
 
 from slimformer.decompose.bilinear import on_heads
-from slimformer.decompose.low_rank import by_rank, eliminated, low_rank, value_curve, value_ranks, whitened
-from slimformer.decompose.reduction import Width
+from slimformer.decompose.low_rank import by_rank, eliminated, low_rank, on_values, value_curve, value_ranks, whitened
+from slimformer.decompose.reduction import Width, eckart_young
+from slimformer.linalg.moments import Moments
 
 RIDGE = 1e-12
 BASES = {"whitened": whitened, "eliminated": eliminated}
@@ -119,6 +120,18 @@ def test_heads_that_do_not_correlate_lose_the_energy_each_discards(bases):
         assert curve.fit[r] == pytest.approx(energy, rel=1e-6, abs=1e-7)
 
 
+def test_heads_of_a_group_with_proportional_moments_lose_the_energy_discarded(bases):
+    """Their readers count by the size of what they read."""
+    C = make_rows(4, units=1, n=200).width.fit.second(centred=False)
+    W = torch.randn(9, 12, dtype=torch.float64)
+    c = torch.tensor([1.0, 0.1, 4.0], dtype=torch.float64)
+    m = Moments(100, torch.zeros(12).double(), 100 * torch.block_diag(*(x * C for x in c)))
+    width = Width("", W, m, m, unit=4, group=3)
+    curve = value_curve(width, bases(width, ridge=RIDGE), ridge=RIDGE)
+    stacked = torch.cat([x.sqrt() * W[:, 4 * h : 4 * h + 4] for h, x in enumerate(c)])
+    assert curve.fit == pytest.approx(eckart_young(stacked, C).tolist(), rel=1e-5, abs=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("heads", [1, 2, 3])
 def test_the_first_direction_given_up_is_the_best_there_is(heads, seed):
@@ -174,3 +187,12 @@ def test_moments_of_few_rows_are_no_obstacle(bases):
     width = make_rows(5, 2, units=4, m=9, n=12).width
     curve = value_curve(width, bases(width, ridge=1e-6), ridge=1e-6)
     assert all(torch.isfinite(torch.tensor(curve.held)))
+
+
+def test_moments_of_reduced_values_are_those_of_the_reduced_rows(rows):
+    w = rows.width
+    S = torch.randn(w.units // w.group, 3, 5, dtype=torch.float64)
+    Z = torch.cat([rows.X[:, h * 5 : (h + 1) * 5] @ S[h // w.group].mT for h in range(w.units)], 1)
+    found = on_values(w.fit, S, group=w.group)
+    torch.testing.assert_close(found.gram, Z.mT @ Z)
+    torch.testing.assert_close(found.sum, Z.sum(0))

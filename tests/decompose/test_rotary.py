@@ -23,6 +23,7 @@ from slimformer.decompose.rotary import (
     planes,
     real_form,
     rotary_moments,
+    turned,
 )
 from slimformer.linalg.moments import Moments
 
@@ -73,6 +74,13 @@ def test_a_complex_number_may_move_between_a_query_plane_and_its_key_plane():
         W_k=on_heads(real_form(M), layer.W_k), b_k=on_heads(real_form(M), layer.b_k),
     )  # fmt: skip
     torch.testing.assert_close(moved(X, causal(40)), layer(X, causal(40)), **EXACT)
+
+
+def test_planes_are_turned_by_cosines_and_sines_as_complex_numbers_are():
+    layer, X = layer_of(), inputs()
+    angle = torch.arange(len(X))[:, None] * torch.cat([layer.frequencies, layer.frequencies])
+    still = replace(layer, frequencies=None).queries(X)
+    torch.testing.assert_close(turned(still, angle.cos(), angle.sin()), layer.queries(X), **EXACT)
 
 
 def test_other_maps_may_not():

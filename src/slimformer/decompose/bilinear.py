@@ -17,7 +17,7 @@ head of a group; then the sum Σ_h C_qh ⊗ C_kh is replaced by the nearest sing
 with common moments, is exact.
 
 Cost O(K d³) after the moments. Reference: Eckart & Young (1936); Van Loan & Pitsianis (1993) for the nearest Kronecker
-product; Meng, Wang, Zhang, CLOVER (2025) and Wong et al., A³ (2025) for heads.
+product; Meng et al., CLOVER (arXiv 2411.17426) and A³ (arXiv 2505.12942) for heads.
 """
 
 from __future__ import annotations

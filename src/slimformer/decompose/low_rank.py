@@ -17,8 +17,8 @@ Together: giving up the direction n in all heads of a group means V_h n = 0 ther
 backward elimination with a free direction in place of a coordinate (`eliminated`). For one head to a group this is a
 Rayleigh quotient, and its least eigenvector is the best single step; for more, n goes downhill from a few starts.
 
-Reference: Hassibi & Stork (1993) for the constrained step; Lin et al., MoDeGPT (2025) and Meng, Wang, Zhang, CLOVER
-(2025) for value subspaces by SVD.
+Reference: Hassibi & Stork (1993) for the constrained step; Lin et al., MoDeGPT (arXiv 2408.09632) and Meng et al.,
+CLOVER (arXiv 2411.17426) for value subspaces by SVD.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from slimformer.decompose.bilinear import nearest_product
 from slimformer.decompose.elimination import RIDGE
 from slimformer.decompose.reduction import Curve, Width, curve, select
 from slimformer.linalg.damped import damped
@@ -92,16 +93,18 @@ def on_values(moments: Moments, S: Float[Tensor, "kv r d"], *, group: int) -> Mo
 def whitened(width: Width, *, ridge: float) -> Float[Tensor, "kv d d"]:
     """Bases of the value heads by SVD of W L in the metric of z: for each of them the singular vectors, best first.
 
-    Exact for one query head to a value head when heads do not correlate. For a group, W stacks the readers of its heads
-    and L Lᵀ = Σ_h C_h. E ‖W_h Δ z_h‖² ≤ tr(W_h Δ L Lᵀ Δᵀ W_hᵀ), so what is minimised is a bound; it leads to the best
-    subspace when the heads of a group see values with proportional moments. Cost O(K d³).
+    Exact for one query head to a value head when heads do not correlate. For a group Σ_h (W_hᵀW_h) ⊗ C_h, in which an
+    error Δ of the values counts, is replaced by the nearest single product: exact when the heads of a group see values
+    with proportional moments. Cost O(K d³).
     """
     C, W = damped(width.fit.second(centred=width.bias), ridge), width.W.double()
     Q = []
     for heads in _groups(width):
-        L = torch.linalg.cholesky(sum((C[h][:, h] for h in heads), torch.zeros(())))
-        WL = torch.cat([W[:, h] for h in heads]) @ L
-        B = torch.linalg.eigh(WL.mT @ WL).eigenvectors.flip(-1)
+        M, C_g = nearest_product(
+            torch.stack([W[:, h].mT @ W[:, h] for h in heads]), torch.stack([C[h][:, h] for h in heads])
+        )
+        L = torch.linalg.cholesky(C_g)
+        B = torch.linalg.eigh(L.mT @ M @ L).eigenvectors.flip(-1)
         Q.append(_same_flag(L @ B))
     return torch.stack(Q)
 

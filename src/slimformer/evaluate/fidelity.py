@@ -108,8 +108,9 @@ def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
     if _has_scores(dense):
         p, counted = _distributions(dense, mask)
         q, _ = _distributions(small, mask)
-        log_p, log_q = (scores[counted].float().log_softmax(-1) for scores in (p, q))
-        kl = torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
+        places = counted.nonzero()
+        # a few at a time: whole vocabularies of a thousand positions would be fetched from the system again and again
+        kl = torch.cat([_single_kl(p, q, *some.unbind(1)) for some in places.split(POSITIONS)])
         return float(kl.double().mean()), len(kl)
     x, y = (output.logits if "logits" in output else output.last_hidden_state for output in (dense, small))
     if x.ndim == 3:
@@ -117,6 +118,12 @@ def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
         x, y = x[real], y[real]
     moved = (x - y).double().square().sum(-1).mean() / x.double().square().sum(-1).mean().clamp_min(1e-30)
     return float(moved), len(x)
+
+
+def _single_kl(p: Tensor, q: Tensor, row: Tensor, position: Tensor) -> Tensor:
+    """KL(p ‖ q) at some positions, in single precision."""
+    log_p, log_q = (scores[row, position].float().log_softmax(-1) for scores in (p, q))
+    return torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def document_harms(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> list[float]:

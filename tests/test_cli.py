@@ -194,6 +194,9 @@ def commands(shelf, stats, plan, folder):
         compress(shelf / "llama", shelf, folder / "small"),
         ["compress", shelf / "llama", "--macs", 0.7, "--dry-run"],
         ["eval", folder / "small", "--against", shelf / "llama", "--data", shelf / "text.txt", *BRIEF],
+        ["cut", stats, "--macs", 0.7, "--out", folder / "cut"],
+        ["frontier", stats, "--out", folder / "front.json"],
+        ["sweep", stats, "--data", shelf / "text.txt", "--tokens", 600, "--macs", "0.8"],
         ["recipes", "ls"],
         ["recipes", "show", "stat"],
     ]

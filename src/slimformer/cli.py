@@ -17,7 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 from rich.console import Console
 
-from slimformer.cli_front import FRONT, emit, loaded_for, saved_line
+from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, saved_line
 from slimformer.errors import OutputExists, SlimformerError
 from slimformer.options import (
     AsJson,
@@ -167,10 +167,10 @@ def plan(
     statistics = open_statistics(stats)
     _require_plan(out_file)
     require_free_file(out_file, force)
-    dense = loaded_for(statistics, model).model
+    loaded = loaded_for(statistics, model)
+    dense = loaded.model
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        stages.require_same_model(dense, statistics)
-        curves = stages.profile(dense, statistics, chosen, progress=progress)
+        curves = curves_of(loaded, statistics, chosen, progress)
         budget = priced(budget, dense, statistics.provenance.seq_len, progress)
         made = stages.make_plan(dense, statistics, curves, budget=budget, recipe=chosen, format=format)
         with writing_file(out_file, force=force) as file:

@@ -66,8 +66,7 @@ def cut(
     require_free(out_folder, force)
     loaded = loaded_for(statistics, model)
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        stages.require_same_model(loaded.model, statistics)
-        curves = stages.profile(loaded.model, statistics, chosen, progress=progress)
+        curves = curves_of(loaded, statistics, chosen, progress)
         budget = priced(budget, loaded.model, statistics.provenance.seq_len, progress)
         plan = stages.make_plan(loaded.model, statistics, curves, budget=budget, recipe=chosen, format=format)
         small = stages.carry_out(plan, loaded.model, statistics, curves, progress=progress)
@@ -116,6 +115,7 @@ def sweep(
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
     model: Source = "",
+    seed: NoSeed = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -139,6 +139,8 @@ def sweep(
         rows = list(front.sweep(loaded.model, statistics, curves, points, batches, seed=made.seed, progress=progress))
     pairs = [(row["predicted_kl"], kl) for row in rows if (kl := measured_kl(row)) is not None and row["predicted_kl"]]
     found = {"slimformer_sweep": 1, "points": rows, "rank_correlation": front.correlation(pairs), "notes": notes}
+    for note in notes if not (quiet or as_json) else ():
+        err.print(f"note: {note}", style="yellow")
     emit(found, as_json, quiet, lambda: out.print(front_table(rows)))
 
 
@@ -150,16 +152,23 @@ FRONT: dict[Callable[..., None], str] = {
 
 
 def _front(stats: Path, budgets: str, recipe: str, format: str, model: str, progress: Any) -> tuple[Any, ...]:
-    from slimformer import front, stages
+    from slimformer import front
     from slimformer.calibrate.store import open_statistics
     from slimformer.plan.recipe import load_recipe
 
     chosen, statistics, wanted = load_recipe(recipe), open_statistics(stats), front.budgets_of(budgets)
     loaded = loaded_for(statistics, model)
-    stages.require_same_model(loaded.model, statistics)
-    curves = stages.profile(loaded.model, statistics, chosen, progress=progress)
+    curves = curves_of(loaded, statistics, chosen, progress)
     points = front.frontier(loaded.model, statistics, curves, chosen, format=format, budgets=wanted)
     return loaded, statistics, curves, points
+
+
+def curves_of(loaded: Any, statistics: Any, recipe: Any, progress: Any) -> Any:
+    """Error curves of the model the statistics are of; another model is refused."""
+    from slimformer import stages
+
+    stages.require_same_model(loaded.model, statistics)
+    return stages.profile(loaded.model, statistics, recipe, progress=progress)
 
 
 def measured_kl(row: dict[str, Any]) -> float | None:

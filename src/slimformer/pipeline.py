@@ -85,13 +85,16 @@ def compress(
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
     budget = Budget(1.0) if max_kl is not None else budget_of(macs=macs, params=params, latency=latency)
-    budget = priced(budget, loaded.model, length, progress)
-    check_budget(architecture, budget, seq_len=length, recipe=chosen, format=format)  # before the long work
+    if budget.by != "latency":
+        check_budget(architecture, budget, seq_len=length, recipe=chosen, format=format)  # before the long work
     with timed(seconds, "data"):
         batches = gather(
             data, loaded.model, loaded.processor, architecture,
             seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed,
         )  # fmt: skip
+    if budget.by == "latency":  # at the length the data has, as the plan counts
+        budget = priced(budget, loaded.model, batches.seq_len, progress)
+        check_budget(architecture, budget, seq_len=batches.seq_len, recipe=chosen, format=format)
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)

@@ -151,7 +151,10 @@ def _cut_alone(
     try:
         blocks[site.block] = deepcopy(original)
         if site.kind in ("attn.qk", "attn.vo"):
-            _cut_rank(model, architecture, site, moments, curve, keep, recipe)
+            cut_by_rank(
+                model, architecture, site.block, _one_rank(model, architecture, site, keep), {site.name: curve},
+                moments, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
+            )  # fmt: skip
         else:
             W = weight_of(model.get_submodule(site.reader))
             width = site_width(site, W, moments.sites[site.name], absorb_mean=recipe.absorb_mean)
@@ -163,22 +166,8 @@ def _cut_alone(
         blocks[site.block] = original
 
 
-def _cut_rank(
-    model: PreTrainedModel,
-    architecture: Architecture,
-    site: Site,
-    moments: BlockMoments,
-    curve: Curve,
-    keep: int,
-    recipe: Recipe,
-) -> None:
-    """One rank of a block cut, the other whole."""
-    names = {rank.name: rank.units for rank in rank_sites(model, architecture) if rank.block == site.block}
-    edits = {
-        name: Edit(name, curve.method, keep if name == site.name else units, units, units)
-        for name, units in names.items()
-    }
-    cut_by_rank(
-        model, architecture, site.block, edits, {site.name: curve}, moments,
-        ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
-    )  # fmt: skip
+def _one_rank(model: PreTrainedModel, architecture: Architecture, site: Site, keep: int) -> dict[str, Edit]:
+    """Edits that cut one rank of a block and leave the other whole."""
+    ranks = [rank for rank in rank_sites(model, architecture) if rank.block == site.block]
+    sizes = {rank.name: keep if rank.name == site.name else rank.units for rank in ranks}
+    return {rank.name: Edit(rank.name, "probe", sizes[rank.name], rank.units, sizes[rank.name]) for rank in ranks}

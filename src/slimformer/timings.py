@@ -2,7 +2,7 @@
 
 One block of each shape is copied and cut to a few sizes; all copies take turns on one input (see `evaluate.speed`), so
 that a machine that slows down meets all of them alike. What a block costs besides its two sites (norms, residual
-sums) is shared between them. Tables are kept below the user's cache, by hardware, software and shapes.
+sums) is shared between them. Tables are kept below the user's cache, by hardware, software, kind of model and shapes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def latency_table(model: PreTrainedModel, *, seq_len: int, progress: Progress = 
     architecture = describe(model)
     shapes = sorted({shape(site) for site in architecture})
     machine = hardware(model)
-    key = hashlib.blake2b(json.dumps([machine, seq_len, shapes]).encode(), digest_size=8).hexdigest()
+    key = hashlib.blake2b(
+        json.dumps([machine, architecture.model_type, seq_len, shapes]).encode(), digest_size=8
+    ).hexdigest()
     file = cache_folder() / f"{key}.json"
     try:
         known = json.loads(file.read_text())

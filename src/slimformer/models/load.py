@@ -53,11 +53,11 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: 
         require_usable(model, name)
         return Loaded(name, _on(model, device), tokenizer, folder, companions=folder)
     config = _config(where, folder)
-    files = folder or _snapshot(name)
-    stored = getattr(config, "dtype", None) or _stored_precision(files)
     family = family_of(config.model_type)
     model = _weights(name, where, _model_class(config, where), dtype)
     processor = _processor(where, folder, image=family.image)
+    files = folder or _snapshot(name)
+    stored = getattr(config, "dtype", None) or _stored_precision(files)
     return Loaded(name, _on(model, device), processor, folder, stored or torch.float32, files)
 
 

@@ -23,6 +23,8 @@ def show(report: Report, console: Console) -> None:
         console.print(kept(report.sites))
     for title, text in (report.samples or {}).items():
         console.print(Panel(Text(text), title=title, title_align="left"))
+    if report.certificate:
+        console.print(Text(f"certified: {report.certificate['promise']}"))
     for warning in report.warnings:
         console.print(Text(f"note: {warning}", style="yellow"))
 

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -52,6 +52,7 @@ from simulated import SIMULATED
 from simulated_evidence import Evidence, Smaller
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.store import Statistics, open_statistics
+from slimformer.fisher import fisher_metric
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.plan.recipe import load_recipe
@@ -84,7 +85,8 @@ class Options:
 
 def statistics_of(subject: Subject, say: Say) -> Statistics:
     """What one calibration pass found, kept on disk until the model, the tokens or the code changes."""
-    places = ("calibrate/collect.py", "calibrate/respond.py", "decompose/response.py", "linalg/moments.py")
+    places = ("calibrate/collect.py", "calibrate/respond.py", "decompose/response.py", "decompose/metric.py",
+              "fisher.py", "linalg/moments.py")  # fmt: skip
     code = code_hash([PACKAGE / place for place in places])
     key = settings_hash(
         {
@@ -98,9 +100,15 @@ def statistics_of(subject: Subject, say: Say) -> Statistics:
         say("calibrate")
         splits = {split: list(batches) for split, batches in subject.calibration.items()}
         data = Data(splits, subject.data, key, subject.settings()["seed"], subject.seq_len)
-        calibrate(subject.loaded, data, folder, progress=lambda stage, i, n: say(f"{stage} {i}/{n}"))
+        tell = partial(_tell, say)
+        metric = fisher_metric(subject.model, splits["fit"], seed=data.seed, progress=tell)
+        calibrate(subject.loaded, data, folder, metric=metric, progress=tell)
     _forget_old_findings(folder)
     return open_statistics(folder)
+
+
+def _tell(say: Say, stage: str, done: int, total: int) -> None:
+    say(f"{stage} {done}/{total}")
 
 
 def _forget_old_findings(folder: Path) -> None:

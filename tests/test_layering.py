@@ -19,7 +19,7 @@ LAYERS = (
     ("errors",), ("linalg",), ("decompose",), ("models",), ("calibrate",), ("plan",), ("nn",), ("rewrite",),
     ("checkpoint",),
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
-    ("report",), ("stages",), ("assess", "probe", "timings", "front"),
+    ("report",), ("stages",), ("assess", "probe", "timings", "front", "fisher"),
     ("refine",), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
     ("shell", "options"), ("cli_front",), ("cli",),
 )  # fmt: skip

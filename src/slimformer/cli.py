@@ -124,13 +124,15 @@ def calibrate(
     """One pass over the data: write the moments of every width, from which any budget can be planned."""
     from slimformer import stages
     from slimformer.checkpoint.atomic import require_free, writing
+    from slimformer.fisher import fisher_metric
     from slimformer.probe import keep_probes
 
     stages.require_apart(out_folder, model, data, *data.split(","))
     require_free(out_folder, force)
     loaded, batches = _read(model, data, columns, tokens, samples, seq_len, seed, device, dtype)
     with progress_bars(err, hidden=quiet or as_json) as progress, writing(out_folder, force=force) as folder:
-        statistics = stages.calibrate(loaded, batches, folder, progress=progress)
+        metric = fisher_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
+        statistics = stages.calibrate(loaded, batches, folder, metric=metric, progress=progress)
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
     found = json.loads((out_folder / "stats.json").read_text())
     emit(found, as_json, quiet, lambda: typer.echo(f"statistics of {found['model']} are in {out_folder}"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments, collect
@@ -51,14 +52,24 @@ def silent(_stage: str, _done: int, _total: int) -> None:
     """No progress shown."""
 
 
-def calibrate(loaded: Loaded, data: Data, folder: Path, *, progress: Progress = silent) -> Statistics:
-    """One pass over the fit and select splits; moments are written to `folder` block by block."""
+def calibrate(
+    loaded: Loaded,
+    data: Data,
+    folder: Path,
+    *,
+    metric: Mapping[str, Tensor] | None = None,
+    progress: Progress = silent,
+) -> Statistics:
+    """One pass over the fit and select splits; moments are written to `folder` block by block.
+
+    `metric` (see `fisher.fisher_metric`) lets later stages count errors in nats at the outputs.
+    """
     architecture = describe(loaded.model)
     begin(folder, _provenance(loaded, architecture, data))
     splits = {split: data.splits[split] for split in ("fit", "select")}
     weights: dict[str, float] = {}
     progress("calibrate", 0, architecture.n_blocks)
-    for block in collect(loaded.model, architecture, splits):
+    for block in collect(loaded.model, architecture, splits, metric):
         write_block(folder, block)
         weights |= dict.fromkeys(block.sites, block.loudness)
         progress("calibrate", block.block + 1, architecture.n_blocks)
@@ -71,11 +82,12 @@ def profile(
 ) -> dict[str, Curve]:
     """Error curves of every site. Kept beside the statistics, so that the next budget costs nothing."""
     ways = "" if recipe.attention == "heads" else "-ranks"
+    ways += "-fisher" if recipe.metric == "fisher" else ""
     key = f"{recipe.selector}-{recipe.ridge!r}-{'bias' if recipe.absorb_mean else 'nobias'}{ways}"
     cached = statistics.folder / f"curves-{key}.json"
     architecture = describe(model)
     known = _read_curves(cached)
-    ranks = rank_sites(model, architecture) if ways else ()
+    ranks = rank_sites(model, architecture) if recipe.attention != "heads" else ()
     if known.keys() == architecture.by_name.keys() | {site.name for site in ranks}:
         return known
     curves = {}
@@ -83,8 +95,9 @@ def profile(
     for i in range(architecture.n_blocks):
         block = _moments(statistics, architecture, i)
         for site in architecture.of_block(i):
+            W = weight_of(model.get_submodule(site.reader))
             curves[site.name] = profile_site(
-                site, weight_of(model.get_submodule(site.reader)), block.sites[site.name],
+                site, block.read_through(site.name, W) if recipe.metric == "fisher" else W, block.sites[site.name],
                 selector=recipe.selector, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
             )  # fmt: skip
         for site in ranks:
@@ -141,18 +154,19 @@ def make_plan(
     require_same_model(model, statistics)
     return allocate(
         describe(model), curves, budget=budget or budget_of(macs=macs), seq_len=statistics.provenance.seq_len,
-        recipe=recipe, weights=site_weights(statistics, recipe), format=format,
+        recipe=recipe, weights=site_weights(statistics, curves, recipe), format=format,
         fingerprint=statistics.provenance.fingerprint, ranks=rank_sites(model, describe(model)),
     )  # fmt: skip
 
 
-def site_weights(statistics: Statistics, recipe: Recipe) -> dict[str, float]:
+def site_weights(statistics: Statistics, curves: Mapping[str, Curve], recipe: Recipe) -> dict[str, float]:
     """What an error at each site counts for: as probed, or by the energy of the stream it is added to.
 
     Only the greedy allocation goes by probes; for the others none need be made.
     """
     probes = read_probes(statistics) if recipe.allocation == "greedy" else {}
-    return sensitivities(probes, temper=recipe.temper) or statistics.weights()
+    nats = recipe.metric == "fisher"
+    return sensitivities(probes, curves, temper=recipe.temper, nats=nats) or statistics.weights()
 
 
 def read_probes(statistics: Statistics) -> dict[str, Probe]:

@@ -19,6 +19,7 @@ from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.certificate import certify, require_documents
 from slimformer.evaluate.fidelity import document_harms
+from slimformer.fisher import fisher_metric
 from slimformer.front import frontier
 from slimformer.models.load import Loaded
 from slimformer.plan import Budget, Plan
@@ -100,9 +101,13 @@ def workbench(
     progress: Progress,
     seconds: dict[str, float],
 ) -> Bench:
-    """Calibrate, profile and, where the allocation goes by them, probe."""
+    """Calibrate, profile and, where the allocation goes by them, find the metric and probe."""
+    metric = None
+    if recipe.allocation == "greedy" or recipe.metric == "fisher":
+        with timed(seconds, "metric"):
+            metric = fisher_metric(loaded.model, data.splits["fit"], seed=data.seed, progress=progress)
     with timed(seconds, "calibrate"):
-        statistics = calibrate(loaded, data, folder, progress=progress)
+        statistics = calibrate(loaded, data, folder, metric=metric, progress=progress)
     with timed(seconds, "profile"):
         curves = profile(loaded.model, statistics, recipe, progress=progress)
     if recipe.allocation == "greedy":

@@ -42,8 +42,9 @@ def block_response(
     call: Mapping[str, Any],
     rows: Tensor | None,
     sequences: int,
+    root: Tensor | None = None,
 ) -> Response | None:
-    """The response of block i at the first `sequences` of a batch, from what its projections gave."""
+    """The response of block i at the first `sequences` of a batch, from what its projections gave, in the metric."""
     site = heads_of(architecture, i)
     attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
     q, k, v = _split(architecture, i, heard)
@@ -51,7 +52,8 @@ def block_response(
     if architecture.family.rotary:
         cos, sin = (x[: len(q)].unsqueeze(1) for x in call["position_embeddings"])
         q, k = (turned(x, cos, sin) for x in (q, k))
-    W_o = _reader(weight_of(model.get_submodule(site.reader)), site.unit)
+    W_o = weight_of(model.get_submodule(site.reader))
+    W_o = _reader(W_o if root is None else root.to(W_o) @ W_o, site.unit)
     total: Response | None = None
     for n in range(len(q)):
         real = torch.arange(q.shape[2]) if rows is None else rows[n].nonzero().flatten().cpu()

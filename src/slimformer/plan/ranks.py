@@ -64,7 +64,8 @@ def attention_of(
 ) -> Attention:
     """The attention of block i, from the moments its heads have."""
     heads = heads_of(architecture, i)
-    width = site_width(heads, W_o, block.sites[heads.name], absorb_mean=absorb_mean)
+    W = block.read_through(heads.name, W_o)
+    width = site_width(heads, W, block.sites[heads.name], absorb_mean=absorb_mean)
     return Attention(width, block, heads.units // max(1, heads.group), architecture.family.rotary, ridge)
 
 

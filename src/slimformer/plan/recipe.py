@@ -28,6 +28,9 @@ class Recipe(BaseModel):
     attention: Literal["heads", "ranks", "best"] = Field(
         default="heads", description="cut attention by whole heads, by the ranks of QK and VO, or whichever is better"
     )
+    metric: Literal["squares", "fisher"] = Field(
+        default="squares", description="count errors of what a block writes, or what they cost at the outputs"
+    )
     refine: bool = Field(default=True, description="correct every reader on what the cut model sends it")
     multiple_of: int = Field(default=8, ge=1, description="neurons are kept in multiples of this")
     allow_empty: bool = Field(default=False, description="may a block lose all its neurons?")

@@ -78,6 +78,47 @@ def caption(results: dict[str, Any], report: str, dense: dict[str, Any]) -> str:
     )
 
 
+VARIANTS = {
+    "balanced": "`balanced`",
+    "interpolative": "interpolative decomposition",
+    "squares": "squared errors",
+    "token-weights": "squared errors in the metric, tokens weighted by 1/σ² of the stream",
+    "no-probes": "by the metric alone",
+    "probes-believed": "probes believed as measured",
+    "uniform": "equal shares of heads and neurons",
+    "heads": "whole heads only",
+    "ranks": "ranks only",
+    "nested": "least squares on the dense model's features (`--no-refine`)",
+    "heads-nested": "the same, whole heads only",
+    "heads-no-correction": "whole heads, no least squares, only the mean absorbed",
+}
+
+
+def ablation(results: dict[str, Any], _report: str | None) -> str:
+    """What was changed × budgets, in excess nats, with marks for what is no different and what is better."""
+    (report,) = results["dense"]
+    budgets = sorted({row["budget"] for row in results["cells"]}, reverse=True)
+    found: dict[str, list[Any]] = {}
+    for row in sorted(results["cells"], key=lambda row: -row["budget"]):
+        found.setdefault(row["method"], []).append(row["reports"][report])
+    marks = {"better": "", "tie": " =", "worse": " !", "ours": ""}
+    rows = [
+        [
+            part,
+            VARIANTS.get(name, name),
+            *(f"{(at := found[name, b])['excess']:.3f}{marks[at['verdict']]}" for b in budgets),
+        ]
+        for name, part in results["parts"].items()
+    ]
+    settings = results["settings"]
+    what = (
+        f"{settings['model']}, {report}: ln(perplexity / dense perplexity) at kept block MACs "
+        f"({settings['examples'][report]:,} held-out windows; = no significant difference to `balanced`, "
+        "! significantly better than it)"
+    )
+    return f"{what}\n\n{markdown(['part', 'in place of the default', *(f'{100 * b:g} %' for b in budgets)], rows)}"
+
+
 def speed(results: dict[str, Any], _report: str | None) -> str:
     """Three ratios, each with its target."""
     rows = []
@@ -95,7 +136,11 @@ def speed(results: dict[str, Any], _report: str | None) -> str:
     return f"Ratios within one run, {threads} threads:\n\n{markdown(['ratio', 'measured', 'target'], rows)}"
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {"quality": quality, "speed": speed}
+RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
+    "quality": quality,
+    "ablation": ablation,
+    "speed": speed,
+}
 
 
 def table(name: str) -> str:

@@ -23,6 +23,7 @@ COMMANDS = [
     ["apply"],
     ["compress"],
     ["eval"],
+    ["cascade"],
     ["recipes", "ls"],
     ["recipes", "show"],
 ]
@@ -197,6 +198,7 @@ def commands(shelf, stats, plan, folder):
         ["cut", stats, "--macs", 0.7, "--out", folder / "cut"],
         ["frontier", stats, "--out", folder / "front.json"],
         ["sweep", stats, "--data", shelf / "text.txt", "--tokens", 600, "--macs", "0.8"],
+        ["cascade", stats, "--data", shelf / "text.txt", "--tokens", 600, "--out", folder / "cascade"],
         ["recipes", "ls"],
         ["recipes", "show", "stat"],
     ]

@@ -158,6 +158,11 @@ def _fraction(by: str, text: str) -> float:
         ) from None
 
 
+def joined(data: list[str]) -> str:
+    """The sources of `--data a --data b` as one name, as in `--data a,b`."""
+    return ",".join(data)
+
+
 def column_names(text: str) -> list[str] | None:
     """The names in `sentence1,sentence2`."""
     return [name.strip() for name in text.split(",") if name.strip()] or None

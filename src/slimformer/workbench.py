@@ -69,10 +69,15 @@ class Bench:
         return Made(small, plan, corrections)
 
 
+def require_certifiable(data: Data, max_kl: float) -> None:
+    """Refuse before the long work if there are too few documents to certify on."""
+    require_documents(sum(len(next(iter(batch.inputs.values()))) for batch in data.splits["certify"]), epsilon=max_kl)
+
+
 def smallest_certified(bench: Bench, max_kl: float) -> tuple[Made, dict[str, Any]]:
     """The smallest model along the front that passes, and the certificate. The certify split is opened here only."""
     batches = bench.data.splits["certify"]
-    require_documents(sum(len(next(iter(batch.inputs.values()))) for batch in batches), epsilon=max_kl)
+    require_certifiable(bench.data, max_kl)
     dense = bench.loaded.model
     fixed = frontier(dense, bench.statistics, bench.curves, bench.recipe, format=bench.format)
     budgets = [point.plan.budget for point in fixed if point.plan.budget < 1]

@@ -50,6 +50,11 @@ def before_after(report: Report) -> RenderableType:
             table.add_row(name, *map(_milliseconds, values), f"{timing['ratio']:.3f}")  # median of ratios, not of times
     for metric in report.metrics:
         table.add_row(*_metric(metric))
+    for other in report.other_data:
+        table.add_section()
+        for metric in other["metrics"]:
+            what, *values = _metric(metric)
+            table.add_row(Text(f"{what} · {other['name']}"), *values)
     caption = _caption(report)
     return Group(table, Text(caption, style="dim")) if caption else table
 

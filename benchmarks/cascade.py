@@ -6,8 +6,8 @@ average, by input and by token, and lose at most half a point of accuracy.
     python benchmarks/cascade.py --quick --out FOLDER     few examples, to see that it runs
     python benchmarks/cascade.py --no-refine              cuts as `slimformer cut` makes them, in a third of the time
 
-All cuts come from one calibration on training sentences and are refined there, as `slimformer cascade` does. Which two cuts, and the threshold between them, are chosen on
-one set and reported on another that nothing was fitted to:
+All cuts come from one calibration on training sentences and are refined there, as `slimformer cascade` does. Which two
+cuts, and the threshold between them, are chosen on one set and reported on another that nothing was fitted to:
 
     minilm-sst2    chosen on dev, reported on test; and, as a warning, chosen on training sentences, which the
                    classifier has seen and is surer of

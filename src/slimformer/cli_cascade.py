@@ -90,14 +90,13 @@ def cascade(
 ) -> None:
     """Two cuts of one model, routed input by input: the small one answers what it is sure of, the large one the rest.
 
-    The small cut reads every input. Where the entropy of its answer is below a threshold, that answer stays; otherwise
-    the large cut reads the input again. Mean MACs are those of the small cut plus those of the large one times the
-    share that is handed on, so a cascade pays off where most inputs are easy. The threshold is set on the select split,
-    the table printed is of the report split.
+    The small cut reads all inputs. Where the entropy of its answer is below a threshold, the answer stays; else the
+    large cut reads the input again. Mean MACs: the small cut's, plus the large one's times the share handed on. The
+    threshold is set on the select split, the table printed is of the report split.
 
-    From a MODEL, one calibration on --data makes both cuts. From STATS no calibration is needed. With the data STATS
-    were made from, cuts are refined and its held-out splits are used; with others, nothing of them was fitted, so all
-    but the report split sets the threshold. Better so for a classifier: it is surer of what it was trained on.
+    From a MODEL, one calibration on --data makes both cuts. From STATS none is needed: with the data STATS were made
+    from, cuts are refined; other data only set the threshold, all but their report split. Better so for a classifier,
+    which is surer of what it was trained on.
 
     Open the folder with slimformer.load_cascade(DIR); call the result with a batch, or its `score` with token ids.
     """
@@ -105,7 +104,6 @@ def cascade(
     from slimformer.cascade import make_cascade
     from slimformer.checkpoint.atomic import require_free
     from slimformer.plan.recipe import load_recipe
-    from slimformer.report.cascade import show_routing
 
     both, chosen, name = two_budgets(budgets), load_recipe(recipe), joined(data)
     stages.require_apart(out_folder, source, model or None, name, *name.split(","))
@@ -115,10 +113,9 @@ def cascade(
         if (Path(source) / "stats.json").is_file():
             ready = _from_statistics(Path(source), model, name, reading, chosen, refine, progress)
         else:
-            place = usable_device(device)
-            opened = {"device": place, "dtype": usable_precision(dtype, place)}
             reading |= {"seq_len": seq_len, "seed": seed}
-            ready = _from_model(source, opened, name, reading, both, chosen, format, refine, Path(scratch), progress)
+            how = (both, chosen, format, refine, Path(scratch), progress)
+            ready = _from_model(source, _opened(device, dtype), name, reading, *how)
         made = make_cascade(
             ready.loaded, ready.statistics, ready.curves, ready.splits["select"], budgets=both, recipe=chosen,
             format=format, tolerance=tolerance, mean_macs=mean_macs, refine_on=ready.refine_on, progress=progress,
@@ -127,18 +124,26 @@ def cascade(
         progress("save and verify", 0, 1)
         made.save(out_folder, report=found, force=force, verify=verify)
         progress("save and verify", 1, 1)
-
-    def tables() -> None:
-        show_routing(found, out)
-        line = python_line(f"import slimformer; cascade = slimformer.load_cascade({str(out_folder)!r})")
-        typer.echo(f"\nsaved in {out_folder}; load it with:\n  {line}")
-
-    emit(found, as_json, quiet, tables)
+    emit(found, as_json, quiet, lambda: _show(found, out_folder))
 
 
 CASCADE: dict[Callable[..., None], str] = {
     cascade: "slimformer cascade ./my-classifier --macs 0.3,1 --data reviews.tsv --out cascade",
 }
+
+
+def _show(found: dict[str, Any], folder: Path) -> None:
+    from slimformer.report.cascade import show_routing
+
+    show_routing(found, out)
+    line = python_line(f"import slimformer; cascade = slimformer.load_cascade({str(folder)!r})")
+    typer.echo(f"\nsaved in {folder}; load it with:\n  {line}")
+
+
+def _opened(device: str, dtype: str) -> dict[str, Any]:
+    """How to open a model."""
+    place = usable_device(device)
+    return {"device": place, "dtype": usable_precision(dtype, place)}
 
 
 def two_budgets(text: str) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,27 +80,20 @@ def compress(
     """
     seconds: dict[str, float] = {}
     with timed(seconds, "load"):
-        if isinstance(model, PreTrainedModel):
-            loaded = in_memory(model, processor)
-        else:
-            loaded = load_model(model, dtype=dtype, device=device)
+        loaded = _opened(model, processor, dtype, device)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
     budget = Budget(1.0) if max_kl is not None else budget_of(macs=macs, params=params, latency=latency)
     if budget.by != "latency":
         check_budget(architecture, budget, seq_len=length, recipe=chosen, format=format)  # before the long work
-    reading: dict[str, Any] = {
-        "seq_len": seq_len, "tokens": tokens, "samples": samples, "columns": columns, "seed": seed
-    }  # fmt: skip
+    read = partial(
+        gather, model=loaded.model, processor=loaded.processor, architecture=architecture,
+        seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed,
+    )  # fmt: skip
     with timed(seconds, "data"):
-        batches = gather(data, loaded.model, loaded.processor, architecture, **reading)
-        others = [
-            gather(each, loaded.model, loaded.processor, architecture, **reading, purpose="evaluation")
-            for each in eval_data
-        ]
-    if max_kl is not None:
-        require_certifiable(batches, max_kl)
+        batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
+    require_certifiable(batches, max_kl)
     if budget.by == "latency":  # at the length the data has, as the plan counts
         budget = priced(budget, loaded.model, batches.seq_len, progress)
         check_budget(architecture, budget, seq_len=batches.seq_len, recipe=chosen, format=format)
@@ -108,9 +102,14 @@ def compress(
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
     with timed(seconds, "evaluate"):
         report = evaluate(loaded, made.model, made.plan, batches, others, timing=timing, progress=progress)
-    corrections = [asdict(each) for each in made.corrections]
-    report = replace(report, seconds=seconds, correction=corrections, certificate=certificate)
+    report = replace(report, seconds=seconds, correction=[*map(asdict, made.corrections)], certificate=certificate)
     return Result(made.model, made.plan, report, loaded)
+
+
+def _opened(model: str | Path | PreTrainedModel, processor: Any, dtype: torch.dtype, device: str) -> Loaded:
+    if isinstance(model, PreTrainedModel):
+        return in_memory(model, processor)
+    return load_model(model, dtype=dtype, device=device)
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:

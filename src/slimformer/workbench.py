@@ -69,9 +69,11 @@ class Bench:
         return Made(small, plan, corrections)
 
 
-def require_certifiable(data: Data, max_kl: float) -> None:
-    """Refuse before the long work if there are too few documents to certify on."""
-    require_documents(sum(len(next(iter(batch.inputs.values()))) for batch in data.splits["certify"]), epsilon=max_kl)
+def require_certifiable(data: Data, max_kl: float | None) -> None:
+    """Refuse, before the long work, if a certificate is asked for and there are too few documents for one."""
+    if max_kl is not None:
+        documents = sum(len(next(iter(batch.inputs.values()))) for batch in data.splits["certify"])
+        require_documents(documents, epsilon=max_kl)
 
 
 def smallest_certified(bench: Bench, max_kl: float) -> tuple[Made, dict[str, Any]]:

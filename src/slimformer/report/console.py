@@ -53,8 +53,8 @@ def before_after(report: Report) -> RenderableType:
     for other in report.other_data:
         table.add_section()
         for metric in other["metrics"]:
-            what, *values = _metric(metric)
-            table.add_row(Text(f"{what} · {other['name']}"), *values)
+            what, *cells = _metric(metric)
+            table.add_row(Text(f"{what} · {other['name']}"), *cells)
     caption = _caption(report)
     return Group(table, Text(caption, style="dim")) if caption else table
 

@@ -19,7 +19,7 @@ from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.certificate import certify, require_documents
 from slimformer.evaluate.fidelity import document_harms
-from slimformer.front import frontier
+from slimformer.front import budgets_at, frontier, reachable
 from slimformer.models.load import Loaded
 from slimformer.plan import Budget, Plan
 from slimformer.plan.recipe import Recipe
@@ -28,6 +28,9 @@ from slimformer.refine import refine
 from slimformer.rewrite.correct import Correction
 from slimformer.stages import Progress, calibrate, carry_out, make_plan, profile, silent
 from slimformer.timings import latency_table
+
+NEARLY_ALL = (0.99, 0.98, 0.97)  # budgets between the first two steps of a front, for small promises
+SHARES = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0)  # of what is promised, as probes predict it
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,12 @@ def smallest_certified(bench: Bench, max_kl: float) -> tuple[Made, dict[str, Any
     batches = bench.data.splits["certify"]
     require_certifiable(bench.data, max_kl)
     dense = bench.loaded.model
-    fixed = frontier(dense, bench.statistics, bench.curves, bench.recipe, format=bench.format)
-    budgets = [point.plan.budget for point in fixed if point.plan.budget < 1]
+    steps = reachable(dense, bench.statistics, bench.recipe, bench.format)
+    steps += [fraction for fraction in NEARLY_ALL if fraction > min(steps)]
+    fixed = frontier(dense, bench.statistics, bench.curves, bench.recipe, format=bench.format, budgets=steps)
+    budgets = budgets_at(fixed, [share * max_kl for share in SHARES])
+    if not budgets:
+        raise BudgetOutOfReach("there is nothing to certify: no smaller model can be made; use --format ragged")
     made: list[Made] = []
 
     def harms(fraction: float) -> list[float]:

@@ -56,6 +56,7 @@ from slimformer.shell import (
 from slimformer.shell import (
     column_names,
     joined,
+    paragraphs,
     progress_bars,
     run,
     usable_device,
@@ -313,7 +314,7 @@ def evaluate(
 
 
 for command, example in {**FRONT, **CASCADE}.items():
-    app.command(epilog=f"Example: {example}")(command)
+    app.command(epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)
 
 
 def main() -> None:

@@ -95,8 +95,8 @@ def cascade(
     threshold is set on the select split, the table printed is of the report split.
 
     From a MODEL, one calibration on --data makes both cuts. From STATS none is needed (length and seed are its own):
-    with the data STATS were made from, cuts are refined; other data only set the threshold, all but their report split. Better so for a classifier,
-    which is surer of what it was trained on.
+    with the data STATS were made from, cuts are refined; other data only set the threshold, all but their report
+    split. Better so for a classifier, which is surer of what it was trained on.
 
     Open the folder with slimformer.load_cascade(DIR); call the result with a batch, or its `score` with token ids.
     """

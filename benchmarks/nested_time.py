@@ -116,13 +116,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Five budgets by `cut` against five by `compress --no-refine`.")
     parser.add_argument("model", nargs="?", default="stories15M", choices=["stories15M", "minilm-sst2"])
     parser.add_argument("--tokens", type=int, help="to calibrate on (default: that of the package)")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the result file")
     options, console = parser.parse_args(), Console(width=120)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     results = measured(options.model, options.tokens, console)
     about = {"benchmark": "nested_time", "versions": versions(), "code": deciding_code(), "threads": 1}
-    write_json(HERE / "results" / f"nested_time-{options.model}.json", {**about, **results}, indent=1)
+    write_json(options.out / f"nested_time-{options.model}.json", {**about, **results}, indent=1)
     console.print(f"cut over compress: {results['ratio']}, the same bits: {results['same_bits']}")
     return 0 if results["holds"] else 1
 

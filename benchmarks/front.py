@@ -4,10 +4,10 @@
     python benchmarks/front.py stories15M --tokens 8192
     python benchmarks/front.py --figure                only the figure, from the results that are there
 
-One calibration, then a plan for every 5 % of the block MACs, from 95 to 20 %; every plan is carried out as `slimformer cut` does and its
-KL divergence from the dense model measured on held-out text that neither moments nor probes have seen. Over a front
-both numbers must grow as budgets fall, so a rank correlation is easily high; the ratio of measured and predicted says
-more, and is reported as well: 1 would be a prediction in nats.
+One calibration, then a plan for every 5 % of the block MACs, from 95 to 20 %. Every plan is carried out as `slimformer
+cut` does, and its KL divergence from the dense model measured on held-out text that neither moments nor probes have
+seen. Over a front both numbers must grow as budgets fall, so a rank correlation is easily high; the ratio of measured
+and predicted says more, and is reported as well: 1 would be a prediction in nats.
 Results: benchmarks/results/front-<model>.json and docs/images/front.svg. About four minutes on one core.
 """
 

@@ -194,8 +194,9 @@ def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Ba
 
 
 def everything(data: Data) -> list[Batch]:
-    """All of data that nothing was fitted on, but for *certify*, whose rows are cut otherwise."""
-    return [batch for split in ("report", "select", "fit") for batch in data.splits[split]]
+    """All of data that nothing was fitted on; where the rows of *certify* are of another kind, without them."""
+    splits = ("report", "select", "fit", *(() if data.windows else ("certify",)))
+    return [batch for split in splits for batch in data.splits[split]]
 
 
 def held_out_batches(made: Provenance, data: Data) -> tuple[list[Batch], list[str]]:

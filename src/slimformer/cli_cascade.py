@@ -212,7 +212,8 @@ def _from_statistics(
         raise SlimformerError(
             f"--refine needs the data the statistics were made from ({made.data}); give them as --data"
         )
-    unseen = [batch for split in ("fit", "select") for batch in read.splits[split]]
+    apart = () if read.windows else ("certify",)
+    unseen = [batch for split in ("fit", "select", *apart) for batch in read.splits[split]]
     splits = {"select": unseen, "report": read.splits["report"]}
     note = f"cuts are not refined: {read.name} is not what the statistics were made from ({made.data})"
     return Ready(loaded, statistics, curves, splits, None, told, [note])

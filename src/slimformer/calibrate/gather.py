@@ -28,13 +28,17 @@ CHARACTERS = 4  # per token, about: how long a passage is cut for an encoder tha
 
 @dataclass(frozen=True)
 class Data:
-    """Batches by split, and what is needed to say where they came from."""
+    """Batches by split, and what is needed to say where they came from.
+
+    `windows`: all splits but *certify* are windows of running text, which has a row for each document.
+    """
 
     splits: dict[str, list[Batch]]
     name: str
     hash: str
     seed: int
     seq_len: int
+    windows: bool = False
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -112,7 +116,8 @@ def gather(
             splits["certify"] = _one_row_each(
                 parts, model, processor, architecture, length, tokens or TOKENS, batch_size
             )
-        data = Data(splits, describe_source(source), data_hash(documents), seed, length)
+        windows = reads_windows(model, family)
+        data = Data(splits, describe_source(source), data_hash(documents), seed, length, windows)
     _require_all(data.splits, least=1 if family.image else 2)
     _require_readable(data.splits, model, architecture)
     return data

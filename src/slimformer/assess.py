@@ -18,7 +18,7 @@ from slimformer.calibrate.tasks import TASKS
 from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
 from slimformer.evaluate import generate_text, model_latency, parameter_count
-from slimformer.evaluate.compare import compare, is_language_model
+from slimformer.evaluate.compare import compare, first_tokens, is_language_model
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
@@ -33,12 +33,34 @@ PROMPT = "The main idea of this"
 
 
 def evaluate(
-    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, *, timing: bool = True, progress: Progress = silent
-) -> Report:
-    """Dense and small on the report split, which was neither fitted nor used to choose."""
+    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, others: Sequence[Data] = (), *,
+    timing: bool = True, progress: Progress = silent,
+) -> Report:  # fmt: skip
+    """Dense and small on the report split, which was neither fitted nor used to choose; and on other data."""
     report = describe_result(loaded, small, plan)
     report = replace(report, warnings=[*report.warnings, *thin_data(describe(loaded.model), data)])
-    return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
+    report = measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
+    return beside(report, loaded, small, others, known=report.data)
+
+
+def beside(
+    report: Report, loaded: Loaded, small: PreTrainedModel, others: Sequence[Data], *, known: dict[str, Any]
+) -> Report:
+    """The report with the same metrics on other data, out of domain beside in domain.
+
+    Of each as many tokens are read as of the report split. Where other data are those that were calibrated on
+    (`known`), only what was held out of them.
+    """
+    found, notes = [], list(report.warnings)
+    for data in others:
+        batches, said = _unfitted(known, data, small=report.model)
+        batches = first_tokens(batches, report.data["tokens"]["report"])
+        metrics = [metric.to_json() for metric in compare(loaded.model, small, batches, seed=data.seed)]
+        found.append({
+            "name": data.name, "hash": data.hash, "tokens": sum(batch.tokens for batch in batches), "metrics": metrics
+        })  # fmt: skip
+        notes += [f"--eval-data {data.name}: {note}" for note in said]
+    return replace(report, other_data=found, warnings=notes)
 
 
 def thin_data(architecture: Architecture, data: Data) -> list[str]:
@@ -107,8 +129,9 @@ def data_provenance(
 
 
 def evaluate_pair(
-    loaded: Loaded, small: Loaded, data: Data, *, timing: bool = True, progress: Progress = silent
-) -> Report:
+    loaded: Loaded, small: Loaded, data: Data, others: Sequence[Data] = (), *, timing: bool = True,
+    progress: Progress = silent,
+) -> Report:  # fmt: skip
     """Compare two models on all of `data`; if `small` was calibrated on these data, only on the part held out then."""
     before, after = describe(loaded.model), describe(small.model)
     _require_relatives(loaded, small, before, after)
@@ -125,7 +148,9 @@ def evaluate_pair(
         small=footprint(small.model, after, data.seq_len, small.dtype), sites=site_table(before, after),
         versions=versions(), warnings=notes,
     )  # fmt: skip
-    return measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
+    report = measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
+    calibrated = made.get("data")
+    return beside(report, loaded, small.model, others, known=calibrated if isinstance(calibrated, dict) else {})
 
 
 def _require_relatives(loaded: Loaded, small: Loaded, before: Architecture, after: Architecture) -> None:
@@ -154,24 +179,31 @@ def _same_ends(dense: PreTrainedModel, small: PreTrainedModel, *, image: bool) -
 def _held_out(small: Loaded, made: dict[str, Any], data: Data) -> tuple[list[Batch], list[str]]:
     """What of `data` the small model was not calibrated on, and what there is to say about it."""
     calibrated = made.get("data")
-    known = calibrated if isinstance(calibrated, dict) else {}
-    everything = [batch for part in data.splits.values() for batch in part]
+    return _unfitted(calibrated if isinstance(calibrated, dict) else {}, data, small=small.name)
+
+
+def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Batch], list[str]]:
+    """The same by what is known of the data that were calibrated on."""
     if known.get("hash") != data.hash:
         again = sorted(_sources(str(known.get("name", ""))) & _sources(data.name))
-        note = f"{small.name} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
-        return everything, [note] if again else []
+        note = f"{small} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
+        return everything(data), [note] if again else []
     if known.get("seed") != data.seed:
-        raise PlanDoesNotFit(
-            f"{small.name} was calibrated on these data with --seed {known.get('seed')}; use the same seed"
-        )
+        raise PlanDoesNotFit(f"{small} was calibrated on these data with --seed {known.get('seed')}; use the same seed")
     return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
+
+
+def everything(data: Data) -> list[Batch]:
+    """All of data that nothing was fitted on; where the rows of *certify* are of another kind, without them."""
+    splits = ("report", "select", "fit", *(() if data.windows else ("certify",)))
+    return [batch for split in splits for batch in data.splits[split]]
 
 
 def held_out_batches(made: Provenance, data: Data) -> tuple[list[Batch], list[str]]:
     """Of data that were calibrated on, the part that was held out; of others all of it."""
     if made.data_hash == data.hash:
         return list(data.splits["report"]), ["these data were calibrated on, so only the part held out then is used"]
-    return [batch for part in data.splits.values() for batch in part], []
+    return everything(data), []
 
 
 def _sources(name: str) -> set[str]:

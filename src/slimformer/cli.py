@@ -17,14 +17,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 from rich.console import Console
 
+from slimformer.cli_cascade import CASCADE
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, saved_line
+from slimformer.cli_recipes import recipes_app
 from slimformer.errors import OutputExists, SlimformerError
 from slimformer.options import (
+    BUILTIN,
     AsJson,
     Columns,
     DataOption,
     Device,
     Dtype,
+    EvalData,
     EvalTokens,
     Force,
     Format,
@@ -51,6 +55,8 @@ from slimformer.shell import (
 )
 from slimformer.shell import (
     column_names,
+    joined,
+    paragraphs,
     progress_bars,
     run,
     usable_device,
@@ -65,7 +71,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-recipes_app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 
 err = Console(stderr=True)
@@ -109,7 +114,7 @@ def inspect(
 def calibrate(
     model: Model,
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the statistics to")],
-    data: DataOption = "builtin",
+    data: DataOption = BUILTIN,
     columns: Columns = "",
     tokens: Tokens = None,
     samples: Samples = None,
@@ -127,9 +132,10 @@ def calibrate(
     from slimformer.fisher import fisher_metric
     from slimformer.probe import keep_probes
 
-    stages.require_apart(out_folder, model, data, *data.split(","))
+    name = joined(data)
+    stages.require_apart(out_folder, model, name, *name.split(","))
     require_free(out_folder, force)
-    loaded, batches = _read(model, data, columns, tokens, samples, seq_len, seed, device, dtype)
+    loaded, batches = _read(model, name, columns, tokens, samples, seq_len, seed, device, dtype)
     with progress_bars(err, hidden=quiet or as_json) as progress, writing(out_folder, force=force) as folder:
         metric = fisher_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
         statistics = stages.calibrate(loaded, batches, folder, metric=metric, progress=progress)
@@ -227,7 +233,8 @@ def compress(
     out_folder: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")
     ] = None,
-    data: DataOption = "builtin",
+    data: DataOption = BUILTIN,
+    eval_data: EvalData = None,
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
     columns: Columns = "",
@@ -257,14 +264,15 @@ def compress(
         return _dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
     if out_folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
-    stages.require_apart(out_folder, model, data, *data.split(","))
+    name = joined(data)
+    stages.require_apart(out_folder, model, name, *name.split(","), *(eval_data or ()))
     require_free(out_folder, force)
     place = usable_device(device)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
-            model, data, **asked, recipe=chosen, format=format, seq_len=seq_len, tokens=tokens, samples=samples,
-            columns=column_names(columns), seed=seed, device=place, dtype=usable_precision(dtype, place),
-            refine=refine, timing=timing, progress=progress,
+            model, name, **asked, eval_data=eval_data or (), recipe=chosen, format=format, seq_len=seq_len,
+            tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, device=place,
+            dtype=usable_precision(dtype, place), refine=refine, timing=timing, progress=progress,
         )  # fmt: skip
         progress("save and verify", 0, 1)
         result.save(out_folder, force=force)
@@ -281,7 +289,8 @@ def compress(
 def evaluate(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="the smaller model")],
     against: Annotated[str, typer.Option(metavar="MODEL", help="the dense model it came from")],
-    data: DataOption = "builtin",
+    data: DataOption = BUILTIN,
+    eval_data: EvalData = None,
     columns: Columns = "",
     tokens: EvalTokens = None,
     samples: Samples = None,
@@ -298,42 +307,16 @@ def evaluate(
     from slimformer.report.console import show
 
     small = load_model(folder, device=usable_device(device))
-    loaded, batches = _read(against, data, columns, tokens, samples, seq_len, seed, device, "float32", "evaluation")
+    reading = (columns, tokens, samples, seq_len, seed)
+    loaded, batches = _read(against, joined(data), *reading, device, "float32", "evaluation")
+    others = [_gather(loaded, name, *reading, "evaluation") for name in eval_data or ()]
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        report = assess.evaluate_pair(loaded, small, batches, timing=timing, progress=progress)
+        report = assess.evaluate_pair(loaded, small, batches, others, timing=timing, progress=progress)
     emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
 
 
-@recipes_app.command("ls", epilog="Example: slimformer recipes ls")
-def recipes_ls(seed: NoSeed = 0, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """List the recipes."""
-    from slimformer.plan.recipe import load_recipe, names
-
-    found = {name: load_recipe(name).summary for name in names()}
-
-    def tables() -> None:
-        for name, summary in found.items():
-            typer.echo(f"{name:10} {summary}")
-
-    emit(found, as_json, quiet, tables)
-
-
-@recipes_app.command("show", epilog="Example: slimformer recipes show balanced > mine.yaml")
-def recipes_show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a recipe's name or path")],
-    seed: NoSeed = 0,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Print a recipe: copy it, change it, and give its path to --recipe."""
-    from slimformer.plan.recipe import load_recipe, text_of
-
-    found = load_recipe(name)
-    emit(found.model_dump(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))
-
-
-for command, example in FRONT.items():
-    app.command(epilog=f"Example: {example}")(command)
+for command, example in {**FRONT, **CASCADE}.items():
+    app.command(epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)
 
 
 def main() -> None:
@@ -355,17 +338,24 @@ def _read(
     model: str, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
     device: str, dtype: str, purpose: Any = "calibration",
 ) -> tuple[Any, Any]:  # fmt: skip
-    from slimformer.calibrate.gather import gather
-    from slimformer.models import describe
     from slimformer.models.load import load_model
 
     place = usable_device(device)
     loaded = load_model(model, dtype=usable_precision(dtype, place), device=place)
-    batches = gather(
+    return loaded, _gather(loaded, data, columns, tokens, samples, seq_len, seed, purpose)
+
+
+def _gather(
+    loaded: Any, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
+    purpose: Any,
+) -> Any:  # fmt: skip
+    from slimformer.calibrate.gather import gather
+    from slimformer.models import describe
+
+    return gather(
         data, loaded.model, loaded.processor, describe(loaded.model),
         seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
     )  # fmt: skip
-    return loaded, batches
 
 
 def _require_plan(path: Path) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slimformer.options import (
+    BUILTIN,
     AsJson,
     Columns,
     DataOption,
@@ -28,9 +29,10 @@ from slimformer.options import (
     Source,
     Stats,
     Tokens,
+    Verify,
 )
 from slimformer.shell import budget as budget_from
-from slimformer.shell import column_names, precision, progress_bars, python_line
+from slimformer.shell import column_names, joined, precision, progress_bars, python_line
 
 err = Console(stderr=True)
 out = Console()
@@ -49,7 +51,7 @@ def cut(
     format: Format = "ragged",
     model: Source = "",
     seed: NoSeed = 0,
-    verify: Annotated[bool, typer.Option(help="reload the result in a fresh process and compare")] = True,
+    verify: Verify = True,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -107,7 +109,7 @@ def frontier(
 
 def sweep(
     stats: Stats,
-    data: DataOption = "builtin",
+    data: DataOption = BUILTIN,
     budgets: Budgets = "0.9,0.8,0.7,0.6,0.5",
     columns: Columns = "",
     tokens: Tokens = None,
@@ -132,7 +134,7 @@ def sweep(
         loaded, statistics, curves, points = _front(stats, budgets, recipe, format, model, progress)
         made = statistics.provenance
         read = gather(
-            data, loaded.model, loaded.processor, describe(loaded.model), seq_len=made.seq_len, tokens=tokens,
+            joined(data), loaded.model, loaded.processor, describe(loaded.model), seq_len=made.seq_len, tokens=tokens,
             samples=samples, columns=column_names(columns), seed=made.seed, purpose="evaluation",
         )  # fmt: skip
         batches, notes = held_out_batches(made, read)

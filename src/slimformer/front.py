@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.store import Statistics
@@ -51,13 +53,14 @@ def frontier(
     """Plans from the largest budget to the smallest. Without `budgets`: every 5 % the format can reach."""
     probes = read_probes(statistics)
     points = []
-    for fraction in sorted(budgets or _reachable(model, statistics, recipe, format), reverse=True):
+    for fraction in sorted(budgets or reachable(model, statistics, recipe, format), reverse=True):
         plan = make_plan(model, statistics, curves, budget=Budget(fraction), recipe=recipe, format=format)
         points.append(FrontPoint(plan, predicted_harm(probes, curves, plan.sizes) if probes else None))
     return points
 
 
-def _reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, format: str) -> list[float]:
+def reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, format: str) -> list[float]:
+    """Every 5 % the format can reach, from 1 down."""
     architecture, seq_len = describe(model), statistics.provenance.seq_len
     least = least_cost(
         architecture, seq_len,
@@ -69,6 +72,21 @@ def _reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, f
     if not found:
         raise BudgetOutOfReach("there is nothing to plan: the smallest model is the model itself")
     return found
+
+
+def budgets_at(points: Sequence[FrontPoint], harms: Sequence[float]) -> list[float]:
+    """Budgets at which the predicted divergence is each of `harms`, the largest budget first.
+
+    Between two points log harm is taken to be linear in the budget; beyond the ends the last point counts. Where
+    nothing was probed, the budgets of the points themselves.
+    """
+    known = [(point.plan.budget, point.predicted_kl) for point in points if point.plan.budget < 1]
+    rising = [(budget, math.log(harm)) for budget, harm in known if harm is not None and harm > 0]
+    if len(rising) < 2:
+        return [budget for budget, _ in known]
+    budgets, logs = zip(*rising, strict=True)
+    found = np.interp(np.log(harms), np.maximum.accumulate(logs), budgets)
+    return sorted({round(float(budget), 3) for budget in found}, reverse=True)
 
 
 def sweep(

@@ -7,14 +7,21 @@ import typer
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="a folder, a hub id, demo:smollm2 or demo:minilm")]
 Stats = Annotated[Path, typer.Argument(metavar="STATS", help="the folder `slimformer calibrate` wrote")]
+BUILTIN = ["builtin"]
 DataOption = Annotated[
-    str,
+    list[str],
     typer.Option(
         "--data",
         "--task",
         metavar="DATA",
-        help="text, jsonl, tsv, csv or parquet file (several by commas), an image folder, a data set's name such as "
-        "sst2 or wikitext2, or builtin",
+        help="text, jsonl, tsv, csv or parquet file, an image folder, a data set's name such as sst2 or wikitext2, or "
+        "builtin; several (by commas, or --data again) are mixed evenly",
+    ),
+]
+EvalData = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--eval-data", metavar="DATA", help="other data, never fitted on, to measure on beside; may be given again"
     ),
 ]
 Columns = Annotated[
@@ -43,6 +50,7 @@ MaxKl = Annotated[
 Refine = Annotated[
     bool | None, typer.Option(help="correct every reader on what the cut model sends it", show_default="recipe")
 ]
+Verify = Annotated[bool, typer.Option(help="reload the result in a fresh process and compare")]
 Timing = Annotated[bool, typer.Option(help="measure latency before and after")]
 OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
 Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]

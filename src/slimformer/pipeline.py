@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from slimformer.plan.budget import budget_of
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.report.report import Report
 from slimformer.stages import Progress, save_result, silent
-from slimformer.workbench import priced, smallest_certified, timed, workbench
+from slimformer.workbench import priced, require_certifiable, smallest_certified, timed, workbench
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def compress(
     tokens: int | None = None,
     samples: int | None = None,
     columns: Sequence[str] | None = None,
+    eval_data: Sequence[Source] = (),
     seed: int = 0,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -73,25 +75,25 @@ def compress(
     `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
     (sequences × length), or a folder of images. `tokens` limits what is fitted on. The same seed gives the same model.
     `refine` (the recipe says, unless told here) corrects every reader on what the cut model really sends it.
+    `eval_data` are other data the report measures on beside the held-out part of `data`: out of domain.
     Cost: one forward pass, one Gram matrix and one elimination per width; the refinement costs about four passes more.
     """
     seconds: dict[str, float] = {}
     with timed(seconds, "load"):
-        if isinstance(model, PreTrainedModel):
-            loaded = in_memory(model, processor)
-        else:
-            loaded = load_model(model, dtype=dtype, device=device)
+        loaded = _opened(model, processor, dtype, device)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
     budget = Budget(1.0) if max_kl is not None else budget_of(macs=macs, params=params, latency=latency)
     if budget.by != "latency":
         check_budget(architecture, budget, seq_len=length, recipe=chosen, format=format)  # before the long work
+    read = partial(
+        gather, model=loaded.model, processor=loaded.processor, architecture=architecture,
+        seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed,
+    )  # fmt: skip
     with timed(seconds, "data"):
-        batches = gather(
-            data, loaded.model, loaded.processor, architecture,
-            seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed,
-        )  # fmt: skip
+        batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
+    require_certifiable(batches, max_kl)
     if budget.by == "latency":  # at the length the data has, as the plan counts
         budget = priced(budget, loaded.model, batches.seq_len, progress)
         check_budget(architecture, budget, seq_len=batches.seq_len, recipe=chosen, format=format)
@@ -99,10 +101,15 @@ def compress(
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
     with timed(seconds, "evaluate"):
-        report = evaluate(loaded, made.model, made.plan, batches, timing=timing, progress=progress)
-    corrections = [asdict(each) for each in made.corrections]
-    report = replace(report, seconds=seconds, correction=corrections, certificate=certificate)
+        report = evaluate(loaded, made.model, made.plan, batches, others, timing=timing, progress=progress)
+    report = replace(report, seconds=seconds, correction=[*map(asdict, made.corrections)], certificate=certificate)
     return Result(made.model, made.plan, report, loaded)
+
+
+def _opened(model: str | Path | PreTrainedModel, processor: Any, dtype: torch.dtype, device: str) -> Loaded:
+    if isinstance(model, PreTrainedModel):
+        return in_memory(model, processor)
+    return load_model(model, dtype=dtype, device=device)
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:

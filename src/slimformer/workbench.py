@@ -20,7 +20,7 @@ from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.certificate import certify, require_documents
 from slimformer.evaluate.fidelity import document_harms
 from slimformer.fisher import fisher_metric
-from slimformer.front import frontier
+from slimformer.front import budgets_at, frontier, reachable
 from slimformer.models.load import Loaded
 from slimformer.plan import Budget, Plan
 from slimformer.plan.recipe import Recipe
@@ -29,6 +29,9 @@ from slimformer.refine import refine
 from slimformer.rewrite.correct import Correction
 from slimformer.stages import Progress, calibrate, carry_out, make_plan, profile, silent
 from slimformer.timings import latency_table
+
+NEARLY_ALL = (0.99, 0.98, 0.97)  # budgets between the first two steps of a front, for small promises
+SHARES = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0)  # of what is promised, as probes predict it
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,24 @@ class Bench:
         return Made(small, plan, corrections)
 
 
+def require_certifiable(data: Data, max_kl: float | None) -> None:
+    """Refuse, before the long work, if a certificate is asked for and there are too few documents for one."""
+    if max_kl is not None:
+        documents = sum(len(next(iter(batch.inputs.values()))) for batch in data.splits["certify"])
+        require_documents(documents, epsilon=max_kl)
+
+
 def smallest_certified(bench: Bench, max_kl: float) -> tuple[Made, dict[str, Any]]:
     """The smallest model along the front that passes, and the certificate. The certify split is opened here only."""
     batches = bench.data.splits["certify"]
-    require_documents(sum(len(next(iter(batch.inputs.values()))) for batch in batches), epsilon=max_kl)
+    require_certifiable(bench.data, max_kl)
     dense = bench.loaded.model
-    fixed = frontier(dense, bench.statistics, bench.curves, bench.recipe, format=bench.format)
-    budgets = [point.plan.budget for point in fixed if point.plan.budget < 1]
+    steps = reachable(dense, bench.statistics, bench.recipe, bench.format)
+    steps += [fraction for fraction in NEARLY_ALL if fraction > min(steps)]
+    fixed = frontier(dense, bench.statistics, bench.curves, bench.recipe, format=bench.format, budgets=steps)
+    budgets = budgets_at(fixed, [share * max_kl for share in SHARES])
+    if not budgets:
+        raise BudgetOutOfReach("there is nothing to certify: no smaller model can be made; use --format ragged")
     made: list[Made] = []
 
     def harms(fraction: float) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -50,6 +51,11 @@ def before_after(report: Report) -> RenderableType:
             table.add_row(name, *map(_milliseconds, values), f"{timing['ratio']:.3f}")  # median of ratios, not of times
     for metric in report.metrics:
         table.add_row(*_metric(metric))
+    for other in report.other_data:
+        table.add_section()
+        for metric in other["metrics"]:
+            what, *cells = _metric(metric)
+            table.add_row(Text(f"{what} · {Path(other['name']).name}"), *cells)
     caption = _caption(report)
     return Group(table, Text(caption, style="dim")) if caption else table
 

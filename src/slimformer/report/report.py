@@ -40,6 +40,7 @@ class Report:
     correction: list[dict[str, Any]] = field(default_factory=list)
     certificate: dict[str, Any] | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    other_data: list[dict[str, Any]] = field(default_factory=list)
     latency: dict[str, Any] | None = None
     samples: dict[str, str] | None = None
     sites: list[dict[str, Any]] = field(default_factory=list)

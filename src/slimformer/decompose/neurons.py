@@ -2,10 +2,10 @@
 
 A neuron writes a(wᵀx + b), or a(gᵀx + c) · (uᵀx + e) with a gate, and its reader adds W₂[:, j] times that.
 
-Constant. A row of zeros writes a(b) whatever x is; the output bias absorbs W₂[:, j] a(b). A ReLU that never fires writes
-0. Behind a norm, x = γ ∘ n + β with |n|² ≤ D (and Σ n = 0 where the mean is taken off), so for every input there is
+Constant. A row of zeros writes a(b) whatever x is; the output bias absorbs W₂[:, j] a(b). A ReLU that never fires
+writes 0. Behind a norm x = γ ∘ n + β with |n|² ≤ D (and Σ n = 0 where the mean is taken off), so over all inputs
 
-    max wᵀx + b = √D ‖P (γ ∘ w)‖ + wᵀβ + b,        P takes the mean off, or is I.
+    max wᵀx + b ≤ √D ‖P (γ ∘ w)‖ + wᵀβ + b,        P takes the mean off, or is I.
 
 Where that is not positive, no data could make the neuron fire. Without a norm in front there is no such bound.
 

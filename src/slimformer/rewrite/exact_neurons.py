@@ -1,4 +1,4 @@
-"""Lossless rewrites of neurons: constant ones and copies go, scales are evened out. What they are: `decompose.neurons`."""
+"""Lossless rewrites of neurons: constant ones and copies go, scales are evened out. The maths: `decompose.neurons`."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def rewritten(
 def offers(
     model: PreTrainedModel, architecture: Architecture, scope: Scope, *, seq_len: int, names: Sequence[str] = ()
 ) -> list[Saving]:
-    """What each rewrite (or those named) would save on its own, or why it is not to be had. The model stays as it is."""
+    """What each rewrite (or those named) would save on its own, or why it is not to be had. Nothing is changed."""
     out = []
     for name in names or REWRITES:
         rewrite = REWRITES[name]

@@ -110,7 +110,7 @@ def test_a_lossless_result_can_be_compressed_further(folder, shelf, tmp_path):
 
 
 def test_what_is_not_lossless_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr("slimformer.lossless.largest_change", lambda *_: 1e-2)
+    monkeypatch.setattr("slimformer.lossless.largest_change", lambda *_: (1e-2, torch.float32))
     with pytest.raises(NotLossless):
         make_lossless(in_memory(slimformer.load(folder)), load_recipe("lossless"))
 

@@ -79,10 +79,7 @@ def compress(
     """
     seconds: dict[str, float] = {}
     with timed(seconds, "load"):
-        if isinstance(model, PreTrainedModel):
-            loaded = in_memory(model, processor)
-        else:
-            loaded = load_model(model, dtype=dtype, device=device)
+        loaded = _opened(model, processor, dtype, device)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if chosen.rewrites:
         require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
@@ -105,9 +102,14 @@ def compress(
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
     with timed(seconds, "evaluate"):
         report = evaluate(loaded, made.model, made.plan, batches, timing=timing, progress=progress)
-    corrections = [asdict(each) for each in made.corrections]
-    report = replace(report, seconds=seconds, correction=corrections, certificate=certificate)
+    report = replace(report, seconds=seconds, certificate=certificate, correction=[asdict(c) for c in made.corrections])
     return Result(made.model, made.plan, report, loaded)
+
+
+def _opened(model: str | Path | PreTrainedModel, processor: Any, dtype: torch.dtype, device: str) -> Loaded:
+    if isinstance(model, PreTrainedModel):
+        return in_memory(model, processor)
+    return load_model(model, dtype=dtype, device=device)
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:

@@ -100,6 +100,7 @@ def test_the_library_gives_the_same(folder):
         slimformer.compress(slimformer.load(folder), recipe="lossless", macs=0.5)
 
 
+@pytest.mark.usefixtures("trusting")
 def test_a_lossless_result_can_be_compressed_further(folder, shelf, tmp_path):
     done("compress", folder, "--recipe", "lossless", "--out", tmp_path / "first", "-q")
     how = ("--data", shelf / "text.txt", "--tokens", 400, "--no-timing", "-q")

@@ -40,7 +40,7 @@ REWRITES: dict[str, Rewrite] = {
     ),
     "interpolation": Rewrite(
         "d columns of every W_k and W_v made the identity", forbidden.no_sums, attention.interpolations,
-        note="saves nothing in a dense matrix, and gathering costs more time than it saves; not in the recipe",
+        note="saves nothing in a dense matrix, only in a module that gathers inputs; not in the recipe",
     ),
     "centred-keys": Rewrite(
         "b_k = -W_k mean", forbidden.no_centring, lambda *_: iter(()),

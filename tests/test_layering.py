@@ -20,8 +20,8 @@ LAYERS = (
     ("checkpoint",),
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
     ("report",), ("stages",), ("assess", "probe", "timings", "front", "fisher"),
-    ("refine",), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
-    ("shell", "options"), ("cli_front",), ("cli_cascade", "cli_recipes"), ("cli",),
+    ("refine", "lossless"), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
+    ("shell", "options"), ("cli_front",), ("cli_cascade", "cli_recipes", "cli_compress"), ("cli",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

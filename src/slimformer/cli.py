@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_cascade import CASCADE
+from slimformer.cli_compress import budget_asked, show_dry_run
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, saved_line
 from slimformer.cli_recipes import recipes_app
 from slimformer.errors import OutputExists, SlimformerError
@@ -222,6 +223,7 @@ def apply(
 @app.command(
     epilog="Example: slimformer compress demo:smollm2 --macs 0.8 --out smaller\n\n"
     "A classifier: slimformer compress ./bert --macs 0.6 --data train.tsv --columns sentence --out smaller\n\n"
+    "What changes no output, without budget and data: slimformer compress ./bert --recipe lossless --out smaller\n\n"
     "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller"
 )
 def compress(
@@ -259,9 +261,10 @@ def compress(
     from slimformer.plan.recipe import load_recipe
     from slimformer.report.console import show
 
-    chosen, asked = load_recipe(recipe), _asked(macs, params, latency, max_kl)
+    chosen = load_recipe(recipe)
+    asked = budget_asked(chosen, macs, params, latency, max_kl)
     if dry_run:
-        return _dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
+        return show_dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
     if out_folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
     name = joined(data)
@@ -324,16 +327,6 @@ def main() -> None:
     sys.exit(run(app, err))
 
 
-def _asked(macs: str | None, params: str | None, latency: str | None, max_kl: float | None) -> dict[str, float]:
-    """The one budget that was given, by its name."""
-    if max_kl is None:
-        budget = budget_from(macs, params, latency)
-        return {budget.by: budget.fraction}
-    if (macs, params, latency) != (None, None, None):
-        raise SlimformerError("--max-kl is a budget of its own; give it, or --macs, --params or --latency")
-    return {"max_kl": max_kl}
-
-
 def _read(
     model: str, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
     device: str, dtype: str, purpose: Any = "calibration",
@@ -367,22 +360,3 @@ def _require_plan(path: Path) -> None:
             Plan.load(path)
         except SlimformerError:
             raise OutputExists(f"{path} is there already and is not a plan; choose another file") from None
-
-
-def _dry_run(
-    model: str, asked: dict[str, float], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
-) -> None:
-    from slimformer import stages
-    from slimformer.calibrate.gather import sequence_length
-    from slimformer.models import describe
-    from slimformer.models.load import load_model
-    from slimformer.plan.budget import budget_of
-    from slimformer.report.console import kept, plan_table
-    from slimformer.workbench import priced
-
-    if "max_kl" in asked:
-        raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
-    loaded = load_model(model)
-    budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))
-    made = stages.even_plan(loaded.model, budget=budget, recipe=recipe, format=format, seq_len=seq_len)
-    emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(loaded.model), made))))

@@ -33,6 +33,10 @@ class PlanDoesNotFit(SlimformerError):
     """The plan, or the statistics, were made for another model."""
 
 
+class NotLossless(SlimformerError):
+    """Rewrites that change nothing on paper changed the outputs by more than rounding."""
+
+
 class RankTooHigh(SlimformerError):
     """More directions were asked for than the calibration data span."""
 

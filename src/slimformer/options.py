@@ -75,7 +75,7 @@ Dtype = Annotated[
     str, typer.Option(metavar="NAME", help="precision to compute in: float32, float64, bfloat16 or float16")
 ]
 RecipeName = Annotated[
-    str, typer.Option("--recipe", metavar="NAME", help="balanced, stat, uniform, or a path to a .yaml file")
+    str, typer.Option("--recipe", metavar="NAME", help="balanced, stat, uniform, lossless, or a path to a .yaml file")
 ]
 Format = Annotated[
     str,

@@ -20,9 +20,10 @@ from transformers import PreTrainedModel
 from slimformer.assess import evaluate
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import gather, sequence_length
+from slimformer.lossless import make_lossless
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model, require_usable
-from slimformer.plan import Budget, Plan, check_budget
+from slimformer.plan import Budget, Plan, check_budget, require_budget_allowed
 from slimformer.plan.budget import budget_of
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.report.report import Report
@@ -69,7 +70,8 @@ def compress(
 ) -> Result:
     """Shrink `model` to a fraction of its block MACs (`macs`), block parameters (`params`) or measured block latency
     on this machine (`latency`), without retraining; or to the smallest model of a front whose mean KL divergence from
-    the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md).
+    the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md). The
+    recipe `lossless` changes no output and takes neither budget nor data (docs/methods/lossless.md).
 
     `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`; `device` and
     `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
@@ -82,6 +84,9 @@ def compress(
     with timed(seconds, "load"):
         loaded = _opened(model, processor, dtype, device)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    if chosen.rewrites:
+        require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
+        return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
     budget = Budget(1.0) if max_kl is not None else budget_of(macs=macs, params=params, latency=latency)
@@ -102,7 +107,7 @@ def compress(
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
     with timed(seconds, "evaluate"):
         report = evaluate(loaded, made.model, made.plan, batches, others, timing=timing, progress=progress)
-    report = replace(report, seconds=seconds, correction=[*map(asdict, made.corrections)], certificate=certificate)
+    report = replace(report, seconds=seconds, certificate=certificate, correction=[asdict(c) for c in made.corrections])
     return Result(made.model, made.plan, report, loaded)
 
 

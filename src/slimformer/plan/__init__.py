@@ -92,8 +92,8 @@ def _edits(
 
 def check_budget(architecture: Architecture, budget: Budget, *, seq_len: int, recipe: Recipe, format: str) -> int:
     """The budget as a price, or an error that names the minimum. Needs no data, so it is asked first."""
-    if format not in FORMATS:
-        raise BudgetOutOfReach(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
+    require_format(format)
+    require_budget_allowed(recipe, given=True)
     is_plain = format == "plain"
     if is_plain and len({(site.kind, site.units, site.group) for site in architecture}) > len(KINDS):
         raise BudgetOutOfReach(
@@ -104,6 +104,21 @@ def check_budget(architecture: Architecture, budget: Budget, *, seq_len: int, re
         price=budget.price,
     )  # fmt: skip
     return require_reachable(budget, budget.dense(architecture, seq_len), least, plain=is_plain)
+
+
+def require_format(format: str) -> None:
+    """Refuse a format that is not known."""
+    if format not in FORMATS:
+        raise BudgetOutOfReach(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
+
+
+def require_budget_allowed(recipe: Recipe, *, given: bool) -> None:
+    """Refuse a budget for a recipe that changes no output: how small it gets follows from the weights."""
+    if given and recipe.rewrites:
+        raise BudgetOutOfReach(
+            f"the recipe {recipe.name!r} changes no output, so it takes no budget; "
+            "use `slimformer compress` without one, or another recipe"
+        )
 
 
 def _allocation(recipe: Recipe, architecture: Architecture, format: str) -> Callable[..., Sizes]:

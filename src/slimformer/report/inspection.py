@@ -15,6 +15,9 @@ from slimformer.models.architecture import KINDS
 from slimformer.models.load import Loaded
 from slimformer.plan.cost import block_cost, full_size, outside_macs, site_cost
 from slimformer.plan.profile import least_cost
+from slimformer.report.console import savings_table
+from slimformer.rewrite.exact import Scope
+from slimformer.rewrite.lossless import offers
 
 
 def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict[str, Any]:
@@ -24,6 +27,7 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         kind: sum(site_cost(s, full_size(s), seq_len).macs for s in architecture if s.kind == kind)
         for kind in ("attn.heads", "ffn.hidden")
     }
+    lossless = offers(loaded.model, architecture, Scope(dtype=loaded.dtype), seq_len=seq_len)
     params = sum(parameter.numel() for parameter in loaded.model.parameters())
     inside = sum(p.numel() for p in loaded.model.get_submodule(architecture.blocks).parameters())
     return {
@@ -37,6 +41,7 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         "params": {"total": params, "blocks": inside, "outside": params - inside},
         "macs_per_token": {"blocks": total, "outside": outside_macs(loaded.model, architecture, seq_len), **parts},
         "least_macs": {name: _least(architecture, seq_len, plain=name == "plain") for name in ("ragged", "plain")},
+        "lossless": [each.to_json() for each in lossless],
         "sites": [
             {
                 "site": site.name, "units": site.units, "unit": site.unit, "kv_heads": site.units // max(1, site.group),
@@ -80,3 +85,4 @@ def show_inspection(found: dict[str, Any], console: Console) -> None:
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
+    console.print(savings_table(found["lossless"]))

@@ -39,6 +39,7 @@ class Report:
     budget_by: str = "macs"
     correction: list[dict[str, Any]] = field(default_factory=list)
     certificate: dict[str, Any] | None = None
+    lossless: dict[str, Any] | None = None  # what each rewrite saved, and how far outputs moved
     metrics: list[dict[str, Any]] = field(default_factory=list)
     other_data: list[dict[str, Any]] = field(default_factory=list)
     latency: dict[str, Any] | None = None

@@ -85,10 +85,10 @@ def cut_site(model: PreTrainedModel, site: Site, edit: Edit, order: tuple[int, .
         surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, kept))
     surgery.read(model.get_submodule(site.reader), selection)
     if site.kind == "attn.heads":
-        _keep_planes(model, site, kept)
+        keep_planes(model, site, kept)
 
 
-def _keep_planes(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
+def keep_planes(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
     """Of rotary planes that every key/value head has its own of, those of the heads that stay."""
     attention: Any = model.get_submodule(site.writers[0].module.rpartition(".")[0])
     planes = getattr(attention, "planes", None)

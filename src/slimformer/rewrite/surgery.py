@@ -17,6 +17,17 @@ def keep_rows(layer: nn.Module, rows: Tensor) -> None:
         layer.bias = nn.Parameter(bias.detach()[rows.to(bias.device)].clone(), requires_grad=bias.requires_grad)
 
 
+def keep_columns(layer: nn.Module, columns: Tensor) -> None:
+    """Let `layer` read only these of its inputs: W ← W[:, columns]."""
+    stored = weight_of(layer)
+    _assign(layer, stored[:, columns.to(stored.device)])
+
+
+def drop_bias(layer: nn.Module) -> None:
+    """Let `layer` write W x alone."""
+    layer.register_parameter("bias", None)
+
+
 def read(layer: nn.Module, selection: Selection) -> None:
     """Let `layer` read the smaller width: W ← W E, b ← b + W c."""
     stored = weight_of(layer)

@@ -135,7 +135,8 @@ def rehearse(
         calls: list[dict[str, Any]] = []
         with _echoing(blocks, states, calls):
             model.base_model(**here.inputs, **({} if architecture.family.image else {"use_cache": False}))
-        yield Stage(states[0], calls, here.mask, split)
+        rows = None if here.mask is None or bool(here.mask.all()) else here.mask  # nothing to pick where all are real
+        yield Stage(states[0], calls, rows, split)
 
 
 def states_before_blocks(model: PreTrainedModel, architecture: Architecture, batch: Batch) -> list[Tensor]:

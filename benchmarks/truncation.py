@@ -1,6 +1,6 @@
 """Attention cut by rank, one side at a time: what every method leaves of scores, of the output, and of the model.
 
-    python benchmarks/truncation.py [stories15M] [minilm] [vit-mnist] [smollm2] [--quick]
+    python benchmarks/truncation.py [stories15M] [minilm] [vit-mnist] [smollm2] [--only response ours] [--quick]
 
 All blocks keep the same share of the width of a head; nothing else is cut and nothing is refined afterwards, so that
 methods differ in their truncation alone (`truncation_methods.py`). All numbers are of held-out text or images:
@@ -32,7 +32,7 @@ from transformers.utils import logging
 from recipes import shared_file
 from slimformer.calibrate.collect import listening, real_rows, rehearse, through
 from slimformer.calibrate.documents import read_documents
-from slimformer.calibrate.respond import SEQUENCES, block_response, projections
+from slimformer.calibrate.respond import block_response, projections, sequences_of
 from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.text import Batch, padded_batches
 from slimformer.decompose.response import Response
@@ -103,8 +103,9 @@ def look(subject: Subject) -> list[Seen]:
                 stage.state = through(block, stage.state, stage.calls[i])
             x += Moments.of(real_rows(heard[f"in {names[0]}"], stage.rows))
             z += Moments.of(real_rows(heard[f"in {site.reader}"], stage.rows))
-            if sequences < SEQUENCES:
-                new = block_response(model, architecture, i, heard, stage.calls[i], stage.rows, SEQUENCES - sequences)
+            missing = sequences_of(stage.state.shape[1]) - sequences
+            if missing > 0:
+                new = block_response(model, architecture, i, heard, stage.calls[i], stage.rows, missing)
                 answers = new if answers is None else answers + new if new is not None else answers
                 sequences += len(stage.state)
         assert isinstance(answers, Response)
@@ -236,13 +237,16 @@ def end(small: PreTrainedModel, subject: Subject) -> float:
     return accuracy(small, batches).value
 
 
-def run(name: str, quick: bool) -> dict[str, Any]:
-    """All methods at all shares."""
+def run(name: str, quick: bool, only: Sequence[str], known: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All methods at all shares; with `only` these, the rows of the others as they are known."""
     subject = made(name, quick)
     seen, dense = look(subject), with_full_ranks(subject)
     calls = dense_calls(dense, subject)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for side, way, qk, vo in methods(name):
+        if only and way not in only:
+            rows += [row for row in known if (row["side"], row["method"]) == (side, way)]
+            continue
         for share in SMALLER.get(name, SHARES):
             small = cut(seen, qk, vo, share).eval()
             off = errors(small, subject, calls)
@@ -257,9 +261,15 @@ def run(name: str, quick: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def stored() -> dict[str, Any]:
+    """What was measured before."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"benchmark": "truncation", "models": {}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="stories15M, minilm, vit-mnist, smollm2 (default: all)")
+    parser.add_argument("--only", nargs="*", default=[], help="methods to measure anew, e.g. response ours")
     parser.add_argument("--quick", action="store_true", help="few tokens, to see that everything runs")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -267,9 +277,10 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     for name in args.models or ("stories15M", "minilm", "vit-mnist", "smollm2"):
-        found = run(name, args.quick)
+        known = stored()["models"].get(name, {}).get("rows", [])
+        found = run(name, args.quick, args.only, known)
         if not args.quick:
-            results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"benchmark": "truncation", "models": {}}
+            results = stored()  # again: another run may have added to it
             results["models"][name] = found
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 

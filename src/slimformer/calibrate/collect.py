@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.respond import SEQUENCES, block_response, has_response, projections
+from slimformer.calibrate.respond import block_response, has_response, projections, sequences_of
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.response import Response
 from slimformer.errors import NotFinite
@@ -108,7 +108,7 @@ class _Attention:
         return {name: partial(self.heard.__setitem__, name) for name in names}
 
     def add(self, stage: Stage) -> None:
-        missing = SEQUENCES - self.sequences.get(stage.split, 0)
+        missing = sequences_of(stage.state.shape[1]) - self.sequences.get(stage.split, 0)
         if not self.wanted or missing <= 0:
             return
         found = block_response(

@@ -1,8 +1,8 @@
 """How attention answers to its scores, gathered beside the moments: what `decompose.response` needs of a block.
 
 Queries, keys and values are what the projections gave, turned by the positions the block was called with. A few
-queries of a few sequences are enough, because each of them sees all of its keys and answers in all directions of the
-output. At equal cost many sequences with few queries say more than few sequences with many.
+queries of a few long sequences are enough, because each of them sees all of its keys and answers in all directions of
+the output; of short ones it takes more.
 """
 
 from __future__ import annotations
@@ -20,9 +20,15 @@ from slimformer.models import Architecture
 from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of
 
-SEQUENCES = 16  # of a split
-QUERIES = 8  # of a sequence, evenly spread
-WINDOWS = 2  # of queries that are taken together: what comes after the last of them is masked for all, and left out
+SEQUENCES = 8  # of a split at least
+POSITIONS = 4096  # and as many sequences as have that many together: sentences and images are short
+QUERIES = 32  # of a sequence, evenly spread
+WINDOWS = 4  # of queries that are taken together: what comes after the last of them is masked for all, and left out
+
+
+def sequences_of(length: int) -> int:
+    """How many sequences of this length are looked at in a split."""
+    return max(SEQUENCES, POSITIONS // max(1, length))
 
 
 def has_response(model: PreTrainedModel, architecture: Architecture, i: int) -> bool:

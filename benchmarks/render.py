@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tables import cascade, certificate, front, markdown, nested_time, stsb
+from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
+from rank_tables import attention_speed, truncation
 from verdicts import grid, level_text, metric_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,10 +41,6 @@ NAMES = {
     "uniform": "slimformer `uniform`",
     "balanced": "**slimformer `balanced`**",
 }
-
-
-class NothingToRender(Exception):
-    """A document names results that are not there."""
 
 
 def quality(results: dict[str, Any], report: str | None) -> str:
@@ -132,7 +129,8 @@ def speed(results: dict[str, Any], _report: str | None) -> str:
 
 RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
-    "front": front, "nested_time": nested_time, "stsb": stsb,
+    "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
+    "attention_speed": attention_speed,
 }  # fmt: skip
 
 

@@ -6,6 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 
+class NothingToRender(Exception):
+    """A document names results that are not there."""
+
+
 def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table, numbers to the right."""
     head = list(header)

@@ -71,37 +71,35 @@ def compress(
     """Shrink `model` to a fraction of its block MACs (`macs`), block parameters (`params`) or measured block latency
     on this machine (`latency`), without retraining; or to the smallest model of a front whose mean KL divergence from
     the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md). The
-    recipe `lossless` changes no output and takes neither budget nor data (docs/methods/lossless.md).
+    recipe `lossless` changes no output and takes neither budget nor data.
 
     `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`; `device` and
     `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
-    (sequences × length), or a folder of images. `tokens` limits what is fitted on. The same seed gives the same model.
-    `refine` (the recipe says, unless told here) corrects every reader on what the cut model really sends it.
-    `eval_data` are other data the report measures on beside the held-out part of `data`: out of domain.
+    (sequences × length), or a folder of images; `eval_data` are measured on beside its held-out part. `tokens` limits
+    what is fitted on. The same seed gives the same model. `refine` (else the recipe says) corrects every reader on what
+    the cut model really sends it.
     Cost: one forward pass, one Gram matrix and one elimination per width; the refinement costs about four passes more.
     """
-    seconds: dict[str, float] = {}
-    with timed(seconds, "load"):
-        loaded = _opened(model, processor, dtype, device)
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    loaded, seconds = _opened(model, processor, dtype, device)
+    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
     if chosen.rewrites:
         require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
         return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     architecture = describe(loaded.model)
-    length = sequence_length(loaded.model, architecture, seq_len)
     budget = Budget(1.0) if max_kl is not None else budget_of(macs=macs, params=params, latency=latency)
-    if budget.by != "latency":
-        check_budget(architecture, budget, seq_len=length, recipe=chosen, format=format)  # before the long work
+    check = partial(check_budget, architecture, recipe=chosen, format=format)
+    if budget.by != "latency":  # before the long work
+        check(budget, seq_len=sequence_length(loaded.model, architecture, seq_len))
     read = partial(
-        gather, model=loaded.model, processor=loaded.processor, architecture=architecture,
-        seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed,
+        gather, model=loaded.model, processor=loaded.processor, architecture=architecture, seq_len=seq_len,
+        tokens=tokens, samples=samples, columns=columns, seed=seed,
     )  # fmt: skip
     with timed(seconds, "data"):
         batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
     require_certifiable(batches, max_kl)
     if budget.by == "latency":  # at the length the data has, as the plan counts
         budget = priced(budget, loaded.model, batches.seq_len, progress)
-        check_budget(architecture, budget, seq_len=batches.seq_len, recipe=chosen, format=format)
+        check(budget, seq_len=batches.seq_len)
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
@@ -111,10 +109,15 @@ def compress(
     return Result(made.model, made.plan, report, loaded)
 
 
-def _opened(model: str | Path | PreTrainedModel, processor: Any, dtype: torch.dtype, device: str) -> Loaded:
-    if isinstance(model, PreTrainedModel):
-        return in_memory(model, processor)
-    return load_model(model, dtype=dtype, device=device)
+def _opened(
+    model: str | Path | PreTrainedModel, processor: Any, dtype: torch.dtype, device: str
+) -> tuple[Loaded, dict[str, float]]:
+    """The model, and the seconds of every stage so far."""
+    seconds: dict[str, float] = {}
+    with timed(seconds, "load"):
+        if isinstance(model, PreTrainedModel):
+            return in_memory(model, processor), seconds
+        return load_model(model, dtype=dtype, device=device), seconds
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.respond import SEQUENCES, block_response, has_response, projections
+from slimformer.calibrate.respond import block_response, has_response, projections, sequences_of
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.response import Response
 from slimformer.errors import NotFinite
@@ -122,7 +122,7 @@ class _Attention:
         return {name: partial(self.heard.__setitem__, name) for name in names}
 
     def add(self, stage: Stage) -> None:
-        missing = SEQUENCES - self.sequences.get(stage.split, 0)
+        missing = sequences_of(stage.state.shape[1]) - self.sequences.get(stage.split, 0)
         if not self.wanted or missing <= 0:
             return
         found = block_response(
@@ -149,7 +149,8 @@ def rehearse(
         calls: list[dict[str, Any]] = []
         with _echoing(blocks, states, calls):
             model.base_model(**here.inputs, **({} if architecture.family.image else {"use_cache": False}))
-        yield Stage(states[0], calls, here.mask, split)
+        rows = None if here.mask is None or bool(here.mask.all()) else here.mask  # nothing to pick where all are real
+        yield Stage(states[0], calls, rows, split)
 
 
 def states_before_blocks(model: PreTrainedModel, architecture: Architecture, batch: Batch) -> list[Tensor]:

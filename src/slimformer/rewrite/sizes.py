@@ -81,11 +81,13 @@ def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> No
     sizes, ranks = block_sizes(describe(model)), block_ranks(model, before)
     head_dim = dense_head_dim(before.family, model.get_submodule(f"{before.blocks}.0"))
     if format == "plain":
-        if ranks:
-            raise PlanDoesNotFit("attention cut by rank cannot be said in a stock config; use --format ragged")
         if bare_projections(model, before):
             raise PlanDoesNotFit("keys or values without a bias cannot be said in a stock config; use --format ragged")
         _state_plain(model.config, before, sizes, head_dim)
+        if ranks:
+            from slimformer.rewrite.plain_ranks import become_plain  # needs reductions, which need this file
+
+            become_plain(model, before, ranks)
     else:
         _state_ragged(model, before, sizes)
         model.config.slimformer = ragged_table(before.family, head_dim, ranks, bare_projections(model, before))

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
 from rank_tables import attention_speed, truncation
+from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
 from verdicts import grid, level_text, metric_name
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,7 +30,8 @@ def fisher_metric(
 ) -> dict[str, Tensor]:
     """For every site the root R of its metric (Rᵀ R = G shrunk), fitted on the first `TOKENS` real tokens.
 
-    Cost: one forward and one backward pass over these tokens, without gradients of weights.
+    None where outputs are not finite. Cost: one forward and one backward pass over these tokens, without gradients
+    of weights.
     """
     model.eval()
     sites = list(describe(model))
@@ -42,7 +43,10 @@ def fisher_metric(
     for n, part in enumerate(parts):
         here = part.to(model.device)
         with torch.enable_grad(), nudged(model, [site.reader for site in sites]) as nudges:
-            loss, count = _surprise(model(**here.inputs), here.mask, generator)
+            output = model(**here.inputs)
+            if not _finite(output):
+                return {}  # calibration says at which site, or evaluation that the outputs are to blame
+            loss, count = _surprise(output, here.mask, generator)
             gradients = torch.autograd.grad(loss, [nudges[site.reader] for site in sites])
         for site, gradient in zip(sites, gradients, strict=True):
             g = real_rows(gradient, here.mask).float()
@@ -86,6 +90,11 @@ def _gaussian(output: Any, mask: Tensor | None, generator: torch.Generator) -> t
     noise = torch.randn(rows.shape, generator=generator).to(rows.device)
     energy = rows.detach().square().sum(-1).mean().clamp_min(1e-30)
     return (2 / energy).sqrt() * (noise * rows).sum(), len(rows)
+
+
+def _finite(output: Any) -> bool:
+    tensors = [value for value in output.values() if isinstance(value, Tensor) and value.is_floating_point()]
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 def _require_finite(sums: dict[str, Tensor]) -> None:

@@ -235,6 +235,7 @@ def recipe_of(plan: Plan) -> Recipe:
             f"{plan.seq_len}; it needs one method, format {' or '.join(FORMATS)} and a positive length"
         )
     said: dict[str, Any] = {"selector": methods.pop(), "ridge": plan.ridge, "absorb_mean": plan.absorb_mean}
+    said["metric"] = plan.metric
     said["attention"] = "best" if any(edit.site.endswith(RANKS) for edit in plan.edits) else "heads"
     try:
         return Recipe.model_validate({"name": plan.recipe, "summary": "read off a plan", **said})

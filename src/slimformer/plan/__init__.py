@@ -65,7 +65,7 @@ def allocate(
     return Plan(
         recipe=recipe.name, budget=budget.fraction, by=budget.by, macs=kept_macs, params=kept_params,
         seq_len=seq_len, format=format, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
-        fingerprint=fingerprint, edits=edits,
+        fingerprint=fingerprint, edits=edits, metric=recipe.metric,
     )  # fmt: skip
 
 

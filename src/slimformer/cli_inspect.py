@@ -19,7 +19,8 @@ err = Console(stderr=True)
 out = Console()
 TOKENS = 8192
 Data = Annotated[
-    str, typer.Option("--data", metavar="DATA", help="also look at activations and attention on these data (as compress)")
+    str,
+    typer.Option("--data", metavar="DATA", help="also look at activations and attention on these data (as compress)"),
 ]
 AgainstData = Annotated[str, typer.Option(metavar="DATA", help="a second data set, side by side with the first")]
 Lengths = Annotated[

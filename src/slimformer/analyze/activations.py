@@ -5,8 +5,9 @@
     feed-forward in  what the neurons are made of                    D
     neurons          what they hand to the matrix that reads them    F
 
-Singular values are those of the rows X over √n, so that they do not grow with the data; about zero, and about the mean
-(which a bias can absorb). With fewer tokens than coordinates the last of them are zero: give several times as many.
+Singular values are those of the rows X, less their mean (which a bias can absorb), over √n, so that they do not grow
+with the data. About zero there is one direction more at most. With fewer tokens than coordinates the last of them are
+zero: give several times as many.
 """
 
 from __future__ import annotations
@@ -39,36 +40,31 @@ class BlockActivations:
 
 @dataclass(frozen=True)
 class StreamSpectrum:
-    """One stream: singular values about zero and about the mean, and how much of E‖x‖² the mean is."""
+    """One stream: singular values about the mean, and how much of E‖x‖² the mean is."""
 
     values: Float[Tensor, " d"]
-    centred: Float[Tensor, " d"]
     mean_share: float
     tokens: int
 
     @classmethod
     def of(cls, moments: Moments) -> StreamSpectrum:
         """Cost O(d³)."""
-        about_zero = moments.second(centred=False)
-        whole = float(about_zero.diagonal().sum())
+        whole = float(moments.second(centred=False).diagonal().sum())
         share = float(moments.mean.square().sum()) / whole if whole > 0 else 0.0
-        values = (gram_values(about_zero), gram_values(moments.second(centred=True)))
-        return cls(*values, share, moments.count)
+        return cls(gram_values(moments.second(centred=True)), share, moments.count)
 
     def to_json(self) -> dict[str, Any]:
         """Numbers first, as shares of the width; the values themselves last."""
-        d = max(1, len(self.centred))
-        ranks = {f"rank{s}": float(rank_at(self.centred, s / 100)) / d for s in (90, 95, 99)}
-        zero = {f"rank{s}_about_zero": float(rank_at(self.values, s / 100)) / d for s in (90, 95, 99)}
+        d = max(1, len(self.values))
+        ranks = {f"rank{s}": float(rank_at(self.values, s / 100)) / d for s in (90, 95, 99)}
         return {
-            "width": len(self.centred),
+            "width": len(self.values),
             "tokens": self.tokens,
             "mean_share": round(self.mean_share, 5),
-            "effective_rank": round(float(effective_rank(self.centred)) / d, 5),
-            "stable_rank": round(float(stable_rank(self.centred)) / d, 5),
-            **{name: round(value, 5) for name, value in (ranks | zero).items()},
+            "effective_rank": round(float(effective_rank(self.values)) / d, 5),
+            "stable_rank": round(float(stable_rank(self.values)) / d, 5),
+            **{name: round(value, 5) for name, value in ranks.items()},
             "values": significant(self.values),
-            "values_centred": significant(self.centred),
         }
 
 

@@ -71,7 +71,9 @@ def compressibility(weights: BlockWeights, hidden: int) -> Compressibility:
             groups[name] = _spread(σ[None], gaussian_matrix(m, n)[None], lambda r, c=cost: min(1.0, r * c))
             sizes[name] = m * n
     total = max(1, sum(sizes.values()))
-    keep, random = (sum(getattr(groups[g], part) * sizes[g] for g in groups) / total for part in ("keep", "keep_random"))
+    keep, random = (
+        sum(getattr(groups[g], part) * sizes[g] for g in groups) / total for part in ("keep", "keep_random")
+    )
     return Compressibility(
         weights.block, groups, keep, random, _concentration(weights.neurons), _concentration(weights.vo.norm(dim=1))
     )

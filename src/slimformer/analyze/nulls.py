@@ -50,9 +50,7 @@ def low_rank_attention(
     return _softmax(s[:, None, None] * (Q @ K.mT) / d**0.5, mask)
 
 
-def shuffled_attention(
-    P: Float[Tensor, "h n n"], mask: Bool[Tensor, "n n"], *, seed: int
-) -> Float[Tensor, "h n n"]:
+def shuffled_attention(P: Float[Tensor, "h n n"], mask: Bool[Tensor, "n n"], *, seed: int) -> Float[Tensor, "h n n"]:
     """Every row of P with the keys it sees in an order of its own, another one for every head."""
     keys = torch.rand(P.shape, generator=torch.Generator().manual_seed(seed))
     return P.gather(-1, keys.masked_fill(~mask, 2.0).argsort(-1)) * mask

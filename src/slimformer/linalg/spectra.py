@@ -34,7 +34,7 @@ def gram_values(G: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d"]:
     return torch.linalg.eigvalsh(G.double()).flip(-1).clamp_min(0).sqrt()
 
 
-def product_values(A: Float[Tensor, "*b d D"], B: Float[Tensor, "*b d D"]) -> Float[Tensor, "*b d"]:
+def product_values(A: Float[Tensor, "*b d D"], B: Float[Tensor, "*b d D"]) -> Float[Tensor, "*b k"]:
     """σ of AᵀB, at most d of them, without forming D × D: with Aᵀ = Q R and Bᵀ = P S they are those of R Sᵀ.
 
     Cost O(D d²).

@@ -93,8 +93,9 @@ def weight_magnitudes(found: Found) -> Any:
 def qk_maps(found: Found) -> Any:
     """|W_qᵀ W_k|, mean over heads, block by block: rows are coordinates of the query's stream, columns of the key's."""
     maps = [(b["block"], np.array(b["qk_map"])) for b in found["weights"] if b.get("qk_map")]
-    title = f"{short(found['model'])}: mean over heads of |$W_{{qk}}$|, each over its 99th percentile"
-    return panels([(f"block {i}", m / max(float(np.quantile(m, 0.99)), 1e-30)) for i, m in maps], title, top=1.0)
+    title = f"{short(found['model'])}: mean over heads of |$W_{{qk}}$|"
+    pictures = [(f"block {i}", _stretched(m)) for i, m in maps]
+    return panels(pictures, title, top=1.0, label="1st to 99th percentile")
 
 
 def asymmetry(found: Found) -> Any:
@@ -124,10 +125,12 @@ def keep_estimates(found: Found) -> Any:
             at = [b["block"] for b in with_it]
             ax.plot(at, [b["groups"][name]["rank95"] for b in with_it], "o-", color=colour, markersize=3.5,
                     label=TITLES[name])  # fmt: skip
-            values = _random(found, name, int(with_it[0]["groups"][name]["width"]))
+    for label, style, group in (("random heads", "--", "qk"), ("random matrices", ":", "down")):
+        width = next((int(b["groups"][group]["width"]) for b in blocks if group in b["groups"]), 0)
+        if width:
+            values = _random(found, group, width)
             needed = (np.searchsorted(np.cumsum(values**2) / np.sum(values**2), 0.95) + 1) / len(values)
-            ax.axhline(needed, color=colour, linestyle="--", linewidth=0.9)
-    ax.plot([], [], "--", color="0.35", label="random weights")
+            ax.axhline(needed, color="0.35", linestyle=style, linewidth=1.2, label=label)
     ax.set(xlabel="block", ylabel="share of the rank", ylim=(0, 1))
     whole_blocks(ax, found["blocks"])
     drawing.legend(frameon=False, fontsize=8, loc="outside right center")
@@ -159,12 +162,15 @@ def spectra_pair(axes: Any, curves: Sequence[tuple[int, np.ndarray]], count: int
         for block, values in curves:
             ax.plot(_along(values), np.where(values > 1e-6, values, np.nan), color=shade(block, count), linewidth=1)
         ax.set_yscale(scale)
-        if scale == "log":
-            ax.set_ylim(1e-4, 1.4)
 
 
 def label_pair(axes: Any, ylabel: str, xlabel: str) -> None:
-    """Labels at the outer edge only."""
+    """Labels at the outer edge only, and the same limits for all of a row."""
+    least = min(float(ax.dataLim.y0) for ax in axes[-1] if np.isfinite(ax.dataLim.y0))
+    for ax in axes[0]:
+        ax.set_ylim(0, 1.05)
+    for ax in axes[-1]:
+        ax.set_ylim(max(1e-4, 10 ** np.floor(np.log10(max(least, 1e-12)))), 1.4)
     for row, ax in enumerate(axes[:, 0]):
         ax.set_ylabel(f"{ylabel} ({('linear', 'log')[row % 2]})")
     for ax in axes[-1]:
@@ -228,9 +234,17 @@ def whole_blocks(ax: Any, count: int) -> None:
     ax.set_xticks(_ticks(count, 10))
 
 
-def short(name: str, most: int = 60) -> str:
-    """A name that fits into a title, with nothing in it that would be read as a formula."""
-    return (name if len(name) <= most else f"…{name[1 - most :]}").replace("$", r"\$")
+def short(name: str, most: int = 40) -> str:
+    """The last part of a path, so that it fits into a title, with nothing in it that would be read as a formula."""
+    last = name.rstrip("/").rpartition("/")[2] or name
+    return (last if len(last) <= most else f"…{last[1 - most :]}").replace("$", r"\$")
+
+
+def _stretched(picture: np.ndarray) -> np.ndarray:
+    """From 0 at the 1st to 1 at the 99th percentile: structure is a few per cent of the mean."""
+    low, high = np.quantile(picture, (0.01, 0.99))
+    stretched: np.ndarray = np.clip((picture - low) / max(float(high - low), 1e-30), 0, 1)
+    return stretched
 
 
 def _ticks(count: int, most: int) -> list[int]:

@@ -51,7 +51,7 @@ def activation_spectra(found: Found, data: Found) -> Any:
     for column, name in enumerate(streams):
         curves = []
         for block in data["activations"]:
-            values = np.array(block["streams"][name]["values_centred"], dtype=float)
+            values = np.array(block["streams"][name]["values"], dtype=float)
             if len(values) and values[0] > 0:
                 curves.append((block["block"], values / values[0]))
         spectra_pair(axes[:, column], curves, found["blocks"])
@@ -83,10 +83,11 @@ def attention_maps(found: Found, data: Found, attention: Found) -> Any:
     """Mean attention over heads and sequences, block by block; queries from top to bottom, keys from left to right."""
     pictures = []
     for block in attention["blocks"]:
-        picture = np.array(block["mean_map"])
-        pictures.append((f"block {block['block']}", (picture / max(float(picture.max()), 1e-30)) ** 0.5))
+        picture = np.array(block["mean_map"])  # the first query of a decoder sees one key: 1 says nothing there
+        most = max(float(np.quantile(picture, 0.995)), 1e-30)
+        pictures.append((f"block {block['block']}", np.sqrt(np.clip(picture / most, 0, 1))))
     title = f"{short(found['model'], 30)} on {short(data['name'], 40)}: mean attention, {attention['length']} tokens"
-    return panels(pictures, title, top=1.0, label="√(attention / largest)")
+    return panels(pictures, title, top=1.0, label="√(attention / 99.5th percentile)")
 
 
 def attention_energy(found: Found, sets: Sequence[Found], pair: Sequence[Found]) -> Any:

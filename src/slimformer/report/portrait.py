@@ -47,7 +47,9 @@ def weights_table(blocks: Sequence[dict[str, Any]]) -> Table:
 def activations_table(data: dict[str, Any]) -> Table:
     """How many directions the four streams need."""
     streams = list(data["activations"][0]["streams"]) if data["activations"] else []
-    title = f"activations on {data['name']}, {data['tokens']:,} tokens: share of the width that holds 99 % of the variance"
+    title = (
+        f"activations on {data['name']}, {data['tokens']:,} tokens: share of the width that holds 99 % of the variance"
+    )
     table = _table(title, ["block", *streams, "mean", "symmetric W_qk, score error"])
     for block in data["activations"]:
         shares = [_share(block["streams"][name]["rank99"]) for name in streams]
@@ -69,7 +71,10 @@ def attention_table(data: dict[str, Any], attention: dict[str, Any]) -> Table:
     for block in attention["blocks"]:
         cells = []
         for key in ("energy_sum", "energy_squares"):
-            cells += [_mean(block[key]), *(_mean(block["nulls"][null][key]) for null in ("iid", "low_rank", "shuffled"))]
+            cells += [
+                _mean(block[key]),
+                *(_mean(block["nulls"][null][key]) for null in ("iid", "low_rank", "shuffled")),
+            ]
             cells += [_limits(block[key])] if key == "energy_sum" else []
         shared = _mean(block["shared"]) if "shared" in block else "–"
         table.add_row(str(block["block"]), *cells, shared, f"{fmean(block['effective_rank']):.1f}")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from spectra_tables import spectra_table
 from verdicts import grid, level_text, metric_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,7 +96,20 @@ def speed(results: dict[str, Any], _report: str | None) -> str:
     return f"Ratios within one run, {threads} threads:\n\n{markdown(['ratio', 'measured', 'target'], rows)}"
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {"quality": quality, "speed": speed}
+def spectra(results: dict[str, Any], report: str | None) -> str:
+    """One of several tables about the same models."""
+    found = spectra_table(results, report)
+    if found is None:
+        raise NothingToRender(f"there is no table {report!r} of spectra")
+    caption, header, rows = found
+    return f"{caption}:\n\n{markdown(header, rows)}"
+
+
+RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
+    "quality": quality,
+    "speed": speed,
+    "spectra": spectra,
+}
 
 
 def table(name: str) -> str:

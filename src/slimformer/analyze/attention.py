@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,8 +105,9 @@ def attention_spectra(
         for i, block in enumerate(model.get_submodule(architecture.blocks).children()):
             heard: list[Tensor] = []
             name = f"{architecture.blocks}.{i}.{architecture.family.attention}"
+            ear = partial(_hear, heard)
             for stage in stages:
-                with listening(model, outputs={name: lambda output: heard.append(output[1])}):
+                with listening(model, outputs={name: ear}):
                     stage.state = through(block, stage.state, stage.calls[i])
             progress("attention", i + 1, architecture.n_blocks)
             matrices = [weights.float().cpu() for weights in heard if weights is not None and weights.shape[1]]
@@ -164,6 +166,10 @@ def full_rows(batches: Sequence[Batch], length: int, most: int) -> list[Batch]:
             "--lengths or longer texts"
         )
     return found
+
+
+def _hear(heard: list[Tensor], output: Any) -> None:
+    heard.append(output[1])
 
 
 def _entropy(P: Float[Tensor, "s h n n"], mask: Tensor) -> Float[Tensor, " h"]:

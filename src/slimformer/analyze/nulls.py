@@ -27,7 +27,7 @@ def allowed(n: int, *, causal: bool) -> Bool[Tensor, "n n"]:
 
 
 def logit_spread(P: Float[Tensor, "*b n n"], mask: Bool[Tensor, "n n"]) -> Float[Tensor, "*b"]:
-    """s: root mean over rows of the variance of log P over the keys a query sees; rows that see one key do not count."""
+    """s: root mean over rows of the variance of log P over the keys a query sees, of rows that see several."""
     logits = P.double().clamp_min(FLOOR).log() * mask
     count = mask.sum(1).double()
     mean = logits.sum(-1) / count

@@ -7,8 +7,8 @@ For σ₁ ≥ … ≥ σ_n ≥ 0 and p_i = σ_i² / Σ σ²:
     effective rank      exp(−Σ p_i log p_i)          n for a flat spectrum, 1 for rank one (Roy & Vetterli, 2007)
     stable rank         Σ σ² / σ₁²                   never above the rank (Rudelson & Vershynin, 2007)
 
-With `power=1` the same for σ in place of σ². Σσ flatters less steep spectra of nothing in particular: it is no error of
-anything, and is here because figures of attention are drawn with it (see docs/methods/spectra.md).
+With `power=1` the same for σ in place of σ². Σσ is the error of nothing, and is here because figures of attention are
+drawn with it (see docs/methods/spectra.md).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ and A = (G − Gᵀ)/2 skew, and for every symmetric X
     ‖G − X‖² = ‖A‖² + ‖S − X‖².
 
 So S is the nearest symmetric form, and the asymmetry ‖A‖ / ‖G‖ = ‖G − Gᵀ‖ / 2‖G‖ *is* its relative error: 0 for a
-symmetric head, 1 for a skew one, √½ ≈ 0.71 for independent random W_q and W_k. S has up to 2 d eigenvalues λ, and a head
-of width d can hold d of them, so two more errors matter:
+symmetric head, 1 for a skew one, √½ ≈ 0.71 for independent random W_q and W_k. S has up to 2 d eigenvalues λ, and a
+head of width d can hold d of them, so two more errors matter:
 
     symmetric, rank d    the d eigenvalues largest in size are kept        W_k = ± W_q, row by row
     tied                 the d largest above zero are kept                 W_k = W_q: one matrix instead of two

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_front import emit
-from slimformer.errors import SlimformerError
+from slimformer.errors import SlimformerError, TooFewTokens
 from slimformer.options import AsJson, Columns, Device, Force, Model, Quiet, Seed, SeqLen
 from slimformer.shell import column_names, progress_bars, usable_device
 
@@ -24,7 +25,8 @@ Data = Annotated[
 ]
 AgainstData = Annotated[str, typer.Option(metavar="DATA", help="a second data set, side by side with the first")]
 Lengths = Annotated[
-    str, typer.Option(metavar="NUMBERS", help="lengths to look at attention at, e.g. 64,128", show_default="--seq-len")
+    str,
+    typer.Option(metavar="NUMBERS", help="lengths to look at attention at, e.g. 64,128", show_default="as data allow"),
 ]
 Sequences = Annotated[int, typer.Option(min=1, metavar="N", help="sequences to look at attention on, for each length")]
 LookTokens = Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="tokens to look at activations on")]
@@ -68,16 +70,15 @@ def inspect(
     loaded = load_model(model, device=usable_device(device))
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
+    read = partial(_read, loaded, architecture, {"columns": column_names(columns), "seed": seed})
+    rows = _attention_rows(read, names, asked, length, sequences, tokens) if names else {}
+    given = [read(name, length, tokens) for name in names]  # before the work: data may be refused
     found = inspection(loaded, architecture, length)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         whole = bool(names) or figures is not None
         found["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
         if names:
-            how = {"columns": column_names(columns), "seed": seed}
-            found["data"] = [
-                _look(loaded, architecture, name, length, asked or [length], sequences, tokens, how, progress)
-                for name in names
-            ]
+            found["data"] = [_look(loaded, architecture, each, rows[each.name], progress) for each in given]
     if figures is not None:
         _draw(found, figures, force)
 
@@ -111,27 +112,41 @@ def _lengths(text: str, names: list[str]) -> list[int]:
     return sorted(set(found))
 
 
-def _look(
-    loaded: Any, architecture: Any, name: str, length: int, lengths: list[int], sequences: int, tokens: int,
-    how: dict[str, Any], progress: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """One data set: what flows through the model on it."""
-    from slimformer.analyze.attention import full_rows
-    from slimformer.analyze.portrait import data_portrait
+def _read(loaded: Any, architecture: Any, how: dict[str, Any], name: str, length: int, tokens: int) -> Any:
     from slimformer.calibrate.gather import gather
 
-    def read(n: int, amount: int) -> Any:
-        return gather(name, loaded.model, loaded.processor, architecture, seq_len=n, tokens=amount, **how)
+    return gather(name, loaded.model, loaded.processor, architecture, seq_len=length, tokens=tokens, **how)
 
-    def every(read_data: Any) -> list[Any]:
-        return [batch for part in read_data.splits.values() for batch in part]
 
-    given = read(length, tokens)
-    rows = {n: full_rows(every(read(n, max(tokens, 4 * n * sequences))), n, sequences) for n in lengths}
+def _attention_rows(
+    read: Callable[[str, int, int], Any], names: list[str], asked: list[int], length: int, sequences: int, tokens: int
+) -> dict[str, dict[int, Any]]:
+    """For every data set sequences of every length asked for; else of the longest that all of them have, by halving."""
+    from slimformer.analyze.attention import full_rows
+
+    def rows(name: str, n: int) -> Any:
+        splits = read(name, n, max(tokens, 4 * n * sequences)).splits.values()
+        return full_rows([batch for part in splits for batch in part], n, sequences)
+
+    if asked:
+        return {name: {n: rows(name, n) for n in asked} for name in names}
+    while True:
+        try:
+            return {name: {length: rows(name, length)} for name in names}
+        except TooFewTokens:
+            if length < 8:
+                raise
+            length //= 2
+
+
+def _look(loaded: Any, architecture: Any, given: Any, rows: dict[int, Any], progress: Any) -> dict[str, Any]:
+    """One data set: what flows through the model on it."""
+    from slimformer.analyze.portrait import data_portrait
+
     batches = given.splits["fit"]
-    portrait = data_portrait(loaded.model, architecture, batches, rows, seed=how["seed"], progress=progress)
+    portrait = data_portrait(loaded.model, architecture, batches, rows, seed=given.seed, progress=progress)
     read_tokens = sum(batch.tokens for batch in batches)
-    return {"name": given.name, "hash": given.hash, "tokens": read_tokens, "seq_len": length, **portrait}
+    return {"name": given.name, "hash": given.hash, "tokens": read_tokens, "seq_len": given.seq_len, **portrait}
 
 
 def _require_figures(folder: Path, force: bool) -> None:

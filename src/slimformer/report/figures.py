@@ -166,7 +166,7 @@ def spectra_pair(axes: Any, curves: Sequence[tuple[int, np.ndarray]], count: int
 
 def label_pair(axes: Any, ylabel: str, xlabel: str) -> None:
     """Labels at the outer edge only, and the same limits for all of a row."""
-    least = min(float(ax.dataLim.y0) for ax in axes[-1] if np.isfinite(ax.dataLim.y0))
+    least = min((float(ax.dataLim.y0) for ax in axes[-1] if np.isfinite(ax.dataLim.y0)), default=0.1)
     for ax in axes[0]:
         ax.set_ylim(0, 1.05)
     for ax in axes[-1]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rank_tables import attention_speed, truncation
+from spectra_tables import spectra_table
 from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
 from verdicts import grid, level_text, metric_name
 
@@ -127,10 +128,19 @@ def speed(results: dict[str, Any], _report: str | None) -> str:
     return f"Ratios within one run, {threads} threads:\n\n{markdown(['ratio', 'measured', 'target'], rows)}"
 
 
+def spectra(results: dict[str, Any], report: str | None) -> str:
+    """One of several tables about the same models."""
+    found = spectra_table(results, report)
+    if found is None:
+        raise NothingToRender(f"there is no table {report!r} of spectra")
+    caption, header, rows = found
+    return f"{caption}:\n\n{markdown(header, rows)}"
+
+
 RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
-    "attention_speed": attention_speed,
+    "attention_speed": attention_speed, "spectra": spectra,
 }  # fmt: skip
 
 

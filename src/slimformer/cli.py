@@ -20,6 +20,7 @@ from rich.console import Console
 from slimformer.cli_cascade import CASCADE
 from slimformer.cli_compress import budget_asked, show_dry_run
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, saved_line
+from slimformer.cli_inspect import INSPECT
 from slimformer.cli_recipes import recipes_app
 from slimformer.errors import OutputExists, SlimformerError
 from slimformer.options import (
@@ -95,20 +96,8 @@ def top(
     """Options of the program itself; the commands do the work."""
 
 
-@app.command(epilog="Example: slimformer inspect demo:minilm")
-def inspect(
-    model: Model, seq_len: SeqLen = None, seed: NoSeed = 0, as_json: AsJson = False, quiet: Quiet = False
-) -> None:
-    """Show what a model is made of and what can be cut: family, blocks, heads, neurons, MACs and parameters."""
-    from slimformer.calibrate.gather import sequence_length
-    from slimformer.models import describe
-    from slimformer.models.load import load_model
-    from slimformer.report.inspection import inspection, show_inspection
-
-    loaded = load_model(model)
-    architecture = describe(loaded.model)
-    found = inspection(loaded, architecture, sequence_length(loaded.model, architecture, seq_len))
-    emit(found, as_json, quiet, lambda: show_inspection(found, out))
+for command, example in INSPECT.items():
+    app.command(epilog=f"Example: {example}")(command)
 
 
 @app.command(epilog="Example: slimformer calibrate demo:smollm2 --data builtin --out stats")

@@ -96,7 +96,9 @@ def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> No
 def _state_plain(config: Any, before: Architecture, sizes: list[dict[str, int]], head_dim: int) -> None:
     family, first = before.family, sizes[0]
     if any(size != first for size in sizes):
-        raise PlanDoesNotFit("plain format needs the same sizes in every block; this plan has different ones; use --format ragged")
+        raise PlanDoesNotFit(
+            "plain format needs the same sizes in every block; this plan has different ones; use --format ragged"
+        )
     _forget_ragged(config)
     setattr(config, family.ffn_key, first["neurons"])
     if first["heads"] != getattr(config, family.heads_key):

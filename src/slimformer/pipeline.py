@@ -71,13 +71,12 @@ def compress(
     """Shrink `model` to a fraction of its block MACs (`macs`), block parameters (`params`) or measured block latency
     on this machine (`latency`), without retraining; or to the smallest model of a front whose mean KL divergence from
     the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md). The
-    recipe `lossless` changes no output and takes neither budget nor data.
+    recipe `lossless` takes neither budget nor data.
 
     `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`; `device` and
     `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
     (sequences × length), or a folder of images; `eval_data` are measured on beside its held-out part. `tokens` limits
-    what is fitted on. The same seed gives the same model. `refine` (else the recipe says) corrects every reader on what
-    the cut model really sends it.
+    what is fitted on. The same seed, the same model. `refine` corrects readers on what the cut model really sends them.
     Cost: one forward pass, one Gram matrix and one elimination per width; the refinement costs about four passes more.
     """
     loaded, seconds = _opened(model, processor, dtype, device)
@@ -90,11 +89,11 @@ def compress(
     check = partial(check_budget, architecture, recipe=chosen, format=format)
     if budget.by != "latency":  # before the long work
         check(budget, seq_len=sequence_length(loaded.model, architecture, seq_len))
-    read = partial(
-        gather, model=loaded.model, processor=loaded.processor, architecture=architecture, seq_len=seq_len,
-        tokens=tokens, samples=samples, columns=columns, seed=seed,
-    )  # fmt: skip
     with timed(seconds, "data"):
+        read = partial(
+            gather, model=loaded.model, processor=loaded.processor, architecture=architecture, seq_len=seq_len,
+            tokens=tokens, samples=samples, columns=columns, seed=seed,
+        )  # fmt: skip
         batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
     require_certifiable(batches, max_kl)
     if budget.by == "latency":  # at the length the data has, as the plan counts

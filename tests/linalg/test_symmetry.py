@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slimformer.linalg.symmetry import common_basis, symmetry_error_on_data, symmetry_errors
+from slimformer.linalg.symmetry import shared_basis, symmetry_error_on_data, symmetry_errors
 
 HEADS, RANK, WIDTH = 3, 4, 15
 
@@ -52,24 +52,24 @@ def test_without_heads_or_ranks_there_is_no_error():
     assert symmetry_errors(*torch.randn(2, 3, 0, 9)).asymmetry.tolist() == [0, 0, 0]
 
 
-def test_a_common_basis_gives_both_moments_back():
+def test_a_shared_basis_gives_both_moments_back():
     X, Y = torch.randn(2, 60, WIDTH, dtype=torch.float64)
     M, C = X.T @ X, Y.T @ Y
-    T, m = common_basis(M, C, ridge=0.0)
+    T, m = shared_basis(M, C, ridge=0.0)
     assert torch.allclose(T @ T.T, C, rtol=1e-6, atol=1e-8)
     assert torch.allclose((T * m) @ T.T, M, rtol=1e-6, atol=1e-8)
 
 
 def test_on_white_data_the_error_is_the_asymmetry(heads):
     eye = torch.eye(WIDTH, dtype=torch.float64)
-    assert torch.allclose(symmetry_error_on_data(*heads, *common_basis(eye, eye)), symmetry_errors(*heads).asymmetry)
+    assert torch.allclose(symmetry_error_on_data(*heads, *shared_basis(eye, eye)), symmetry_errors(*heads).asymmetry)
 
 
 def test_no_symmetric_form_has_a_smaller_error_of_scores(heads):
     scale = torch.logspace(0, -2, WIDTH, dtype=torch.float64)
     X, Y = (torch.randn(80, WIDTH, dtype=torch.float64) * scale for _ in range(2))
     M, C = (X + 0.2).T @ (X + 0.2) / 80, Y.T @ Y / 80
-    found = symmetry_error_on_data(*heads, *common_basis(M, C, ridge=0.0))
+    found = symmetry_error_on_data(*heads, *shared_basis(M, C, ridge=0.0))
     for h, G in enumerate(dense(heads)):
         S = ((G + G.T) / 2).requires_grad_()
 

@@ -15,7 +15,7 @@ from slimformer.analyze.compressibility import compressibility
 from slimformer.analyze.heads import head_factors
 from slimformer.analyze.weights import BlockWeights, block_weights, score_map
 from slimformer.calibrate.text import Batch
-from slimformer.linalg.symmetry import common_basis, symmetry_error_on_data
+from slimformer.linalg.symmetry import shared_basis, symmetry_error_on_data
 from slimformer.models import Architecture
 
 Progress = Callable[[str, int, int], None]
@@ -71,7 +71,7 @@ def _streams(model: PreTrainedModel, architecture: Architecture, block: BlockAct
     errors: list[float] = []
     if entered is not None:
         factors = head_factors(model, architecture, block.block)
-        T, m = common_basis(entered.second(centred=False), entered.second(centred=True))
+        T, m = shared_basis(entered.second(centred=False), entered.second(centred=True))
         errors = _rounded(symmetry_error_on_data(factors.W_q.cpu(), factors.W_k.cpu(), T, m))
     return {"block": block.block, "streams": spectra, "symmetry_on_data": errors}
 

@@ -59,7 +59,7 @@ def symmetry_errors(W_q: Float[Tensor, "h d D"], W_k: Float[Tensor, "h d D"]) ->
     return SymmetryErrors(*((1 - part / whole).clamp(0, 1).sqrt() for part in kept))
 
 
-def common_basis(
+def shared_basis(
     M: Float[Tensor, "D D"], C: Float[Tensor, "D D"], *, ridge: float = 1e-6
 ) -> tuple[Float[Tensor, "D D"], Float[Tensor, " D"]]:
     """T and m ≥ 0 with C = T Tᵀ and M = T diag(m) Tᵀ, C damped relative to its diagonal. Cost O(D³)."""

@@ -34,6 +34,7 @@ from slimformer import compress
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.store import open_statistics
 from slimformer.cli_front import curves_of, loaded_for
+from slimformer.fisher import fisher_metric
 from slimformer.models import describe
 from slimformer.models.load import load_model
 from slimformer.plan.recipe import load_recipe
@@ -86,7 +87,8 @@ def measured(name: str, tokens: int | None, console: Console) -> dict[str, Any]:
         with clock(once):
             loaded = load_model(model)
             read = gather(str(data), loaded.model, loaded.processor, describe(loaded.model), **how)
-            keep_probes(loaded.model, calibrate(loaded, read, stats), read.splits["select"])
+            metric = fisher_metric(loaded.model, read.splits["fit"], seed=read.seed)
+            keep_probes(loaded.model, calibrate(loaded, read, stats, metric=metric), read.splits["select"])
         console.print(f"calibrate: {once[0]['cpu']:.1f} s")
         hashes = {}
         for budget in BUDGETS:  # the first also makes the curves, which the others find

@@ -39,6 +39,7 @@ NAMES = {
     "shortgpt": "ShortGPT, blocks dropped",
     "replaceme": "ReplaceMe, blocks made linear",
     "nested": "slimformer `balanced --no-refine`",
+    "plain": "slimformer `balanced --format plain`",
     "uniform": "slimformer `uniform`",
     "balanced": "**slimformer `balanced`**",
 }

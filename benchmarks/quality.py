@@ -6,7 +6,8 @@
 
 Every method gets the same calibration tokens, sizes and exact MACs (`baselines.py`); models and data are in
 `subjects.py`. Every model measured is truly cut, but for those of `simulated.py` (ranks, the residual stream), which
-say what they would cost. Methods that drop whole blocks meet a budget from below, uniform plain sizes within 5 %, all others within 1 %.
+say what they would cost. Methods that drop whole blocks meet a budget from below, plain sizes within 5 %, all others
+within 1 %.
 
 Two methods are compared example by example (windows, sentences, images): the paired bootstrap gives an interval of
 (method − balanced), and where it leaves out zero the difference is called significant. Exit code 1 when `balanced` is

@@ -96,11 +96,7 @@ def ablation(results: dict[str, Any], _report: str | None) -> str:
         found.setdefault(row["method"], []).append(row["reports"][report])
     marks = {"better": "", "tie": " =", "worse": " !", "ours": ""}
     rows = [
-        [
-            part,
-            VARIANTS.get(name, name),
-            *(f"{(at := found[name, b])['excess']:.3f}{marks[at['verdict']]}" for b in budgets),
-        ]
+        [part, VARIANTS.get(name, name), *(f"{at['excess']:.3f}{marks[at['verdict']]}" for at in found[name])]
         for name, part in results["parts"].items()
     ]
     settings = results["settings"]

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import transformers
 from rich.console import Console
 from torch import Tensor
 
-from cells import HERE, Cell, write_json
+from cells import HERE, PACKAGE, Cell, code_hash, write_json
 from quality import Bench, Options, prepare
 from slimformer.calibrate.collect import BlockMoments, listening, real_rows, rehearse, through
 from slimformer.calibrate.store import Statistics, open_statistics, write_block
@@ -128,6 +129,7 @@ VARIANTS: dict[str, Variant] = {
 
 def cell(bench: Bench, name: str, budget: float) -> Cell:
     """One variant at one budget."""
+    bench = replace(bench, cache=replace(bench.cache, code=f"{bench.cache.code}-{own_code()}"))
     found = bench.cache.cell(f"ablation-{name}", budget)
     if found is not None:
         return replace(found, method=name)
@@ -147,6 +149,12 @@ def cell(bench: Bench, name: str, budget: float) -> Cell:
     made = Cell(f"ablation-{name}", budget, plan.macs, plan.params, sizes, seconds, scores)
     bench.cache.write_cell(made)
     return replace(made, method=name)
+
+
+@cache
+def own_code() -> str:
+    """What is decided here, and the metric."""
+    return code_hash([HERE / "ablation.py", PACKAGE / "fisher.py"])
 
 
 def varied(variant: Variant) -> Recipe:

@@ -39,8 +39,8 @@ from slimformer.models import describe
 from slimformer.models.load import load_model
 from slimformer.plan.recipe import load_recipe
 from slimformer.probe import keep_probes
+from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import calibrate, carry_out, make_plan, versions
-from slimformer.workbench import round_weights
 
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5)
 MOST = 0.10

@@ -47,6 +47,8 @@ NAMES = {
 
 def quality(results: dict[str, Any], report: str | None) -> str:
     """Methods × budgets, for one report or for all of them."""
+    if report == "targets":
+        return targets(results)
     if report is not None and report not in results["dense"]:
         raise NothingToRender(f"there is no report {report!r}; choose from {', '.join(results['dense'])}")
     parts = []
@@ -74,17 +76,44 @@ def caption(results: dict[str, Any], report: str, dense: dict[str, Any]) -> str:
 VARIANTS = {
     "balanced": "`balanced`",
     "interpolative": "interpolative decomposition",
-    "squares": "squared errors",
+    "squares": "squared errors (probes tempered by 0.75)",
     "token-weights": "squared errors in the metric, tokens weighted by 1/σ² of the stream",
     "no-probes": "by the metric alone",
     "probes-believed": "probes believed as measured",
-    "uniform": "equal shares of heads and neurons",
+    "uniform": "equal shares, whole heads (beside: whole heads only)",
     "heads": "whole heads only",
     "ranks": "ranks only",
     "nested": "least squares on the dense model's features (`--no-refine`)",
     "heads-nested": "the same, whole heads only",
     "heads-no-correction": "whole heads, no least squares, only the mean absorbed",
 }
+
+
+# Excess nats to reach on held-out text of the calibrated kind, by share of the block MACs; most of STAT's excess
+TARGETS = {
+    "stories15M": {0.8: 0.22, 0.7: 0.43, 0.6: 0.68, 0.5: 0.95},
+    "smollm2": {0.8: 0.27, 0.7: 0.45, 0.6: 0.62, 0.5: 0.90},
+}
+SHARE_OF_STAT = {"balanced": 0.65, "plain": 0.8}
+
+
+def targets(results: dict[str, Any]) -> str:
+    """What was to be reached, and what was."""
+    name, report = results["settings"]["model"], next(iter(results["dense"]))
+    found = {(row["method"], row["budget"]): row["reports"][report]["excess"] for row in results["cells"]}
+    budgets = list(TARGETS[name])
+    rows = [["excess nats of `balanced`", *(_against(found["balanced", b], TARGETS[name][b]) for b in budgets)]]
+    for method, most in SHARE_OF_STAT.items():
+        if (method, budgets[0]) in found:
+            shares = (found[method, b] / found["stat-uniform", b] for b in budgets)
+            title = f"`{method}` over STAT, uniform" if method == "balanced" else "`--format plain` over STAT, uniform"
+            rows.append([title, *(_against(share, most) for share in shares)])
+    header = ["measured (target)", *(f"{100 * b:g} %" for b in budgets)]
+    return f"{name}, {report}; targets that are missed are marked ✗:\n\n{markdown(header, rows)}"
+
+
+def _against(value: float, most: float) -> str:
+    return f"{value:.2f} (≤ {most:g}){'' if value <= most else ' ✗'}"
 
 
 def ablation(results: dict[str, Any], _report: str | None) -> str:

@@ -201,9 +201,9 @@ def everything(data: Data) -> list[Batch]:
 
 def held_out_batches(made: Provenance, data: Data) -> tuple[list[Batch], list[str]]:
     """Of data that were calibrated on, the part that was held out; of others all of it."""
-    if made.data_hash == data.hash:
-        return list(data.splits["report"]), ["these data were calibrated on, so only the part held out then is used"]
-    return everything(data), []
+    known = {"name": made.data, "hash": made.data_hash, "seed": made.seed}
+    batches, notes = _unfitted(known, data, small="the model")
+    return list(batches), notes
 
 
 def _sources(name: str) -> set[str]:

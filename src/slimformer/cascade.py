@@ -45,8 +45,8 @@ from slimformer.models.load import Loaded
 from slimformer.plan import Plan
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.refine import refine
+from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import Progress, carry_out, make_plan, require_apart, require_same_model, silent
-from slimformer.workbench import round_weights
 
 TOLERANCE = 0.005  # half a point of accuracy, or half a percent of perplexity
 

@@ -118,8 +118,10 @@ def calibrate(
 ) -> None:
     """One pass over the data: write the moments of every width, from which any budget can be planned."""
     from slimformer import stages
+    from slimformer.assess import thin_data
     from slimformer.checkpoint.atomic import require_free, writing
     from slimformer.fisher import fisher_metric
+    from slimformer.models import describe
     from slimformer.probe import keep_probes
 
     name = joined(data)
@@ -130,6 +132,8 @@ def calibrate(
         metric = fisher_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
         statistics = stages.calibrate(loaded, batches, folder, metric=metric, progress=progress)
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
+    for note in thin_data(describe(loaded.model), batches) if not (quiet or as_json) else ():
+        err.print(f"note: {note}", style="yellow")
     found = json.loads((out_folder / "stats.json").read_text())
     emit(found, as_json, quiet, lambda: typer.echo(f"statistics of {found['model']} are in {out_folder}"))
 

@@ -61,7 +61,8 @@ def cut(
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free
     from slimformer.plan.recipe import load_recipe
-    from slimformer.workbench import priced, round_weights
+    from slimformer.rewrite.surgery import round_weights
+    from slimformer.workbench import priced
 
     budget, chosen, statistics = budget_from(macs, params, latency), load_recipe(recipe), open_statistics(stats)
     stages.require_apart(out_folder, stats, model or statistics.provenance.model)
@@ -138,7 +139,12 @@ def sweep(
             samples=samples, columns=column_names(columns), seed=made.seed, purpose="evaluation",
         )  # fmt: skip
         batches, notes = held_out_batches(made, read)
-        rows = list(front.sweep(loaded.model, statistics, curves, points, batches, seed=made.seed, progress=progress))
+        rows = list(
+            front.sweep(
+                loaded.model, statistics, curves, points, batches,
+                dtype=loaded.dtype, seed=made.seed, progress=progress,
+            )
+        )  # fmt: skip
     pairs = [(row["predicted_kl"], kl) for row in rows if (kl := measured_kl(row)) is not None and row["predicted_kl"]]
     found = {"slimformer_sweep": 1, "points": rows, "rank_correlation": front.correlation(pairs), "notes": notes}
     for note in notes if not (quiet or as_json) else ():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.store import Statistics
@@ -20,6 +21,7 @@ from slimformer.plan import Budget, Plan
 from slimformer.plan.profile import least_cost
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import predicted_harm
+from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import Progress, carry_out, make_plan, read_probes, silent
 
 STEP = 0.05
@@ -96,6 +98,7 @@ def sweep(
     points: Sequence[FrontPoint],
     batches: Sequence[Batch],
     *,
+    dtype: torch.dtype = torch.float32,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Iterator[dict[str, Any]]:
@@ -103,6 +106,7 @@ def sweep(
     progress("sweep", 0, len(points))
     for i, point in enumerate(points):
         small = carry_out(point.plan, model, statistics, curves)
+        round_weights(small, dtype)  # as it would be saved
         metrics = [metric.to_json() for metric in compare(model, small, batches, seed=seed)]
         progress("sweep", i + 1, len(points))
         yield {**point.to_json(), "metrics": metrics}

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from slimformer.assess import evaluate
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import gather, sequence_length
+from slimformer.errors import BudgetOutOfReach
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model, require_usable
@@ -85,7 +86,7 @@ def compress(
         require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
         return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     architecture = describe(loaded.model)
-    budget = Budget(1.0) if max_kl is not None else budget_of(macs=macs, params=params, latency=latency)
+    budget = _asked(max_kl, macs=macs, params=params, latency=latency)
     check = partial(check_budget, architecture, recipe=chosen, format=format)
     if budget.by != "latency":  # before the long work
         check(budget, seq_len=sequence_length(loaded.model, architecture, seq_len))
@@ -117,6 +118,15 @@ def _opened(
         if isinstance(model, PreTrainedModel):
             return in_memory(model, processor), seconds
         return load_model(model, dtype=dtype, device=device), seconds
+
+
+def _asked(max_kl: float | None, **fractions: float | None) -> Budget:
+    """The one budget that was given; none but the whole model where a divergence is."""
+    if max_kl is None:
+        return budget_of(**fractions)
+    if any(fraction is not None for fraction in fractions.values()):
+        raise BudgetOutOfReach("max_kl looks for the smallest budget itself; give it, or a budget, not both")
+    return Budget(1.0)
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:

@@ -104,8 +104,9 @@ def profile(
             if site.block == i:
                 W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
                 curves[site.name] = attention_of(
-                    architecture, i, W_o, block, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean
-                ).curve(site)
+                    architecture, i, W_o, block,
+                    ridge=recipe.ridge, absorb_mean=recipe.absorb_mean, metric=recipe.metric,
+                ).curve(site)  # fmt: skip
         progress("profile", i + 1, architecture.n_blocks)
     _keep_curves(cached, curves)
     return curves

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.gather import Data
@@ -18,7 +17,7 @@ from slimformer.calibrate.store import Statistics
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.certificate import certify, require_documents
-from slimformer.evaluate.fidelity import document_harms
+from slimformer.evaluate.fidelity import document_harms, harm_name
 from slimformer.fisher import fisher_metric
 from slimformer.front import budgets_at, frontier, reachable
 from slimformer.models.load import Loaded
@@ -27,6 +26,7 @@ from slimformer.plan.recipe import Recipe
 from slimformer.probe import keep_probes
 from slimformer.refine import refine
 from slimformer.rewrite.correct import Correction
+from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import Progress, calibrate, carry_out, make_plan, profile, silent
 from slimformer.timings import latency_table
 
@@ -91,6 +91,7 @@ def smallest_certified(bench: Bench, max_kl: float) -> tuple[Made, dict[str, Any
     budgets = budgets_at(fixed, [share * max_kl for share in SHARES])
     if not budgets:
         raise BudgetOutOfReach("there is nothing to certify: no smaller model can be made; use --format ragged")
+    measure = harm_name(dense, batches)
     made: list[Made] = []
 
     def harms(fraction: float) -> list[float]:
@@ -100,9 +101,9 @@ def smallest_certified(bench: Bench, max_kl: float) -> tuple[Made, dict[str, Any
 
     certificate = certify(((fraction, partial(harms, fraction)) for fraction in budgets), epsilon=max_kl)
     if certificate.budget is None:
-        raise BudgetOutOfReach(certificate.promise())
+        raise BudgetOutOfReach(certificate.promise(measure))
     smallest = next(each for each in made if each.plan.budget == certificate.budget)
-    return smallest, {**certificate.to_json(), "promise": certificate.promise()}
+    return smallest, {**certificate.to_json(), "promise": certificate.promise(measure)}
 
 
 def workbench(
@@ -136,14 +137,6 @@ def priced(budget: Budget, model: PreTrainedModel, seq_len: int, progress: Progr
     if budget.by != "latency":
         return budget
     return replace(budget, table=latency_table(model, seq_len=seq_len, progress=progress))
-
-
-@torch.no_grad()
-def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Round weights to the precision they are stored in: what is measured is then what is saved."""
-    if model.dtype != dtype:
-        for parameter in model.parameters():
-            parameter.copy_(parameter.to(dtype))
 
 
 @contextmanager

@@ -215,6 +215,8 @@ def _from_ids(
     if ids.ndim != 2 or len(ids) < len(SPLITS) or ids.shape[1] < 2:
         raise TooFewTokens(f"token ids must be sequences × length, at least {len(SPLITS)} × 2; got {tuple(ids.shape)}")
     length = min(length, ids.shape[1])
+    digest = hashlib.sha256(ids.cpu().contiguous().numpy().tobytes()).hexdigest()
+    name, ids = describe_source(ids), _each_once(ids)
     rows = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))][:samples, :length]
     n = len(rows)
     shares = ((1, 0.55), (2, 0.75), (3, 0.9))
@@ -224,8 +226,15 @@ def _from_ids(
         split: token_batches(rows[a:b][: most[split]], batch_size)
         for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)
     }
-    digest = hashlib.sha256(ids.cpu().contiguous().numpy().tobytes()).hexdigest()
-    return Data(splits, describe_source(ids), digest, seed, length)
+    return Data(splits, name, digest, seed, length)
+
+
+def _each_once(ids: Tensor) -> Tensor:
+    """Every row once, in the order they came: the same row in two splits would be measured where it was fitted."""
+    first = {row: i for i, row in reversed(list(enumerate(map(tuple, ids.tolist()))))}
+    if len(first) < len(SPLITS):
+        raise TooFewTokens(f"{len(ids):,} rows of token ids were given, {len(first):,} of them different; give more")
+    return ids[sorted(first.values())]
 
 
 def _require_all(splits: dict[str, list[Batch]], *, least: int) -> None:

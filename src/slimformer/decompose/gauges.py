@@ -71,9 +71,13 @@ def shortest(
     """The same forms R_hᵀ W_g with the fewest rows r: the highest rank among the key/value heads.
 
     Queries and keys: R = [W_q b_q], W = [W_k b_k]. Output and values: R = W_oᵀ by heads, W = [W_v b_v]. The query heads
-    of a group stand side by side. Cost O(d² (p + q)) per head.
+    of a group stand side by side. First R is made orthonormal, R = Lᵀ Qᵀ, and L goes to W: pivots of L W are those of
+    the forms themselves, however the two factors share the size of a row. Cost O(d² (p + q)) per head.
     """
     kv, group = len(W), len(R) // max(1, len(W))
+    Q, L = torch.linalg.qr(R.double().reshape(kv, group, *R.shape[1:]).transpose(2, 3).flatten(1, 2))
+    R = Q.reshape(kv, group, R.shape[2], -1).transpose(2, 3).flatten(0, 1)
+    W = L @ W.double()
     first = interpolated(W.flatten(0, 1), heads=kv, rtol=rtol)
     r = first.T.shape[1]
     if not r:

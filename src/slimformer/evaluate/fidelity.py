@@ -18,7 +18,7 @@ one, equal to it (Kornblith et al. 2019, section 3), needs the moments of the ro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,14 @@ def _single_kl(p: Tensor, q: Tensor, row: Tensor, position: Tensor) -> Tensor:
     """KL(p ‖ q) at some positions, in single precision."""
     log_p, log_q = (scores[row, position].float().log_softmax(-1) for scores in (p, q))
     return torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+@torch.no_grad()
+def harm_name(dense: nn.Module, batches: Sequence[Batch]) -> str:
+    """What `document_harms` measures for this model, in words."""
+    first = batches[0].to(device_of(dense))
+    output = dense(**{name: value[:1] for name, value in first.inputs.items()})
+    return "KL" if has_outcomes(output) else "relative squared change"
 
 
 def document_harms(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> list[float]:

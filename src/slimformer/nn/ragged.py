@@ -265,7 +265,7 @@ class RankAttention(nn.Module):
                 return query.new_zeros(query.shape[0], query.shape[2], self.heads, 0), None
             if self.qk != self.vo and (query.shape[2] > 1 or kind != "sdpa"):
                 # Fused kernels want one width. Zeros change nothing, and cost less than a kernel that stores the scores
-                # (4 to 7 times slower at T = 1024 on a CPU); a single query is better off without.
+                # (several times slower on a CPU); a single query is better off without.
                 width = max(self.qk, self.vo)
                 query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
         if self.sliding_window is not None:

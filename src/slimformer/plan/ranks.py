@@ -60,11 +60,18 @@ class Attention:
 
 
 def attention_of(
-    architecture: Architecture, i: int, W_o: Tensor, block: BlockMoments, *, ridge: float, absorb_mean: bool
+    architecture: Architecture,
+    i: int,
+    W_o: Tensor,
+    block: BlockMoments,
+    *,
+    ridge: float,
+    absorb_mean: bool,
+    metric: str,
 ) -> Attention:
     """The attention of block i, from the moments its heads have."""
     heads = heads_of(architecture, i)
-    W = block.read_through(heads.name, W_o)
+    W = block.read_through(heads.name, W_o) if metric == "fisher" else W_o
     width = site_width(heads, W, block.sites[heads.name], absorb_mean=absorb_mean)
     return Attention(width, block, heads.units // max(1, heads.group), architecture.family.rotary, ridge)
 
@@ -89,7 +96,7 @@ def rank_ways(
     parts: list[list[Way]] = []
     for ladder in heads:
         names = [f"blocks.{ladder.site.block}.attn.{rank}" for rank in ("qk", "vo")]
-        by_rank = [made[name] for name in names] if all(name in made for name in names) else None
+        by_rank = [made[name] for name in names if name in made]  # behind a norm of queries and keys, values only
         ways: list[Way] = [] if attention == "ranks" and by_rank else [(ladder,)]
         parts.append([*ways, *([tuple(by_rank)] if by_rank else [])])
     return parts

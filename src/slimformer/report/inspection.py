@@ -16,6 +16,7 @@ from slimformer.models.architecture import KINDS
 from slimformer.models.load import Loaded
 from slimformer.plan.cost import block_cost, full_size, outside_macs, site_cost
 from slimformer.plan.profile import least_cost
+from slimformer.plan.recipe import load_recipe
 from slimformer.report.console import savings_table
 from slimformer.rewrite.exact import Scope
 from slimformer.rewrite.lossless import offers
@@ -28,7 +29,12 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         kind: sum(site_cost(s, full_size(s), seq_len).macs for s in architecture if s.kind == kind)
         for kind in ("attn.heads", "ffn.hidden")
     }
-    lossless = offers(loaded.model, architecture, Scope(dtype=loaded.dtype), seq_len=seq_len)
+    lossless = offers(
+        loaded.model,
+        architecture,
+        Scope(dtype=loaded.dtype, multiple_of=load_recipe("lossless").multiple_of),
+        seq_len=seq_len,
+    )
     weights_only = sum(site_cost(s, full_size(s), 0).macs for s in architecture if s.kind == "attn.heads")
     params = sum(parameter.numel() for parameter in loaded.model.parameters())
     inside = sum(p.numel() for p in loaded.model.get_submodule(architecture.blocks).parameters())

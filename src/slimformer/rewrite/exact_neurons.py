@@ -69,11 +69,13 @@ def _never(model: PreTrainedModel, architecture: Architecture, site: Site, rows:
     if not is_relu(model) or family.ffn_norm is None or ffn_entry(model, family) != family.ffn_norm:
         return None
     norm: Any = model.get_submodule(f"{architecture.blocks}.{site.block}.{family.ffn_norm}")
-    shift = getattr(norm, "bias", None)
+    gain, shift = (getattr(norm, name, None) for name in ("weight", "bias"))
     return never_fires(
-        rows, norm.weight.detach().cpu(), None if shift is None else shift.detach().cpu(),
+        rows,
+        torch.ones(rows.shape[1] - 1) if gain is None else gain.detach().cpu(),
+        None if shift is None else shift.detach().cpu(),
         centred=isinstance(norm, nn.LayerNorm),
-    )  # fmt: skip
+    )
 
 
 def _copied(model: PreTrainedModel, site: Site, scope: Scope) -> Superfluous:

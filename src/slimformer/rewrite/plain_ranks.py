@@ -49,7 +49,15 @@ def cut_to_head_dim(
     kept = _planes(architecture, moments, r, ridge) if architecture.family.rotary else []
     for i, block in enumerate(moments):
         W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
-        attention = attention_of(architecture, i, W_o, block, ridge=ridge, absorb_mean=absorb_mean)
+        attention = attention_of(
+            architecture,
+            i,
+            W_o,
+            block,
+            ridge=ridge,
+            absorb_mean=absorb_mean,
+            metric="fisher" if block.metric else "squares",
+        )
         scores = attention.scores(kept, r // 2 if kept else r)
         reduce_ranks(model, architecture, i, scores=scores, values=attention.values(r))
 

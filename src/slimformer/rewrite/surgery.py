@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -84,3 +85,11 @@ def set_attribute(block: nn.Module, path: str, value: int) -> None:
     """Keep an attribute that depends on sizes true, e.g. the head count OPT's attention views by."""
     *parents, name = path.split(".")
     setattr(block.get_submodule(".".join(parents)), name, value)
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round weights to the precision they are stored in: what is measured is then what is saved."""
+    for parameter in model.parameters():
+        if parameter.dtype != dtype:
+            parameter.copy_(parameter.to(dtype))

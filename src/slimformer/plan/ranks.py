@@ -96,7 +96,7 @@ def rank_ways(
     parts: list[list[Way]] = []
     for ladder in heads:
         names = [f"blocks.{ladder.site.block}.attn.{rank}" for rank in ("qk", "vo")]
-        by_rank = [made[name] for name in names if name in made]  # behind a norm of queries and keys, values only
+        by_rank = [made[name] for name in names] if all(name in made for name in names) else None
         ways: list[Way] = [] if attention == "ranks" and by_rank else [(ladder,)]
         parts.append([*ways, *([tuple(by_rank)] if by_rank else [])])
     return parts

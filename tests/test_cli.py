@@ -261,7 +261,7 @@ def test_odd_names_are_printed_as_they_are(shelf, tmp_path):
 
 
 def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(monkeypatch, shelf):
-    def broken(_name):
+    def broken(_name, **_options):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("slimformer.models.load.load_model", broken)

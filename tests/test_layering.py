@@ -21,7 +21,7 @@ LAYERS = (
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
     ("report",), ("stages",), ("assess", "probe", "timings", "front"),
     ("refine",), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
-    ("shell", "options"), ("cli_front",), ("cli",),
+    ("shell", "options"), ("cli_front",), ("cli_eval",), ("cli",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

@@ -17,7 +17,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 from rich.console import Console
 
-from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, saved_line
+from slimformer.cli_eval import MEASURE
+from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, saved_line
 from slimformer.errors import OutputExists, SlimformerError
 from slimformer.options import (
     AsJson,
@@ -25,7 +26,6 @@ from slimformer.options import (
     DataOption,
     Device,
     Dtype,
-    EvalTokens,
     Force,
     Format,
     Latency,
@@ -128,7 +128,7 @@ def calibrate(
 
     stages.require_apart(out_folder, model, data, *data.split(","))
     require_free(out_folder, force)
-    loaded, batches = _read(model, data, columns, tokens, samples, seq_len, seed, device, dtype)
+    loaded, batches = read_both(model, data, columns, tokens, samples, seq_len, seed, device, dtype)
     with progress_bars(err, hidden=quiet or as_json) as progress, writing(out_folder, force=force) as folder:
         statistics = stages.calibrate(loaded, batches, folder, progress=progress)
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
@@ -275,33 +275,6 @@ def compress(
     emit(result.report.to_dict(), as_json, quiet, tables)
 
 
-@app.command("eval", epilog="Example: slimformer eval smaller --against demo:smollm2 --data other-text.txt")
-def evaluate(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="the smaller model")],
-    against: Annotated[str, typer.Option(metavar="MODEL", help="the dense model it came from")],
-    data: DataOption = "builtin",
-    columns: Columns = "",
-    tokens: EvalTokens = None,
-    samples: Samples = None,
-    seq_len: SeqLen = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    timing: Timing = True,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Compare a smaller model with the dense one on --data; of data it was calibrated on, only what was held out."""
-    from slimformer import assess
-    from slimformer.models.load import load_model
-    from slimformer.report.console import show
-
-    small = load_model(folder, device=usable_device(device))
-    loaded, batches = _read(against, data, columns, tokens, samples, seq_len, seed, device, "float32", "evaluation")
-    with progress_bars(err, hidden=quiet or as_json) as progress:
-        report = assess.evaluate_pair(loaded, small, batches, timing=timing, progress=progress)
-    emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
-
-
 @recipes_app.command("ls", epilog="Example: slimformer recipes ls")
 def recipes_ls(seed: NoSeed = 0, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List the recipes."""
@@ -330,8 +303,8 @@ def recipes_show(
     emit(found.model_dump(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))
 
 
-for command, example in FRONT.items():
-    app.command(epilog=f"Example: {example}")(command)
+for command, example in {**FRONT, **MEASURE}.items():
+    app.command(command.__name__.rstrip("_"), epilog=f"Example: {example}")(command)
 
 
 def main() -> None:
@@ -347,23 +320,6 @@ def _asked(macs: str | None, params: str | None, latency: str | None, max_kl: fl
     if (macs, params, latency) != (None, None, None):
         raise SlimformerError("--max-kl is a budget of its own; give it, or --macs, --params or --latency")
     return {"max_kl": max_kl}
-
-
-def _read(
-    model: str, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
-    device: str, dtype: str, purpose: Any = "calibration",
-) -> tuple[Any, Any]:  # fmt: skip
-    from slimformer.calibrate.gather import gather
-    from slimformer.models import describe
-    from slimformer.models.load import load_model
-
-    place = usable_device(device)
-    loaded = load_model(model, dtype=usable_precision(dtype, place), device=place)
-    batches = gather(
-        data, loaded.model, loaded.processor, describe(loaded.model),
-        seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
-    )  # fmt: skip
-    return loaded, batches
 
 
 def _require_plan(path: Path) -> None:

@@ -108,7 +108,7 @@ def best_threshold(questions: Sequence[Question], answers: Mapping[str, Answer],
     Cost O(n log n).
     """
     total = float(sum(not question.answers for question in questions))
-    best, value = total, 0.0
+    best, value = total, min(answers[question.id].null for question in questions) - 1  # silence on everything
     order = sorted(range(len(questions)), key=lambda i: answers[questions[i].id].null)
     for i in order:
         question = questions[i]

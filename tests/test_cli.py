@@ -23,6 +23,7 @@ COMMANDS = [
     ["apply"],
     ["compress"],
     ["eval"],
+    ["bench"],
     ["recipes", "ls"],
     ["recipes", "show"],
 ]

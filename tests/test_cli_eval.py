@@ -1,4 +1,4 @@
-"""`eval --task` and `bench`: an object for a program, a table for a person, a record in the report, errors in a line."""
+"""`eval --task` and `bench`: an object for programs, a table for people, a record in the report, a line for errors."""
 
 from __future__ import annotations
 

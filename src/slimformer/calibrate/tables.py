@@ -209,7 +209,7 @@ def _squad_rows(value: Row) -> Iterator[Row]:
         title = article.get("title") or f"article {number}"
         for paragraph in article["paragraphs"]:
             for question in paragraph.get("qas", ()):
-                golds = [answer["text"] for answer in question.get("answers", ())]
+                golds = [answer["text"] for answer in question.get("answers") or () if "text" in answer]
                 yield {
                     "question": question["question"], "context": paragraph["context"], "title": title,
                     "id": question.get("id"), "answers": {"text": golds},

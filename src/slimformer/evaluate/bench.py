@@ -82,17 +82,8 @@ def bench(
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Bench:
     """Measure both models at every batch size. Cost: about (repeats + warmup) passes of each, for every size."""
-    architecture = describe(dense)
-    decoder = is_language_model(dense)
-    room = positions(dense.config) - (new_tokens if decoder else 0)
-    length = sequence_length(dense, architecture, seq_len)
-    if not architecture.family.image and length > room:
-        if seq_len is not None:
-            raise SequenceTooLong(
-                f"{length:,} tokens and {new_tokens} new ones are more than the {positions(dense.config):,} positions "
-                "of the model; lower --seq-len or --new-tokens"
-            )
-        length = room
+    image, decoder = describe(dense).family.image, is_language_model(dense)
+    length = _length(dense, seq_len, new_tokens if decoder else 0)
     pair = {"dense": dense, "small": small}
     found: list[Measurement] = []
     rounds = {"repeats": repeats, "warmup": warmup, "seed": seed, "device": device_of(dense)}
@@ -108,10 +99,23 @@ def bench(
     return Bench(
         dense=names[0], small=names[1], device=str(device_of(dense)), threads=torch.get_num_threads(), seq_len=length,
         new_tokens=new_tokens if decoder else 0, repeats=repeats, warmup=warmup,
-        unit="images" if architecture.family.image else "tokens",
+        unit="images" if image else "tokens",
         weights_bytes={name: sum(p.nbytes for p in model.parameters()) for name, model in pair.items()},
         kv_cache_bytes=caches, measurements=found,
     )  # fmt: skip
+
+
+def _length(model: PreTrainedModel, asked: int | None, new_tokens: int) -> int:
+    """The length of a prompt, such that what is decoded after it has positions too."""
+    architecture = describe(model)
+    length = sequence_length(model, architecture, asked)
+    room = length if architecture.family.image else positions(model.config) - new_tokens
+    if asked is not None and length > room:
+        raise SequenceTooLong(
+            f"{length:,} tokens and {new_tokens} new ones are more than the {positions(model.config):,} positions of "
+            "the model; lower --seq-len or --new-tokens"
+        )
+    return min(length, room)
 
 
 def _inputs(model: PreTrainedModel, batch: int, length: int, seed: int) -> dict[str, Tensor]:

@@ -65,7 +65,7 @@ def golds_of(task: Glue, documents: Sequence[Document]) -> Vector:
 def _number(label: Label, numbers: Mapping[str, float]) -> float | None:
     if isinstance(label, str):
         return numbers.get(label.strip().lower().replace(" ", "_"))
-    if label is None or (numbers and (label < 0 or label >= len(numbers) or label != int(label))):
+    if label is None or label < 0 or (numbers and (label >= len(numbers) or label != int(label))):
         return None
     return float(label)
 

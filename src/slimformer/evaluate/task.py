@@ -177,7 +177,7 @@ def _predicted(
 
 def _rows(loaded: Loaded, documents: Sequence[Document], how: Options, length: int) -> list[Any]:
     # without a padding token a decoder cannot tell where a row ends, so it reads one at a time
-    size = how.batch_size if loaded.model.config.pad_token_id is not None else 1
+    size = how.batch_size if getattr(loaded.model.config, "pad_token_id", None) is not None else 1
     return glue.rows_of(documents, loaded.processor, seq_len=length, batch_size=size)
 
 

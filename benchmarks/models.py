@@ -1,6 +1,6 @@
 """Trained models that no package registry carries, made once, seeded, and cached as Hugging Face folders.
 
-    python benchmarks/models.py                  make the four models (about 25 minutes on two cores)
+    python benchmarks/models.py                  make the five models (about half an hour on two cores)
     python benchmarks/models.py vit-mnist        make one
     python benchmarks/models.py --list           show what exists, and how good it is
 

@@ -21,7 +21,8 @@ LAYERS = (
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
     ("report",), ("stages",), ("assess", "probe", "timings", "front", "fisher"),
     ("refine", "lossless"), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
-    ("shell", "options"), ("cli_front",), ("cli_cascade", "cli_recipes", "cli_compress", "cli_inspect"), ("cli",),
+    ("shell", "options"), ("cli_front",),
+    ("cli_cascade", "cli_recipes", "cli_compress", "cli_inspect", "cli_eval"), ("cli",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

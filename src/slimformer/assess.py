@@ -134,7 +134,7 @@ def evaluate_pair(
 ) -> Report:  # fmt: skip
     """Compare two models on all of `data`; if `small` was calibrated on these data, only on the part held out then."""
     before, after = describe(loaded.model), describe(small.model)
-    _require_relatives(loaded, small, before, after)
+    require_relatives(loaded, small)
     made = _own_file(small, "report.json")
     batches, notes = _held_out(small, made, data)
     origin = _own_file(small, "plan.json").get("fingerprint") or fingerprint(loaded.model)
@@ -153,8 +153,9 @@ def evaluate_pair(
     return beside(report, loaded, small.model, others, known=calibrated if isinstance(calibrated, dict) else {})
 
 
-def _require_relatives(loaded: Loaded, small: Loaded, before: Architecture, after: Architecture) -> None:
+def require_relatives(loaded: Loaded, small: Loaded) -> None:
     """Refuse to compare models of which one cannot have come from the other."""
+    before, after = describe(loaded.model), describe(small.model)
     kinds = [type(one.model).__name__ for one in (small, loaded)]
     if kinds[0] != kinds[1]:
         raise PlanDoesNotFit(
@@ -191,6 +192,14 @@ def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Ba
     if known.get("seed") != data.seed:
         raise PlanDoesNotFit(f"{small} was calibrated on these data with --seed {known.get('seed')}; use the same seed")
     return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
+
+
+def calibrated_on(small: Loaded, data: str | None) -> list[str]:
+    """A note where the model says that it was calibrated on the file or folder it is to be judged on."""
+    calibrated = _own_file(small, "report.json").get("data")
+    known = _sources(str(calibrated.get("name", ""))) if isinstance(calibrated, dict) else set()
+    again = sorted(known & _sources(data)) if data else []
+    return [f"{small.name} was calibrated on {', '.join(again)}: these are not held-out figures"] if again else []
 
 
 def everything(data: Data) -> list[Batch]:

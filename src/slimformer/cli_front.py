@@ -32,7 +32,15 @@ from slimformer.options import (
     Verify,
 )
 from slimformer.shell import budget as budget_from
-from slimformer.shell import column_names, joined, precision, progress_bars, python_line
+from slimformer.shell import (
+    column_names,
+    joined,
+    precision,
+    progress_bars,
+    python_line,
+    usable_device,
+    usable_precision,
+)
 
 err = Console(stderr=True)
 out = Console()
@@ -196,6 +204,32 @@ def loaded_for(statistics: Any, moved: str) -> Any:
     from slimformer.models.load import load_model
 
     return load_model(moved or statistics.provenance.model, dtype=precision(statistics.provenance.dtype))
+
+
+def read_both(
+    model: str, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
+    device: str, dtype: str, purpose: Any = "calibration",
+) -> tuple[Any, Any]:  # fmt: skip
+    """A model and its data, in the precision and on the device asked for."""
+    from slimformer.models.load import load_model
+
+    place = usable_device(device)
+    loaded = load_model(model, dtype=usable_precision(dtype, place), device=place)
+    return loaded, read_data(loaded, data, columns, tokens, samples, seq_len, seed, purpose)
+
+
+def read_data(
+    loaded: Any, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
+    purpose: Any,
+) -> Any:  # fmt: skip
+    """Data for a model that is loaded already."""
+    from slimformer.calibrate.gather import gather
+    from slimformer.models import describe
+
+    return gather(
+        data, loaded.model, loaded.processor, describe(loaded.model),
+        seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
+    )  # fmt: skip
 
 
 def emit(found: Any, as_json: bool, quiet: bool, tables: Callable[[], None]) -> None:

@@ -49,6 +49,8 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    tasks: dict[str, Any] = field(default_factory=dict)
+    bench: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, which knows no NaN and no infinity: they become null."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +59,7 @@ def cut(
     from slimformer import assess, stages
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free
+    from slimformer.menu import menu
     from slimformer.plan.recipe import load_recipe
     from slimformer.workbench import priced, round_weights
 
@@ -71,7 +73,8 @@ def cut(
         plan = stages.make_plan(loaded.model, statistics, curves, budget=budget, recipe=chosen, format=format)
         small = stages.carry_out(plan, loaded.model, statistics, curves, progress=progress)
         round_weights(small, loaded.dtype)
-        report = assess.describe_result(loaded, small, plan, statistics.provenance)
+        offered = menu(loaded.model, statistics, curves, recipe=chosen, budget=budget, format=format)
+        report = replace(assess.describe_result(loaded, small, plan, statistics.provenance), front=offered)
         progress("save and verify", 0, 1)
         stages.save_result(loaded, small, plan, report, out_folder, force=force, verify=verify)
         progress("save and verify", 1, 1)

@@ -98,10 +98,11 @@ def compress(
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
+        front = bench.menu(replace(budget, fraction=made.plan.budget))
     with timed(seconds, "evaluate"):
         report = evaluate(loaded, made.model, made.plan, batches, timing=timing, progress=progress)
     corrections = [asdict(each) for each in made.corrections]
-    report = replace(report, seconds=seconds, correction=corrections, certificate=certificate)
+    report = replace(report, seconds=seconds, correction=corrections, certificate=certificate, front=front)
     return Result(made.model, made.plan, report, loaded)
 
 

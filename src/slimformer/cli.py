@@ -17,8 +17,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import typer
 from rich.console import Console
 
-from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, saved_line
-from slimformer.errors import OutputExists, SlimformerError
+from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, require_plan, saved_line
+from slimformer.cli_report import REPORT
+from slimformer.errors import SlimformerError
 from slimformer.options import (
     AsJson,
     Columns,
@@ -45,6 +46,7 @@ from slimformer.options import (
     Stats,
     Timing,
     Tokens,
+    Track,
 )
 from slimformer.shell import (
     budget as budget_from,
@@ -165,7 +167,7 @@ def plan(
 
     budget, chosen = budget_from(macs, params, latency), load_recipe(recipe)
     statistics = open_statistics(stats)
-    _require_plan(out_file)
+    require_plan(out_file)
     require_free_file(out_file, force)
     loaded = loaded_for(statistics, model)
     dense = loaded.model
@@ -237,6 +239,7 @@ def compress(
     dtype: Dtype = "float32",
     refine: Refine = None,
     timing: Timing = True,
+    track: Track = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
     ] = False,
@@ -249,6 +252,7 @@ def compress(
     from slimformer.checkpoint.atomic import require_free
     from slimformer.plan.recipe import load_recipe
     from slimformer.report.console import show
+    from slimformer.track import tracker
 
     chosen, asked = load_recipe(recipe), _asked(macs, params, latency, max_kl)
     if dry_run:
@@ -257,7 +261,7 @@ def compress(
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
     stages.require_apart(out_folder, model, data, *data.split(","))
     require_free(out_folder, force)
-    place = usable_device(device)
+    place, record = usable_device(device), tracker(track)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
             model, data, **asked, recipe=chosen, format=format, seq_len=seq_len, tokens=tokens, samples=samples,
@@ -267,6 +271,7 @@ def compress(
         progress("save and verify", 0, 1)
         result.save(out_folder, force=force)
         progress("save and verify", 1, 1)
+    record("compress", result.report.to_dict())
 
     def tables() -> None:
         show(result.report, out)
@@ -287,6 +292,7 @@ def evaluate(
     seed: Seed = 0,
     device: Device = "cpu",
     timing: Timing = True,
+    track: Track = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -294,11 +300,13 @@ def evaluate(
     from slimformer import assess
     from slimformer.models.load import load_model
     from slimformer.report.console import show
+    from slimformer.track import tracker
 
-    small = load_model(folder, device=usable_device(device))
+    record, small = tracker(track), load_model(folder, device=usable_device(device))
     loaded, batches = _read(against, data, columns, tokens, samples, seq_len, seed, device, "float32", "evaluation")
     with progress_bars(err, hidden=quiet or as_json) as progress:
         report = assess.evaluate_pair(loaded, small, batches, timing=timing, progress=progress)
+    record("eval", report.to_dict())
     emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
 
 
@@ -330,7 +338,7 @@ def recipes_show(
     emit(found.model_dump(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))
 
 
-for command, example in FRONT.items():
+for command, example in {**FRONT, **REPORT}.items():
     app.command(epilog=f"Example: {example}")(command)
 
 
@@ -364,17 +372,6 @@ def _read(
         seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
     )  # fmt: skip
     return loaded, batches
-
-
-def _require_plan(path: Path) -> None:
-    """--force is for plans: it must not cost anyone another file."""
-    from slimformer.plan import Plan
-
-    if path.is_file():
-        try:
-            Plan.load(path)
-        except SlimformerError:
-            raise OutputExists(f"{path} is there already and is not a plan; choose another file") from None
 
 
 def _dry_run(

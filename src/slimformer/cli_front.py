@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slimformer.errors import OutputExists, SlimformerError
 from slimformer.options import (
     AsJson,
     Columns,
@@ -172,6 +173,17 @@ def curves_of(loaded: Any, statistics: Any, recipe: Any, progress: Any) -> Any:
 
     stages.require_same_model(loaded.model, statistics)
     return stages.profile(loaded.model, statistics, recipe, progress=progress)
+
+
+def require_plan(path: Path) -> None:
+    """--force is for plans: it must not cost anyone another file."""
+    from slimformer.plan import Plan
+
+    if path.is_file():
+        try:
+            Plan.load(path)
+        except SlimformerError:
+            raise OutputExists(f"{path} is there already and is not a plan; choose another file") from None
 
 
 def measured_kl(row: dict[str, Any]) -> float | None:

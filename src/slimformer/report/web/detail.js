@@ -43,6 +43,7 @@ const rowNames = (box) => blocks.map((block, i) => (box.high >= 13 || block % 2 
 function headsChart(width) {
   const rows = rowsOf(state.keep), ranked = front.parts.length > 0, all = Math.max(...rows.map((each) => each["attn.heads"].of));
   const box = rowsFrame(width, 30, blocks.length > 24 ? 13 : 18, ranked ? 100 : 8), cell = Math.min((box.right - box.left) / all, 44);
+  box.right = box.left + cell * all; // the ranks stand beside the heads
   const parts = rows.map((each, i) => {
     const ladder = of("attn.heads").find((one) => one.block === each.block), heads = each["attn.heads"];
     const order = ladder ? ladder.order : Array.from({ length: heads.of }, (_, j) => j);
@@ -97,7 +98,7 @@ function errorsSection() {
   select.append(...blocks.map((block) => h("option", { value: block }, String(block))));
   select.addEventListener("change", () => redraw("curve-chart"));
   byId("curve-caption").textContent = "Share of the output of each part that is lost, on documents that were not fitted, when only so much of it is kept. "
-    + "Dashed: the spectrum's tail, which no linear reduction of that size can beat. The mark is the budget of the slider.";
+    + "Dashed: the spectrum's tail, which no linear reduction of that size can beat. The mark is the budget of the slider; what is kept whole has none.";
   byId("error-caption").textContent = "The same share for every block, at the budget of the slider; parts that are kept whole have no mark.";
   chart("curve-chart", curveChart);
   chart("error-chart", errorChart);
@@ -129,15 +130,15 @@ function curveChart(width) {
   const lines = found.flatMap((ladder) => {
     const n = kindOf(ladder), share = ladder.units.map((units) => units / ladder.of);
     const line = (values) => path([[x(0), y(1)], ...values.map((value, i) => [x(share[i]), y(Math.min(1, value))])]);
-    const keep = state.keep[ladder.index], rung = keep === null ? -1 : rungOf(ladder, keep);
+    const keep = state.keep[ladder.index], rung = keep === null || keep === ladder.of ? -1 : rungOf(ladder, keep);
     return [
-      s("path", { d: line(ladder.floor), class: `curve dashed s${n}` }),
+      ladder.floor.some((value) => value > 0) ? s("path", { d: line(ladder.floor), class: `curve dashed s${n}` }) : null,
       s("path", { d: line(ladder.units.map((_, i) => scaled(ladder, "error", i))), class: `curve s${n}` }),
       rung < 0 ? null : mark(n, x(share[rung]), y(scaled(ladder, "error", rung)), 5, {}, `${KINDS[n][1]}: ${keep} of ${ladder.of}`),
     ];
   });
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((v) => tick(x(v), box.bottom + 18, `${100 * v} %`));
-  return canvas(width, 330, "Error curves of one block: share of the output lost against the share kept.", ...key([...new Set(found.map(kindOf))], box.left, 16, width),
+  return canvas(width, 330, "Error curves of one block: share of the output lost against the share kept.", ...key([...new Set(found.map(kindOf))].sort(), box.left, 16, width),
     ...parts, s("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "axis" }), ...ticks, ...lines);
 }
 

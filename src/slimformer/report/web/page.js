@@ -60,7 +60,7 @@ function beforeAfter() {
     const interval = metric.low === null ? "" : h("span", {}, num(`metrics.${i}.low`, signed), " … ", num(`metrics.${i}.high`, signed));
     rows.push(row(name, metric.dense === null ? "" : num(`metrics.${i}.dense`), num(`metrics.${i}.small`), interval));
   });
-  table("before-after", ["", "dense", "small", "ratio, or 95 % interval of the difference"], rows);
+  table("before-after", ["", "dense", "small", "ratio, or 95 % interval of small − dense"], rows);
   const said = [];
   if (report.metrics.length && report.data.tokens) said.push("Metrics on ", num("data.tokens.report", commas), ` held-out ${report.data.unit}. `);
   if (report.latency) said.push("Latency: medians of ", num("latency.repeats", commas), " interleaved runs, threads: ", num("latency.threads", commas), ".");
@@ -157,7 +157,7 @@ function frontChart(width) {
     tick(box.right, box.bottom + 36, `${NOUNS[front.by]} kept`, "end"),
     s("path", { d: path(points.map((point) => [x(point.budget), y(height(point))])), class: "curve s0" }), ...marks,
     s("line", { x1: x(state.fraction), x2: x(state.fraction), y1: box.top, y2: box.bottom, class: "cursor" }),
-    here > 0 ? s("circle", { cx: x(state.fraction), cy: y(here), r: 7, class: "hollow s1" }, tooltip(`slider: ${short(here)}`)) : null,
+    here > 0 ? s("circle", { cx: x(state.fraction), cy: y(here), r: 9, class: "hollow s1" }, tooltip(`slider: ${short(here)}`)) : null,
     chosen ? mark(3, x(chosen.budget), y(height(chosen)), 6, {}, `this model, predicted: ${short(height(chosen))}`) : null,
     measured && measured.small > 0 ? mark(2, x(report.macs_kept), y(measured.small), 5, {}, `this model, measured: ${short(measured.small)}`) : null);
   picture.addEventListener("click", (event) => {
@@ -215,11 +215,11 @@ function budgetSection() {
   slider.addEventListener("input", () => moveTo(Number(slider.value)));
   byId("reset").addEventListener("click", back);
   byId("planner").textContent = state.exact
-    ? "Checked when this page was opened: the plans made here are those the program made along the front."
-    : "This allocation is not one the page can repeat, so the slider goes along the plans that were stored.";
+    ? "Checked when this page was opened: the plans made here are those the program made along the front. To make the model of the slider:"
+    : "This allocation is not one the page can repeat, so the slider goes along the plans that were stored. To make the model of the slider:";
   byId("planner").dataset.exact = String(state.exact);
   byId("front-caption").textContent = "● the program's plans, ◆ this model as predicted, ▲ as measured on held-out data, ○ the slider. "
-    + "Predictions add up what cutting each part alone does; the refinement of compress, if it was used, is not in them. Make the plan of the slider with:";
+    + "Predictions add up what cutting each part alone does; the refinement of compress, if it was used, is not in them.";
 }
 
 function themes() {
@@ -244,7 +244,7 @@ function start() {
   loadSection();
   facts();
   byId("sizes-caption").textContent = "Filled: what is kept; green: attention cut by rank (mean share of its ranks)."
-    + (front ? " The dark line is this model; the bars follow the slider." : "");
+    + (front ? " The line across a bar is this model; the bars follow the slider." : "");
   if (front) {
     budgetSection();
     back();

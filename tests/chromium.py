@@ -110,7 +110,7 @@ def browser() -> Iterator[Page]:
         skip_or_fail(f"no browser is installed ({', '.join(PROGRAMS)})")
     (theirs_in, to), (back, theirs_out) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        # the protocol is spoken on descriptors 3 and 4; duplicates above them first, so that neither overwrites the other
+        # spoken on descriptors 3 and 4; duplicates above them first, so that neither overwrites the other
         speak = f'exec 8<&{theirs_in} 9>&{theirs_out}; exec "$@" 3<&8 4>&9'
         command = ["bash", "-c", speak, "chromium", program, *QUIET, f"--user-data-dir={profile}"]
         process = subprocess.Popen(

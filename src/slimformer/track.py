@@ -44,9 +44,10 @@ def tracker(name: str | None) -> Record:
         return lambda _kind, _report: None
     if name not in TRACKERS:
         raise TrackerNotFound(f"there is no tracker {name!r}; choose from {', '.join(TRACKERS)}")
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:  # a folder of that name is no package
-        raise TrackerNotFound(f"--track {name} needs the package {name}; install it with pip install 'slimformer[{name}]'")
+    if not _installed(name):
+        raise TrackerNotFound(
+            f"--track {name} needs the package {name}; install it with pip install 'slimformer[{name}]'"
+        )
     write = TRACKERS[name]
 
     def record(kind: str, report: Mapping[str, Any]) -> None:
@@ -54,6 +55,11 @@ def tracker(name: str | None) -> Record:
             write(run_of(kind, report))
 
     return record
+
+
+def _installed(package: str) -> bool:
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None  # a folder of that name is no package
 
 
 def run_of(kind: str, report: Mapping[str, Any]) -> Run:
@@ -86,10 +92,10 @@ def _by_block(report: Mapping[str, Any]) -> list[dict[str, float]]:
     for site in report.get("sites", []):
         blocks.setdefault(site["block"], {})[f"kept/{site['kind']}"] = site["keep"]
     for each in report.get("correction", []):
-        _, number, *kind = [*each["site"].split("."), ""]
-        if number.isdigit() and int(number) in blocks:
+        found = re.fullmatch(r"blocks\.(\d+)\.(.+)", each["site"])
+        if found and int(found[1]) in blocks:
             parts = [part for part in ("before", "after") if each[part] is not None]
-            blocks[int(number)] |= {f"error/{'.'.join(kind[:-1])}/{part}": each[part] for part in parts}
+            blocks[int(found[1])] |= {f"error/{found[2]}/{part}": each[part] for part in parts}
     return [blocks[i] for i in sorted(blocks)]
 
 

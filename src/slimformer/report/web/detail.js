@@ -132,7 +132,7 @@ function curveChart(width) {
     const line = (values) => path([[x(0), y(1)], ...values.map((value, i) => [x(share[i]), y(Math.min(1, value))])]);
     const keep = state.keep[ladder.index], rung = keep === null || keep === ladder.of ? -1 : rungOf(ladder, keep);
     return [
-      ladder.floor.some((value) => value > 0) ? s("path", { d: line(ladder.floor), class: `curve dashed s${n}` }) : null,
+      ladder.floor.some((value, i) => value > 0 && ladder.units[i] > 0) ? s("path", { d: line(ladder.floor), class: `curve dashed s${n}` }) : null,
       s("path", { d: line(ladder.units.map((_, i) => scaled(ladder, "error", i))), class: `curve s${n}` }),
       rung < 0 ? null : mark(n, x(share[rung]), y(scaled(ladder, "error", rung)), 5, {}, `${KINDS[n][1]}: ${keep} of ${ladder.of}`),
     ];
@@ -162,6 +162,7 @@ function samplesSection() {
   byId("samples-title").textContent = report.samples ? "What it writes" : "What it finds alike";
   if (report.samples) byId("sample-texts").append(continuations());
   if (report.neighbours) byId("sample-texts").append(...report.neighbours.map(neighbour));
+  byId("sample-texts").append(h("p", { class: "quiet" }, report.samples ? "Marked: from where the two part." : "Cosines of mean states. Marked: not among the nearest of the dense model."));
 }
 
 function continuations() {

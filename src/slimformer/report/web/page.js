@@ -6,6 +6,9 @@ const ladders = front ? laddersOf(front) : [];
 const blocks = [...new Set(report.sites.map((site) => site.block))].sort((a, b) => a - b);
 const NOUNS = { macs: "block MACs", params: "block parameters", latency: "measured block latency" };
 const KINDS = [["attn.heads", "heads"], ["ffn.hidden", "neurons"], ["attn.qk", "queries–keys"], ["attn.vo", "values"]];
+// What the probes measured: models without probabilities have no divergence.
+const distributions = report.metrics.length ? report.metrics.some((metric) => metric.name === "kl") : report.load_class !== "AutoModel";
+const HARM = distributions ? { name: "predicted KL", unit: "nats" } : { name: "predicted change", unit: "of the energy of the outputs" };
 const at = (path) => path.split(".").reduce((value, key) => value?.[key], report);
 const num = (path, format = short) => h("span", { "data-path": path }, format(at(path)));
 const quotient = (above, below) => h("span", { "data-ratio": `${above}|${below}` }, (at(above) / at(below)).toFixed(3));
@@ -60,7 +63,7 @@ function beforeAfter() {
     const interval = metric.low === null ? "" : h("span", {}, num(`metrics.${i}.low`, signed), " … ", num(`metrics.${i}.high`, signed));
     rows.push(row(name, metric.dense === null ? "" : num(`metrics.${i}.dense`), num(`metrics.${i}.small`), interval));
   });
-  table("before-after", ["", "dense", "small", "ratio, or 95 % interval of small − dense"], rows);
+  table("before-after", ["", "dense", "small", "ratio, or 95 % interval"], rows);
   const said = [];
   if (report.metrics.length && report.data.tokens) said.push("Metrics on ", num("data.tokens.report", commas), ` held-out ${report.data.unit}. `);
   if (report.latency) said.push("Latency: medians of ", num("latency.repeats", commas), " interleaved runs, threads: ", num("latency.threads", commas), ".");
@@ -98,7 +101,7 @@ function keptTable(rows) {
   const columns = KINDS.filter(([kind]) => ranked || !kind.match(/qk|vo/));
   const cell = (each, kind) => h("td", { "data-block": each.block, "data-kind": kind, "data-keep": each[kind]?.keep },
     each[kind] ? `${each[kind].keep}/${each[kind].of}` : "");
-  const names = columns.map(([kind, name]) => (kind.match(/qk|vo/) ? `rank of ${name}` : name));
+  const names = columns.map(([kind, name]) => (kind.match(/qk|vo/) ? `rank, ${name}` : name));
   const kv = (each) => (grouped ? [h("td", { "data-kv": each.block }, `${each["attn.heads"].groups}/${each["attn.heads"].ofGroups}`)] : []);
   table("kept", ["block", ...names, ...(grouped ? ["key/value heads"] : [])], rows.map((each) =>
     h("tr", {}, h("th", { scope: "row" }, String(each.block)), columns.map(([kind]) => cell(each, kind)), kv(each))));
@@ -146,12 +149,12 @@ function frontChart(width) {
   const floor = Math.max(Math.min(...values), Math.max(...values) * 1e-5);
   const range = [10 ** Math.floor(Math.log10(floor)), 10 ** Math.ceil(Math.log10(Math.max(...values)) + 1e-9)];
   const box = { left: 52, right: width - 14, top: 26, bottom: 270 };
-  const { y, parts } = frame(width, 310, box, range, probed ? "predicted KL, nats" : "expected harm, relative");
+  const { y, parts } = frame(width, 310, box, range, probed ? `${HARM.name}, ${HARM.unit}` : "expected harm, relative");
   const low = Math.min(front.least, report.budget), x = linear([low, 1], [box.left, box.right]);
   const marks = points.map((point) => mark(0, x(point.budget), y(height(point)), 3.5, {}, `${percent(point.budget)}: ${short(height(point))}`));
   const chosen = points.find((point) => point.budget === report.budget);
   const ticks = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1].filter((v) => v >= low && (width > 460 || Math.round(v * 10) % 2 === 0));
-  const picture = canvas(width, 310, `Front: ${probed ? "predicted divergence" : "expected harm"} against the budget, with this model and the slider marked.`,
+  const picture = canvas(width, 310, `Front: ${probed ? HARM.name : "expected harm"} against the budget, with this model and the slider marked.`,
     ...parts, s("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "axis" }),
     ...ticks.map((v) => tick(x(v), box.bottom + 18, `${Math.round(100 * v)} %`)),
     tick(box.right, box.bottom + 36, `${NOUNS[front.by]} kept`, "end"),
@@ -187,7 +190,7 @@ function show() {
   const found = consequences(front, ladders, state.keep);
   byId("budget-value").textContent = percent(state.fraction);
   const says = [["keeps ", "macs", percent(found.macs)], [" of the block MACs and ", "params", percent(found.params)], [" of the block parameters", null, ""]];
-  if (found.kl !== null) says.push(["; predicted KL ", "kl", short(found.kl)], [" nats", null, ""]);
+  if (found.kl !== null) says.push([`; ${HARM.name} `, "kl", short(found.kl)], [` ${HARM.unit}`, null, ""]);
   byId("consequences").replaceChildren("This plan ", ...says.flatMap(([text, name, value]) => [text, name ? h("b", { "data-plan": name }, value) : ""]), ".");
   byId("command").textContent = `slimformer cut STATS --${front.by} ${state.fraction} --recipe ${report.recipe} --format ${report.format} --out smaller`;
   redraw("front-chart", "sizes-chart", "heads-chart", "neurons-chart", "curve-chart", "error-chart");
@@ -218,7 +221,8 @@ function budgetSection() {
     ? "Checked when this page was opened: the plans made here are those the program made along the front. To make the model of the slider:"
     : "This allocation is not one the page can repeat, so the slider goes along the plans that were stored. To make the model of the slider:";
   byId("planner").dataset.exact = String(state.exact);
-  byId("front-caption").textContent = "● the program's plans, ◆ this model as predicted, ▲ as measured on held-out data, ○ the slider. "
+  const measured = report.budget_by === "macs" && report.metrics.some((metric) => metric.name === "kl") ? " ▲ as measured on held-out data," : "";
+  byId("front-caption").textContent = `● the program's plans, ◆ this model as predicted,${measured} ○ the slider. `
     + "Predictions add up what cutting each part alone does; the refinement of compress, if it was used, is not in them.";
 }
 

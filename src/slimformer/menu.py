@@ -42,7 +42,7 @@ def menu(
     budget: Budget,
     format: str,
 ) -> dict[str, Any]:
-    """All choices, and the plans of every 5 % and of `budget`. Cost: some twenty allocations, about a second."""
+    """All choices, and the plans of every 5 % and of `budget`. Cost: some twenty allocations."""
     architecture, seq_len, probes = describe(model), statistics.provenance.seq_len, read_probes(statistics)
     weights = site_weights(statistics, recipe)
     allocation, fixed, parts = _choices(model, architecture, curves, recipe, budget, format, seq_len, weights)

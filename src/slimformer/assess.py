@@ -19,6 +19,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
 from slimformer.evaluate import generate_text, model_latency, parameter_count
 from slimformer.evaluate.compare import compare, first_tokens, is_language_model
+from slimformer.evaluate.neighbours import LENGTH, SENTENCES, neighbours
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
@@ -113,11 +114,11 @@ def measure(
     progress("evaluate", 1, 3)
     measured = _latency(loaded.model, small, describe(loaded.model), batches) if timing else None
     progress("evaluate", 2, 3)
-    samples = _samples(loaded, small)
+    samples, alike = _samples(loaded, small), _neighbours(loaded, small)
     progress("evaluate", 3, 3)
     tokens = {**data.tokens, "report": sum(batch.tokens for batch in batches)}
     provenance = data_provenance(describe(loaded.model), data.name, data.hash, data.seed, tokens)
-    return replace(report, metrics=metrics, latency=measured, samples=samples, data=provenance)
+    return replace(report, metrics=metrics, latency=measured, samples=samples, neighbours=alike, data=provenance)
 
 
 def data_provenance(
@@ -291,3 +292,13 @@ def _samples(loaded: Loaded, small: PreTrainedModel) -> dict[str, str] | None:
         return None
     models = {"dense": loaded.model, "small": small}
     return {name: generate_text(model, loaded.processor, PROMPT, min(24, room)) for name, model in models.items()}
+
+
+def _neighbours(loaded: Loaded, small: PreTrainedModel) -> list[dict[str, Any]] | None:
+    """What encoders of text find alike, where there are a tokenizer that can say it and room for it."""
+    family = describe(loaded.model).family
+    if loaded.processor is None or family.causal or family.image:
+        return None
+    ids = [i for sentence in SENTENCES for i in loaded.processor(sentence)["input_ids"]]
+    fits = positions(loaded.model.config) >= LENGTH and ids and max(ids) < vocabulary(loaded.model)
+    return neighbours(loaded.model, small, loaded.processor) if fits else None

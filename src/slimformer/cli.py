@@ -20,10 +20,11 @@ from rich.console import Console
 from slimformer.cli_cascade import CASCADE
 from slimformer.cli_compress import budget_asked, show_dry_run
 from slimformer.cli_eval import MEASURE
-from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, saved_line
+from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_inspect import INSPECT
 from slimformer.cli_recipes import recipes_app
-from slimformer.errors import OutputExists, SlimformerError
+from slimformer.cli_report import REPORT
+from slimformer.errors import SlimformerError
 from slimformer.options import (
     BUILTIN,
     AsJson,
@@ -51,6 +52,7 @@ from slimformer.options import (
     Stats,
     Timing,
     Tokens,
+    Track,
 )
 from slimformer.shell import (
     budget as budget_from,
@@ -163,7 +165,7 @@ def plan(
 
     budget, chosen = budget_from(macs, params, latency), load_recipe(recipe)
     statistics = open_statistics(stats)
-    _require_plan(out_file)
+    require_plan(out_file)
     require_free_file(out_file, force)
     loaded = loaded_for(statistics, model)
     dense = loaded.model
@@ -237,6 +239,7 @@ def compress(
     dtype: Dtype = "float32",
     refine: Refine = None,
     timing: Timing = True,
+    track: Track = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
     ] = False,
@@ -249,6 +252,7 @@ def compress(
     from slimformer.checkpoint.atomic import require_free
     from slimformer.plan.recipe import load_recipe
     from slimformer.report.console import show
+    from slimformer.track import tracker
 
     chosen = load_recipe(recipe)
     asked = budget_asked(chosen, macs, params, latency, max_kl)
@@ -259,7 +263,7 @@ def compress(
     name = joined(data)
     stages.require_apart(out_folder, model, name, *name.split(","), *(eval_data or ()))
     require_free(out_folder, force)
-    place = usable_device(device)
+    place, record = usable_device(device), tracker(track)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
             model, name, **asked, eval_data=eval_data or (), recipe=chosen, format=format, seq_len=seq_len,
@@ -269,6 +273,7 @@ def compress(
         progress("save and verify", 0, 1)
         result.save(out_folder, force=force)
         progress("save and verify", 1, 1)
+    record("compress", result.report.to_dict())
 
     def tables() -> None:
         show(result.report, out)
@@ -277,7 +282,7 @@ def compress(
     emit(result.report.to_dict(), as_json, quiet, tables)
 
 
-for command, example in {**FRONT, **MEASURE, **CASCADE}.items():
+for command, example in {**FRONT, **MEASURE, **CASCADE, **REPORT}.items():
     name = command.__name__.rstrip("_")
     app.command(name, epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)
 
@@ -285,14 +290,3 @@ for command, example in {**FRONT, **MEASURE, **CASCADE}.items():
 def main() -> None:
     """Entry point: facts a user can act on become one line and exit code 2; an interrupt leaves nothing behind."""
     sys.exit(run(app, err))
-
-
-def _require_plan(path: Path) -> None:
-    """--force is for plans: it must not cost anyone another file."""
-    from slimformer.plan import Plan
-
-    if path.is_file():
-        try:
-            Plan.load(path)
-        except SlimformerError:
-            raise OutputExists(f"{path} is there already and is not a plan; choose another file") from None

@@ -24,6 +24,7 @@ from slimformer.options import (
     Seed,
     SeqLen,
     Timing,
+    Track,
 )
 from slimformer.shell import column_names, joined, progress_bars, usable_device
 
@@ -65,6 +66,7 @@ def eval_(
     seed: Seed = 0,
     device: Device = "cpu",
     timing: Timing = True,
+    track: Track = None,
     record: Record = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -73,29 +75,40 @@ def eval_(
 
     Of data it was calibrated on, only what was held out is read; a task is read whole.
     """
-    if task is not None:
-        from slimformer.evaluate.task import Options
+    if task is None:
+        if record:
+            raise SlimformerError("--record is for the scores of a --task; give one")
+        reading = (columns, tokens, samples, seq_len, seed)
+        return _on_data(
+            folder, against, joined(data or BUILTIN), eval_data, reading, device, timing, track, as_json, quiet
+        )
+    from slimformer.evaluate.task import Options
 
-        if eval_data or len(data or ()) > 1:
-            raise SlimformerError("a --task is read from one --data; measure on other data without --task")
-        names = column_names(columns)
-        how = Options(
-            joined(data) if data else None, tuple(names) if names else None, seq_len, samples, batch_size, threshold,
-            stride, longest, n_best, seed=seed,
-        )  # fmt: skip
-        return _on_task(folder, against, task, how, device, record, as_json, quiet)
-    if record:
-        raise SlimformerError("--record is for the scores of a --task; give one")
+    if eval_data or track or len(data or ()) > 1:
+        raise SlimformerError("a --task is read from one --data, without --eval-data and --track; leave out the others")
+    names = tuple(column_names(columns) or ())
+    how = Options(
+        joined(data) if data else None, names or None, seq_len, samples, batch_size, threshold, stride, longest, n_best,
+        seed=seed,
+    )  # fmt: skip
+    _on_task(folder, against, task, how, device, record, as_json, quiet)
+
+
+def _on_data(
+    folder: str, against: str, data: str, others: list[str] | None, reading: tuple[Any, ...], device: str,
+    timing: bool, track: str | None, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
     from slimformer import assess
     from slimformer.models.load import load_model
     from slimformer.report.console import show
+    from slimformer.track import tracker
 
-    small = load_model(folder, device=usable_device(device))
-    reading = (columns, tokens, samples, seq_len, seed)
-    loaded, batches = read_both(against, joined(data or BUILTIN), *reading, device, "float32", "evaluation")
-    others = [read_data(loaded, name, *reading, "evaluation") for name in eval_data or ()]
+    recorded, small = tracker(track), load_model(folder, device=usable_device(device))
+    loaded, batches = read_both(against, data, *reading, device, "float32", "evaluation")
+    beside = [read_data(loaded, name, *reading, "evaluation") for name in others or ()]
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        report = assess.evaluate_pair(loaded, small, batches, others, timing=timing, progress=progress)
+        report = assess.evaluate_pair(loaded, small, batches, beside, timing=timing, progress=progress)
+    recorded("eval", report.to_dict())
     emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
 
 
@@ -204,11 +217,18 @@ def _recorded(folder: str) -> dict[str, Any]:
 
 
 def _record(folder: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write the report anew, and its page if there is one."""
     from slimformer.checkpoint.atomic import writing_file
+    from slimformer.checkpoint.lines import json_text
+    from slimformer.report.page import html_page, is_page
     from slimformer.report.report import strict
 
-    with writing_file(Path(folder) / "report.json", force=True) as file:
-        file.write_text(json.dumps(strict(changed(_recorded(folder))), indent=1), encoding="utf-8")
+    place, found = Path(folder), strict(changed(_recorded(folder)))
+    with writing_file(place / "report.json", force=True) as file:
+        file.write_text(json_text(found), encoding="utf-8")
+    if is_page(place / "report.html"):
+        with writing_file(place / "report.html", force=True) as file:
+            file.write_text(html_page(found, folder=place.resolve().name), encoding="utf-8")
 
 
 MEASURE: dict[Callable[..., None], str] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slimformer.errors import OutputExists, SlimformerError
 from slimformer.options import (
     BUILTIN,
     AsJson,
@@ -68,6 +70,7 @@ def cut(
     from slimformer import assess, stages
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free
+    from slimformer.menu import menu
     from slimformer.plan.recipe import load_recipe
     from slimformer.workbench import priced, round_weights
 
@@ -81,7 +84,8 @@ def cut(
         plan = stages.make_plan(loaded.model, statistics, curves, budget=budget, recipe=chosen, format=format)
         small = stages.carry_out(plan, loaded.model, statistics, curves, progress=progress)
         round_weights(small, loaded.dtype)
-        report = assess.describe_result(loaded, small, plan, statistics.provenance)
+        offered = menu(loaded.model, statistics, curves, recipe=chosen, budget=budget, format=format)
+        report = replace(assess.describe_result(loaded, small, plan, statistics.provenance), front=offered)
         progress("save and verify", 0, 1)
         stages.save_result(loaded, small, plan, report, out_folder, force=force, verify=verify)
         progress("save and verify", 1, 1)
@@ -179,6 +183,17 @@ def curves_of(loaded: Any, statistics: Any, recipe: Any, progress: Any) -> Any:
 
     stages.require_same_model(loaded.model, statistics)
     return stages.profile(loaded.model, statistics, recipe, progress=progress)
+
+
+def require_plan(path: Path) -> None:
+    """--force is for plans: it must not cost anyone another file."""
+    from slimformer.plan import Plan
+
+    if path.is_file():
+        try:
+            Plan.load(path)
+        except SlimformerError:
+            raise OutputExists(f"{path} is there already and is not a plan; choose another file") from None
 
 
 def measured_kl(row: dict[str, Any]) -> float | None:

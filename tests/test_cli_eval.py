@@ -34,6 +34,10 @@ def test_a_task_is_scored_shown_and_recorded(smaller, shelf, tmp_path):
     report = json.loads((smaller / "report.json").read_text())
     assert report["tasks"]["ptb-new"] == found
     assert report["slimformer_report"] == 1
+    before = (smaller / "report.html").read_bytes()
+    done("report", smaller)  # the page was made anew with the record
+    assert (smaller / "report.html").read_bytes() == before
+    assert b"ptb-new" in before
     assert "recovery" in done(*asked).out
     assert done(*asked, "-q").out == ""
 
@@ -63,6 +67,9 @@ def test_bad_input_is_one_line(smaller, shelf, tmp_path):
     assert "no file or folder" in refused("eval", *pair, "--task", "ptb", "--data", tmp_path / "none")
     assert "does not mark answers" in refused("eval", *pair, "--task", "squad", "--data", tmp_path)
     assert "--task" in refused("eval", *pair, "--record")
+    assert "one --data" in refused("eval", *pair, "--task", "ptb", "--data", "a.txt", "--data", "b.txt")
+    assert "--eval-data" in refused("eval", *pair, "--task", "ptb", "--eval-data", "b.txt")
+    assert "--track" in refused("eval", *pair, "--task", "ptb", "--track", "tensorboard")
     assert "whole numbers" in refused("bench", *pair, "--batch-sizes", "1,x")
     assert "no report" in refused("bench", shelf / "llama", "--against", shelf / "llama", "--record")
     assert "give the model it came from" in refused("bench", smaller, "--against", shelf / "gpt2")

@@ -137,8 +137,8 @@ def test_the_report_itself_is_where_the_slider_starts(page, report, tmp_path):
             assert kept.get(site["site"].replace("heads", rank)) == site.get(rank)
 
 
-def test_every_number_is_the_one_in_the_report(page, report, tmp_path):
-    opened(page, report, tmp_path)
+def answered_for(page: Page, report: dict) -> set[str]:
+    """The paths of the numbers shown, each of which is the one in the report."""
     paths = set()
     for text, path, ratio, other in page.evaluate(TEXTS):
         if path:
@@ -150,6 +150,11 @@ def test_every_number_is_the_one_in_the_report(page, report, tmp_path):
             assert float(text) == pytest.approx(above / below, abs=5.1e-4), ratio
         else:
             assert other or "95 % interval" in text, f"{text!r} comes from nowhere"
+    return paths
+
+
+def test_every_number_is_the_one_in_the_report(page, report, tmp_path):
+    paths = answered_for(opened(page, report, tmp_path), report)
     wanted = {f"{which}.{field}" for which in ("dense", "small") for field in report["dense"]}
     wanted |= {f"metrics.{i}.small" for i in range(len(report["metrics"]))} | {"data.seed", "latency.body.ratio"}
     wanted |= {f"correction.{i}.after" for i in range(len(report["correction"]))} | {"macs_kept", "budget", "seq_len"}
@@ -158,6 +163,27 @@ def test_every_number_is_the_one_in_the_report(page, report, tmp_path):
         "[...document.querySelectorAll('[data-text]')].map((e) => [e.dataset.text, e.textContent])"
     ):
         assert str(value_at(report, path)) in text or path in ("model", "data.name")
+
+
+def test_what_was_measured_elsewhere_is_shown_and_nobody_learns_where_it_lay(page, report, tmp_path):
+    place, metrics = "/home/ann/odd-2/text.txt", report["metrics"]
+    seconds = {"phase": "decode", "batch": 4, "dense_seconds": 0.0204, "small_seconds": 0.0153, "ratio": 0.75}
+    rewrite = {"rewrite": "values folded", "possible": True, "sites": 2, "params": 4096, "macs": 1024}
+    more = {
+        **report, "other_data": [{"name": place, "hash": "x", "tokens": 5, "metrics": metrics}],
+        "tasks": {"sst2": {"task": "sst2", "data": place, "examples": 872, "unit": "examples", "metrics": metrics}},
+        "bench": {"dense": "/home/ann/dense", "seq_len": 128, "measurements": [seconds]},
+        "lossless": {"largest_change": 3e-7, "dtype": "float32", "rewrites": [rewrite]},
+        "warnings": [f"--eval-data {place}: seen before"],
+    }  # fmt: skip
+    paths = answered_for(opened(page, more, tmp_path), more)
+    assert page.complaints == []
+    lists = ("metrics", "other_data.0.metrics", "tasks.sst2.metrics")
+    wanted = {f"{each}.{i}.small" for each in lists for i in range(len(metrics))}
+    wanted |= {"tasks.sst2.examples", "bench.measurements.0.dense_seconds", "bench.measurements.0.ratio"}
+    assert wanted | {"lossless.largest_change", "lossless.rewrites.0.params"} <= paths
+    assert "text.txt: seen before" in page.evaluate("document.getElementById('notes').textContent")
+    assert "/home" not in (tmp_path / "report.html").read_text()
 
 
 def test_text_stays_text(page, report, tmp_path):

@@ -78,25 +78,24 @@ def eval_(
     if task is None:
         if record:
             raise SlimformerError("--record is for the scores of a --task; give one")
-        reading = (columns, tokens, samples, seq_len, seed)
-        return _on_data(
-            folder, against, joined(data or BUILTIN), eval_data, reading, device, timing, track, as_json, quiet
-        )
+        how = {"columns": columns, "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
+        sources = (joined(data or BUILTIN), *(eval_data or ()))
+        return _on_data(folder, against, sources, how, device, timing, track, as_json, quiet)
     from slimformer.evaluate.task import Options
 
     if eval_data or track or len(data or ()) > 1:
         raise SlimformerError("a --task is read from one --data, without --eval-data and --track; leave out the others")
     names = tuple(column_names(columns) or ())
-    how = Options(
+    asked = Options(
         joined(data) if data else None, names or None, seq_len, samples, batch_size, threshold, stride, longest, n_best,
         seed=seed,
     )  # fmt: skip
-    _on_task(folder, against, task, how, device, record, as_json, quiet)
+    _on_task(folder, against, task, asked, device, record, as_json, quiet)
 
 
 def _on_data(
-    folder: str, against: str, data: str, others: list[str] | None, reading: tuple[Any, ...], device: str,
-    timing: bool, track: str | None, as_json: bool, quiet: bool,
+    folder: str, against: str, sources: tuple[str, ...], how: dict[str, Any], device: str, timing: bool,
+    track: str | None, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     from slimformer import assess
     from slimformer.models.load import load_model
@@ -104,8 +103,8 @@ def _on_data(
     from slimformer.track import tracker
 
     recorded, small = tracker(track), load_model(folder, device=usable_device(device))
-    loaded, batches = read_both(against, data, *reading, device, "float32", "evaluation")
-    beside = [read_data(loaded, name, *reading, "evaluation") for name in others or ()]
+    loaded, batches = read_both(against, sources[0], device=device, dtype="float32", purpose="evaluation", **how)
+    beside = [read_data(loaded, name, purpose="evaluation", **how) for name in sources[1:]]
     with progress_bars(err, hidden=quiet or as_json) as progress:
         report = assess.evaluate_pair(loaded, small, batches, beside, timing=timing, progress=progress)
     recorded("eval", report.to_dict())

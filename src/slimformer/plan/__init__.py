@@ -67,8 +67,8 @@ def allocate(
 
 @dataclass(frozen=True)
 class Choices:
-    """What a plan is chosen from, whatever the fraction: how the budget is spread, the ladders of the sites that are cut
-    in one way, and for every other part the ways it may be cut in."""
+    """What a plan is chosen from: how the budget is spread, the ladders of sites that are cut in one way, and for every
+    other part the ways it may be cut in."""
 
     allocation: str
     fixed: list[Ladder]

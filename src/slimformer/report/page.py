@@ -11,7 +11,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from slimformer.report.card import last_name
 from slimformer.report.report import FORMAT
 
 SCRIPTS = ("draw.js", "plan.js", "page.js", "detail.js")
+PLACES = ("dense", "small", "data")  # of a task or a bench
 MARK = '<meta name="generator" content="slimformer">'
 
 
@@ -70,10 +71,32 @@ def is_page(path: Path) -> bool:
 
 def _as_shown(report: Mapping[str, Any]) -> dict[str, Any]:
     """What the page says: as in the card, where model and data lay on the disk is nobody's business."""
-    data = dict(report.get("data") or {})
-    if isinstance(data.get("name"), str):
-        data["name"] = ", ".join(map(last_name, data["name"].split(",")))
-    return {**report, "model": last_name(str(report["model"])), "data": data}
+    data, others = report.get("data") or {}, report.get("other_data") or []
+    named = [str(each["name"]) for each in (data, *others) if isinstance(each.get("name"), str)]
+    return {
+        **report, "model": last_name(str(report["model"])), "data": _by_last_name(data, "name"),
+        "other_data": [_by_last_name(each, "name") for each in others],
+        "tasks": {name: _by_last_name(each, *PLACES) for name, each in (report.get("tasks") or {}).items()},
+        "bench": _by_last_name(report["bench"], *PLACES) if report.get("bench") else None,
+        "warnings": [_without_paths(text, [str(report["model"]), *named]) for text in report.get("warnings") or []],
+    }  # fmt: skip
+
+
+def _by_last_name(found: Mapping[str, Any], *fields: str) -> dict[str, Any]:
+    """The same with files and folders by their last names; several stand between commas."""
+    short = {
+        name: ", ".join(map(last_name, found[name].split(","))) for name in fields if isinstance(found.get(name), str)
+    }
+    return {**found, **short}
+
+
+def _without_paths(text: str, names: Sequence[str]) -> str:
+    """A note that speaks of files by their last names, too."""
+    places = {place for name in names for place in name.split(",") if place}
+    places |= {str(Path(place).resolve()) for place in places if Path(place).is_absolute() or Path(place).exists()}
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(place, last_name(place))
+    return text
 
 
 def _web(name: str) -> str:

@@ -193,12 +193,11 @@ function loadSection() {
 function facts() {
   const fact = (name, ...value) => byId("facts").append(h("dt", {}, name), h("dd", {}, ...value));
   const list = (path, format) => Object.keys(at(path)).flatMap((name, i) => [i ? ", " : "", `${name} `, num(`${path}.${name}`, format)]);
-  const text = (path) => h("span", { "data-text": path }, String(at(path)));
-  fact("dense model", text("model"), " (", text("model_type"), ")");
-  fact("recipe", text("recipe"), ", format ", text("format"));
+  fact("dense model", said("model"), " (", said("model_type"), ")");
+  fact("recipe", said("recipe"), ", format ", said("format"));
   if (report.data.name !== undefined) {
-    fact("data", text("data.name"));
-    fact("data hash", h("code", {}, text("data.hash")));
+    fact("data", said("data.name"));
+    fact("data hash", h("code", {}, said("data.hash")));
     fact("seed", num("data.seed", commas));
     fact(`${report.data.unit || "tokens"} by split`, ...list("data.tokens", commas));
   }
@@ -207,7 +206,7 @@ function facts() {
     fact("versions", ...Object.keys(report.versions).flatMap((name, i) => [i ? ", " : "", `${name} `, h("span", { "data-text": `versions.${name}` }, report.versions[name])]));
   }
   if (Object.keys(report.seconds).length) fact("seconds by stage", ...list("seconds", (v) => v.toFixed(1)));
-  if (report.latency) fact("latency measured on", text("latency.device"), ", threads: ", num("latency.threads", commas));
+  if (report.latency) fact("latency measured on", said("latency.device"), ", threads: ", num("latency.threads", commas));
 }
 
 start();

@@ -11,6 +11,7 @@ const distributions = report.metrics.length ? report.metrics.some((metric) => me
 const HARM = distributions ? { name: "predicted KL", unit: "nats" } : { name: "predicted change", unit: "of the energy of the outputs" };
 const at = (path) => path.split(".").reduce((value, key) => value?.[key], report);
 const num = (path, format = short) => h("span", { "data-path": path }, format(at(path)));
+const said = (path) => h("span", { "data-text": path }, String(at(path)));
 const quotient = (above, below) => h("span", { "data-ratio": `${above}|${below}` }, (at(above) / at(below)).toFixed(3));
 
 function heading() {
@@ -41,6 +42,34 @@ function table(id, head, rows) {
 }
 const row = (name, ...cells) => h("tr", {}, h("th", { scope: "row" }, name), cells.map((cell) => h("td", {}, cell)));
 
+function metricRow(path) {
+  const metric = at(path), on = metric.on ? [", ", num(`${path}.on`, commas), " tokens"] : [];
+  const name = h("span", {}, said(`${path}.name`), ` (${metric.better} is better`, ...on, ")");
+  const interval = metric.low === null ? "" : h("span", {}, num(`${path}.low`, signed), " … ", num(`${path}.high`, signed));
+  return row(name, metric.dense === null ? "" : num(`${path}.dense`), num(`${path}.small`), interval);
+}
+
+// What was measured beside the data of the calibration: on other data, on tasks of the papers, as it would serve.
+function elsewhere() {
+  const part = (...title) => h("tr", {}, h("th", { scope: "colgroup", colspan: "4", class: "part" }, ...title));
+  const metrics = (path) => at(path).metrics.map((_, i) => metricRow(`${path}.metrics.${i}`));
+  const seconds = (path) => row(h("span", {}, said(`${path}.phase`), ", batch ", num(`${path}.batch`, commas)),
+    num(`${path}.dense_seconds`, milliseconds), num(`${path}.small_seconds`, milliseconds), num(`${path}.ratio`, (v) => v.toFixed(3)));
+  const other = (report.other_data || []).flatMap((_, i) => [part("on ", said(`other_data.${i}.name`)), ...metrics(`other_data.${i}`)]);
+  const tasks = Object.keys(report.tasks || {}).flatMap((name) => [part("task ", said(`tasks.${name}.task`), ", ",
+    num(`tasks.${name}.examples`, commas), ` ${at(`tasks.${name}`).unit}`), ...metrics(`tasks.${name}`)]);
+  const bench = report.bench ? [part("bench, length ", num("bench.seq_len", commas)), ...report.bench.measurements.map((_, i) => seconds(`bench.measurements.${i}`))] : [];
+  return [...other, ...tasks, ...bench];
+}
+
+// A recipe that changes no output says how it knows, and what each rewrite saved.
+function lossless() {
+  const saved = report.lossless.rewrites.map((_, i) => `lossless.rewrites.${i}`).filter((path) => at(`${path}.possible`) && at(`${path}.sites`));
+  const line = (...text) => byId("notes").append(h("p", { class: "note" }, ...text));
+  line("Lossless: no output moved by more than ", num("lossless.largest_change"), " of the largest, in ", said("lossless.dtype"), ".");
+  for (const path of saved) line(said(`${path}.rewrite`), ": ", num(`${path}.params`, count), " parameters and ", num(`${path}.macs`, count), " MACs per token saved.");
+}
+
 function beforeAfter() {
   const length = () => num("seq_len", commas);
   const cost = (name, field, format) => row(name, num(`dense.${field}`, format), num(`small.${field}`, format),
@@ -57,17 +86,13 @@ function beforeAfter() {
     const [dense, small] = ["dense", "small"].map((which) => num(`latency.${part}.${which}`, milliseconds));
     rows.push(row(name, dense, small, num(`latency.${part}.ratio`, (v) => v.toFixed(3))));
   }
-  report.metrics.forEach((metric, i) => {
-    const on = metric.on ? [", ", num(`metrics.${i}.on`, commas), " tokens"] : [];
-    const name = h("span", {}, `${metric.name} (${metric.better} is better`, ...on, ")");
-    const interval = metric.low === null ? "" : h("span", {}, num(`metrics.${i}.low`, signed), " … ", num(`metrics.${i}.high`, signed));
-    rows.push(row(name, metric.dense === null ? "" : num(`metrics.${i}.dense`), num(`metrics.${i}.small`), interval));
-  });
+  rows.push(...report.metrics.map((_, i) => metricRow(`metrics.${i}`)), ...elsewhere());
   table("before-after", ["", "dense", "small", "ratio, or 95 % interval"], rows);
-  const said = [];
-  if (report.metrics.length && report.data.tokens) said.push("Metrics on ", num("data.tokens.report", commas), ` held-out ${report.data.unit}. `);
-  if (report.latency) said.push("Latency: medians of ", num("latency.repeats", commas), " interleaved runs, threads: ", num("latency.threads", commas), ".");
-  byId("measured").append(...said);
+  const how = [];
+  if (report.metrics.length && report.data.tokens) how.push("Metrics on ", num("data.tokens.report", commas), ` held-out ${report.data.unit}. `);
+  if (report.latency) how.push("Latency: medians of ", num("latency.repeats", commas), " interleaved runs, threads: ", num("latency.threads", commas), ".");
+  byId("measured").append(...how);
+  if (report.lossless) lossless();
   if (report.certificate) byId("notes").append(h("p", { class: "note", "data-text": "certificate.promise" }, `Certified: ${report.certificate.promise}`));
   report.warnings.forEach((text, i) => byId("notes").append(h("p", { class: "note", "data-text": `warnings.${i}` }, `Note: ${text}`)));
 }

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_cascade import CASCADE
-from slimformer.cli_compress import budget_asked, show_dry_run
+from slimformer.cli_compress import budget_asked, show_dry_run, show_result
 from slimformer.cli_eval import MEASURE
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_inspect import INSPECT
@@ -251,7 +251,6 @@ def compress(
     from slimformer import pipeline, stages
     from slimformer.checkpoint.atomic import require_free
     from slimformer.plan.recipe import load_recipe
-    from slimformer.report.console import show
     from slimformer.track import tracker
 
     chosen = load_recipe(recipe)
@@ -274,12 +273,7 @@ def compress(
         result.save(out_folder, force=force)
         progress("save and verify", 1, 1)
     record("compress", result.report.to_dict())
-
-    def tables() -> None:
-        show(result.report, out)
-        saved_line(out_folder, result.report)
-
-    emit(result.report.to_dict(), as_json, quiet, tables)
+    show_result(result.report, out_folder, as_json, quiet)
 
 
 for command, example in {**FRONT, **MEASURE, **CASCADE, **REPORT}.items():

@@ -5,7 +5,7 @@
     python benchmarks/models.py --list           show what exists, and how good it is
 
 `model_folder(name)` gives the folder to other benchmarks and makes the model when it is missing. How each is
-trained stands in `recipes.py`. The same seed, machine and versions give the same weights; other machines
+trained stands in `recipes.py` and `reading.py`. The same seed, machine and versions give the same weights; other machines
 round differently.
 """
 
@@ -28,9 +28,13 @@ import tokenizers
 import torch
 import transformers
 
-from recipes import END_OF_STORY, RECIPES, InputMissing, Recipe, stories_split
+from reading import READING
+from recipes import END_OF_STORY, InputMissing, Recipe, stories_split
+from recipes import RECIPES as OTHERS
 
 __all__ = ["END_OF_STORY", "RECIPES", "InputMissing", "UnknownModel", "model_folder", "stories_split"]
+
+RECIPES = {**OTHERS, **READING}
 
 SEED = 0
 N_THREADS = 2

@@ -1,4 +1,4 @@
-"""How the models of the benchmarks are trained, one after the other: data, training loop, five recipes.
+"""How the models of the benchmarks are trained, one after the other: data, training loop, four recipes.
 
 Plain torch and transformers, nothing of slimformer. The number of steps is fixed (never a time limit, never
 early stopping), so held-out data decide nothing and only measure the result. `models.py` runs and caches it.
@@ -9,14 +9,12 @@ from __future__ import annotations
 import csv
 import gzip
 import importlib.util
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 import torch
@@ -24,10 +22,8 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
-    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    BertForQuestionAnswering,
     BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
@@ -45,8 +41,6 @@ HELD_OUT_STORIES = 0.1  # the last tenth of the documents is never trained on
 END_OF_STORY = "<|endoftext|>"  # separates documents in the file, and is one token of the stories tokenizer
 WINDOW = 256  # tokens of context the story models are trained with
 MAX_SENTENCE = 64  # tokens of an SST-2 sentence
-MAX_READ, READ_STRIDE = 128, 48  # tokens of a question with a part of its paragraph, and how far parts overlap
-HELD_OUT_ARTICLES = 4  # every fourth article of XQuAD is never trained on
 DIGIT_MEAN = DIGIT_STD = [0.5] * 3  # what ViTImageProcessor does by default
 
 Rows = tuple[list[str], Tensor]
@@ -106,14 +100,6 @@ def sst2(split: str) -> Rows:
     with shared_file("data", "sst2", f"{split}.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     return [row["sentence"].strip() for row in rows], torch.tensor([int(row["label"]) for row in rows])
-
-
-def xquad_split() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(training articles, held-out articles) of English XQuAD in the form of SQuAD: 36 and 12 of them."""
-    file = shared_file("data", "xquad_en", "xquad.en.json")
-    articles = json.loads(file.read_text(encoding="utf-8"))["data"]
-    held_out = articles[HELD_OUT_ARTICLES - 1 :: HELD_OUT_ARTICLES]
-    return [article for article in articles if article not in held_out], held_out
 
 
 def mnist(split: str) -> tuple[Tensor, Tensor]:
@@ -207,75 +193,6 @@ def sst2_accuracy(folder: Path) -> float:
     rows = sst2("dev")
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     return accuracy(model, rows[1], sentence_loader(AutoTokenizer.from_pretrained(folder), rows))
-
-
-# --- minilm-xquad -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A question with a part of its paragraph that holds the answer: tokens, and where the answer starts and ends."""
-
-    tokens: dict[str, list[int]]
-    start: int
-    end: int
-
-
-def readings(articles: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[Reading]:
-    """For every question the first part of its paragraph that holds the whole answer."""
-    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-    asked = [(qa, paragraph["context"]) for paragraph in paragraphs for qa in paragraph["qas"]]
-    encoding = tokenizer(
-        [qa["question"] for qa, _ in asked], [context for _, context in asked], truncation="only_second",
-        max_length=MAX_READ, stride=READ_STRIDE, return_overflowing_tokens=True, return_offsets_mapping=True,
-    )  # fmt: skip
-    found: dict[int, Reading] = {}
-    for i, question in enumerate(encoding["overflow_to_sample_mapping"]):
-        answer = asked[question][0]["answers"][0]
-        first, last = answer["answer_start"], answer["answer_start"] + len(answer["text"])
-        places = list(zip(encoding["offset_mapping"][i], encoding.sequence_ids(i), strict=True))
-        starts = [t for t, ((a, b), part) in enumerate(places) if part == 1 and a <= first < b]
-        ends = [t for t, ((a, b), part) in enumerate(places) if part == 1 and a < last <= b]
-        if starts and ends and question not in found:
-            names = ("input_ids", "token_type_ids", "attention_mask")
-            found[question] = Reading({name: encoding[name][i] for name in names}, starts[0], ends[0])
-    return list(found.values())
-
-
-def reading_loader(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Reading]) -> Loader:
-    """Pads the readings of a batch to the longest of them."""
-
-    def load(index: Tensor) -> dict[str, Tensor]:
-        chosen = [rows[i] for i in index.tolist()]
-        tokens = tokenizer.pad([row.tokens for row in chosen], return_tensors="pt")
-        starts, ends = (torch.tensor([getattr(row, end) for row in chosen]) for end in ("start", "end"))
-        return {**tokens, "start_positions": starts, "end_positions": ends}
-
-    return load
-
-
-def train_minilm_xquad(n_epochs: int = 3, size: int = 16) -> Trained:
-    """Fine-tune all of MiniLM to mark answers, on three quarters of the articles."""
-    tokenizer = AutoTokenizer.from_pretrained(minilm_folder())
-    model = BertForQuestionAnswering.from_pretrained(minilm_folder(), dtype=torch.float32)
-    rows = readings(xquad_split()[0], tokenizer)
-    order = [index for _ in range(n_epochs) for index in torch.randperm(len(rows)).split(size)]
-    return Trained(model, tokenizer, fit(model, order, reading_loader(tokenizer, rows), rate=2e-4))
-
-
-def xquad_spans(folder: Path, size: int = 32) -> float:
-    """Share of the held-out readings whose likeliest start and likeliest end are both right: a first look only."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForQuestionAnswering.from_pretrained(folder)
-    rows = readings(xquad_split()[1], tokenizer)
-    load, right = reading_loader(tokenizer, rows), 0
-    with torch.inference_mode():
-        for index in torch.arange(len(rows)).split(size):
-            batch = load(index)
-            found = model(**batch)
-            starts = found.start_logits.argmax(-1) == batch["start_positions"]
-            right += int((starts & (found.end_logits.argmax(-1) == batch["end_positions"])).sum())
-    return right / len(rows)
 
 
 # --- opt-stories, gpt2-stories ------------------------------------------------------------------------------
@@ -395,7 +312,6 @@ def mnist_accuracy(folder: Path) -> float:
 
 RECIPES = {
     "minilm-sst2": Recipe("BERT, sentiment", train_minilm_sst2, "SST-2 dev accuracy", sst2_accuracy),
-    "minilm-xquad": Recipe("BERT, answers", train_minilm_xquad, "held-out spans, exact", xquad_spans),
     "opt-stories": Recipe("OPT, stories", train_opt_stories, "held-out perplexity", stories_perplexity),
     "gpt2-stories": Recipe("GPT-2, stories", train_gpt2_stories, "held-out perplexity", stories_perplexity),
     "vit-mnist": Recipe("ViT, digits", train_vit_mnist, "MNIST test accuracy", mnist_accuracy),

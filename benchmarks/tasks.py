@@ -28,7 +28,8 @@ import torch
 
 from cells import write_json
 from models import model_folder
-from recipes import shared_file, xquad_split
+from reading import xquad_split
+from recipes import shared_file
 from slimformer.calibrate.documents import Document, read_documents
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.tasks import spread

@@ -13,7 +13,8 @@ from slimformer.evaluate.squad import normal
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts, not a package
 
-from recipes import InputMissing, minilm_folder, readings, xquad_split
+from reading import readings, xquad_split
+from recipes import InputMissing, minilm_folder
 from render import NothingToRender, tasks
 
 XQUAD = SHARED / "data" / "xquad_en" / "xquad.en.json"

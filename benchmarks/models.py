@@ -5,8 +5,8 @@
     python benchmarks/models.py --list           show what exists, and how good it is
 
 `model_folder(name)` gives the folder to other benchmarks and makes the model when it is missing. How each is
-trained stands in `recipes.py` and `reading.py`. The same seed, machine and versions give the same weights; other machines
-round differently.
+trained stands in `recipes.py` and `reading.py`. The same seed, machine and versions give the same weights; other
+machines round differently.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def menu(
         for fraction in _grid(least / dense, budget.fraction)
     ]
     return {
-        "by": budget.by, "allocation": choice.allocation, "near": list(NEAR), "steps": STEPS,
+        "by": budget.by, "allocation": choice.allocation, "metric": recipe.metric, "near": list(NEAR), "steps": STEPS,
         "dense": {"price": dense, "macs": cost.macs, "params": cost.params},
         "least": math.ceil(1000 * least / dense) / 1000,
         "menus": menus.found, "sites": sites,

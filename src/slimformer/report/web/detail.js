@@ -98,6 +98,7 @@ function errorsSection() {
   select.append(...blocks.map((block) => h("option", { value: block }, String(block))));
   select.addEventListener("change", () => redraw("curve-chart"));
   byId("curve-caption").textContent = "Share of the output of each part that is lost, on documents that were not fitted, when only so much of it is kept. "
+    + (front.metric === "fisher" ? "Errors are weighed by what they do to the model's outputs (Fisher metric). " : "")
     + "Dashed: the spectrum's tail, which no linear reduction of that size can beat. The mark is the budget of the slider; what is kept whole has none.";
   byId("error-caption").textContent = "The same share for every block, at the budget of the slider; parts that are kept whole have no mark.";
   chart("curve-chart", curveChart);
@@ -125,7 +126,7 @@ const kindOf = (ladder) => KINDS.findIndex(([kind]) => kind === ladder.kind);
 
 function curveChart(width) {
   const found = curvesOf(Number(byId("block").value || blocks[0]));
-  const box = { left: 52, right: width - 14, top: 58, bottom: 300 }, x = linear([0, 1], [box.left, box.right]);
+  const box = { left: 52, right: width - 14, top: 66, bottom: 300 }, x = linear([0, 1], [box.left, box.right]);
   const { y, parts } = frame(width, 330, box, [1e-4, 1], "share of the output lost");
   const lines = found.flatMap((ladder) => {
     const n = kindOf(ladder), share = ladder.units.map((units) => units / ladder.of);
@@ -143,7 +144,7 @@ function curveChart(width) {
 }
 
 function errorChart(width) {
-  const box = { left: 52, right: width - 8, top: 58, bottom: 250 }, step = (box.right - box.left) / blocks.length;
+  const box = { left: 52, right: width - 8, top: 66, bottom: 250 }, step = (box.right - box.left) / blocks.length;
   const x = (block) => box.left + (blocks.indexOf(block) + 0.5) * step;
   const { y, parts } = frame(width, 280, box, [1e-4, 1], "share of the output lost");
   const kinds = [...new Set(ladders.map(kindOf))].sort();

@@ -158,8 +158,8 @@ function sizesChart(width) {
     });
     return [s("text", { x: box.left, y: top - 10, class: "strong tick" }, name), ...grid, ...bars.flat(), ...blockTicks(blocks, x, top + 126, step)];
   };
-  return canvas(width, 310, "Bars: share of attention and of neurons every block keeps. The table below has the numbers.",
-    ...panel("attention kept", "attention", 0, 26), ...panel("neurons kept", "neurons", 1, 180));
+  return canvas(width, 324, "Bars: share of attention and of neurons every block keeps. The table below has the numbers.",
+    ...panel("attention kept", "attention", 0, 26), ...panel("neurons kept", "neurons", 1, 194));
 }
 
 function frontChart(width) {

@@ -22,6 +22,7 @@ from typing import Any
 from rank_tables import attention_speed, truncation
 from spectra_tables import spectra_table
 from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
+from task_tables import tasks
 from verdicts import grid, level_text, metric_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,7 +167,7 @@ def spectra(results: dict[str, Any], report: str | None) -> str:
 RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
-    "attention_speed": attention_speed, "spectra": spectra,
+    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks,
 }  # fmt: skip
 
 

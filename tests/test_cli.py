@@ -24,6 +24,7 @@ COMMANDS = [
     ["compress"],
     ["eval"],
     ["cascade"],
+    ["bench"],
     ["recipes", "ls"],
     ["recipes", "show"],
 ]

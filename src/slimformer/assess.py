@@ -19,6 +19,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
 from slimformer.evaluate import generate_text, model_latency, parameter_count
 from slimformer.evaluate.compare import compare, first_tokens, is_language_model
+from slimformer.evaluate.neighbours import LENGTH, SENTENCES, neighbours
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
@@ -113,11 +114,11 @@ def measure(
     progress("evaluate", 1, 3)
     measured = _latency(loaded.model, small, describe(loaded.model), batches) if timing else None
     progress("evaluate", 2, 3)
-    samples = _samples(loaded, small)
+    samples, alike = _samples(loaded, small), _neighbours(loaded, small)
     progress("evaluate", 3, 3)
     tokens = {**data.tokens, "report": sum(batch.tokens for batch in batches)}
     provenance = data_provenance(describe(loaded.model), data.name, data.hash, data.seed, tokens)
-    return replace(report, metrics=metrics, latency=measured, samples=samples, data=provenance)
+    return replace(report, metrics=metrics, latency=measured, samples=samples, neighbours=alike, data=provenance)
 
 
 def data_provenance(
@@ -134,7 +135,7 @@ def evaluate_pair(
 ) -> Report:  # fmt: skip
     """Compare two models on all of `data`; if `small` was calibrated on these data, only on the part held out then."""
     before, after = describe(loaded.model), describe(small.model)
-    _require_relatives(loaded, small, before, after)
+    require_relatives(loaded, small)
     made = _own_file(small, "report.json")
     batches, notes = _held_out(small, made, data)
     origin = _own_file(small, "plan.json").get("fingerprint") or fingerprint(loaded.model)
@@ -153,8 +154,9 @@ def evaluate_pair(
     return beside(report, loaded, small.model, others, known=calibrated if isinstance(calibrated, dict) else {})
 
 
-def _require_relatives(loaded: Loaded, small: Loaded, before: Architecture, after: Architecture) -> None:
+def require_relatives(loaded: Loaded, small: Loaded) -> None:
     """Refuse to compare models of which one cannot have come from the other."""
+    before, after = describe(loaded.model), describe(small.model)
     kinds = [type(one.model).__name__ for one in (small, loaded)]
     if kinds[0] != kinds[1]:
         raise PlanDoesNotFit(
@@ -191,6 +193,14 @@ def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Ba
     if known.get("seed") != data.seed:
         raise PlanDoesNotFit(f"{small} was calibrated on these data with --seed {known.get('seed')}; use the same seed")
     return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
+
+
+def calibrated_on(small: Loaded, data: str | None) -> list[str]:
+    """A note where the model says that it was calibrated on the file or folder it is to be judged on."""
+    calibrated = _own_file(small, "report.json").get("data")
+    known = _sources(str(calibrated.get("name", ""))) if isinstance(calibrated, dict) else set()
+    again = sorted(known & _sources(data)) if data else []
+    return [f"{small.name} was calibrated on {', '.join(again)}: these are not held-out figures"] if again else []
 
 
 def everything(data: Data) -> list[Batch]:
@@ -282,3 +292,13 @@ def _samples(loaded: Loaded, small: PreTrainedModel) -> dict[str, str] | None:
         return None
     models = {"dense": loaded.model, "small": small}
     return {name: generate_text(model, loaded.processor, PROMPT, min(24, room)) for name, model in models.items()}
+
+
+def _neighbours(loaded: Loaded, small: PreTrainedModel) -> list[dict[str, Any]] | None:
+    """What encoders of text find alike, where there are a tokenizer that can say it and room for it."""
+    family = describe(loaded.model).family
+    if loaded.processor is None or family.causal or family.image:
+        return None
+    ids = [i for sentence in SENTENCES for i in loaded.processor(sentence)["input_ids"]]
+    fits = positions(loaded.model.config) >= LENGTH and ids and max(ids) < vocabulary(loaded.model)
+    return neighbours(loaded.model, small, loaded.processor) if fits else None

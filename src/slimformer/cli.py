@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -18,11 +18,13 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_cascade import CASCADE
-from slimformer.cli_compress import budget_asked, show_dry_run
-from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, saved_line
+from slimformer.cli_compress import budget_asked, show_dry_run, show_result
+from slimformer.cli_eval import MEASURE
+from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_inspect import INSPECT
 from slimformer.cli_recipes import recipes_app
-from slimformer.errors import OutputExists, SlimformerError
+from slimformer.cli_report import REPORT
+from slimformer.errors import SlimformerError
 from slimformer.options import (
     BUILTIN,
     AsJson,
@@ -31,7 +33,6 @@ from slimformer.options import (
     Device,
     Dtype,
     EvalData,
-    EvalTokens,
     Force,
     Format,
     Latency,
@@ -51,6 +52,7 @@ from slimformer.options import (
     Stats,
     Timing,
     Tokens,
+    Track,
 )
 from slimformer.shell import (
     budget as budget_from,
@@ -127,7 +129,7 @@ def calibrate(
     name = joined(data)
     stages.require_apart(out_folder, model, name, *name.split(","))
     require_free(out_folder, force)
-    loaded, batches = _read(model, name, columns, tokens, samples, seq_len, seed, device, dtype)
+    loaded, batches = read_both(model, name, columns, tokens, samples, seq_len, seed, device, dtype)
     with progress_bars(err, hidden=quiet or as_json) as progress, writing(out_folder, force=force) as folder:
         metric = fisher_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
         statistics = stages.calibrate(loaded, batches, folder, metric=metric, progress=progress)
@@ -167,7 +169,7 @@ def plan(
 
     budget, chosen = budget_from(macs, params, latency), load_recipe(recipe)
     statistics = open_statistics(stats)
-    _require_plan(out_file)
+    require_plan(out_file)
     require_free_file(out_file, force)
     loaded = loaded_for(statistics, model)
     dense = loaded.model
@@ -241,6 +243,7 @@ def compress(
     dtype: Dtype = "float32",
     refine: Refine = None,
     timing: Timing = True,
+    track: Track = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
     ] = False,
@@ -252,7 +255,7 @@ def compress(
     from slimformer import pipeline, stages
     from slimformer.checkpoint.atomic import require_free
     from slimformer.plan.recipe import load_recipe
-    from slimformer.report.console import show
+    from slimformer.track import tracker
 
     chosen = load_recipe(recipe)
     asked = budget_asked(chosen, macs, params, latency, max_kl)
@@ -263,7 +266,7 @@ def compress(
     name = joined(data)
     stages.require_apart(out_folder, model, name, *name.split(","), *(eval_data or ()))
     require_free(out_folder, force)
-    place = usable_device(device)
+    place, record = usable_device(device), tracker(track)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
             model, name, **asked, eval_data=eval_data or (), recipe=chosen, format=format, seq_len=seq_len,
@@ -273,83 +276,15 @@ def compress(
         progress("save and verify", 0, 1)
         result.save(out_folder, force=force)
         progress("save and verify", 1, 1)
-
-    def tables() -> None:
-        show(result.report, out)
-        saved_line(out_folder, result.report)
-
-    emit(result.report.to_dict(), as_json, quiet, tables)
+    record("compress", result.report.to_dict())
+    show_result(result.report, out_folder, as_json, quiet)
 
 
-@app.command("eval", epilog="Example: slimformer eval smaller --against demo:smollm2 --data other-text.txt")
-def evaluate(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="the smaller model")],
-    against: Annotated[str, typer.Option(metavar="MODEL", help="the dense model it came from")],
-    data: DataOption = BUILTIN,
-    eval_data: EvalData = None,
-    columns: Columns = "",
-    tokens: EvalTokens = None,
-    samples: Samples = None,
-    seq_len: SeqLen = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    timing: Timing = True,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Compare a smaller model with the dense one on --data; of data it was calibrated on, only what was held out."""
-    from slimformer import assess
-    from slimformer.models.load import load_model
-    from slimformer.report.console import show
-
-    small = load_model(folder, device=usable_device(device))
-    reading = (columns, tokens, samples, seq_len, seed)
-    loaded, batches = _read(against, joined(data), *reading, device, "float32", "evaluation")
-    others = [_gather(loaded, name, *reading, "evaluation") for name in eval_data or ()]
-    with progress_bars(err, hidden=quiet or as_json) as progress:
-        report = assess.evaluate_pair(loaded, small, batches, others, timing=timing, progress=progress)
-    emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
-
-
-for command, example in {**FRONT, **CASCADE}.items():
-    app.command(epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)
+for command, example in {**FRONT, **MEASURE, **CASCADE, **REPORT}.items():
+    name = command.__name__.rstrip("_")
+    app.command(name, epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)
 
 
 def main() -> None:
     """Entry point: facts a user can act on become one line and exit code 2; an interrupt leaves nothing behind."""
     sys.exit(run(app, err))
-
-
-def _read(
-    model: str, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
-    device: str, dtype: str, purpose: Any = "calibration",
-) -> tuple[Any, Any]:  # fmt: skip
-    from slimformer.models.load import load_model
-
-    place = usable_device(device)
-    loaded = load_model(model, dtype=usable_precision(dtype, place), device=place)
-    return loaded, _gather(loaded, data, columns, tokens, samples, seq_len, seed, purpose)
-
-
-def _gather(
-    loaded: Any, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
-    purpose: Any,
-) -> Any:  # fmt: skip
-    from slimformer.calibrate.gather import gather
-    from slimformer.models import describe
-
-    return gather(
-        data, loaded.model, loaded.processor, describe(loaded.model),
-        seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
-    )  # fmt: skip
-
-
-def _require_plan(path: Path) -> None:
-    """--force is for plans: it must not cost anyone another file."""
-    from slimformer.plan import Plan
-
-    if path.is_file():
-        try:
-            Plan.load(path)
-        except SlimformerError:
-            raise OutputExists(f"{path} is there already and is not a plan; choose another file") from None

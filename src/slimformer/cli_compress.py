@@ -1,13 +1,14 @@
-"""What `slimformer compress` needs before it computes: which budget was asked for, and a look without doing."""
+"""What `slimformer compress` needs around its work: which budget was asked for, a look without doing, the result."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from slimformer.cli_front import emit
+from slimformer.cli_front import emit, saved_line
 from slimformer.errors import SlimformerError
 from slimformer.plan import require_budget_allowed
 from slimformer.shell import budget as budget_from
@@ -50,6 +51,17 @@ def show_dry_run(
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))
     made = stages.even_plan(loaded.model, budget=budget, recipe=recipe, format=format, seq_len=seq_len)
     emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(loaded.model), made))))
+
+
+def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
+    """The report of a model that was made, and where it is."""
+    from slimformer.report.console import show
+
+    def tables() -> None:
+        show(report, out)
+        saved_line(folder, report)
+
+    emit(report.to_dict(), as_json, quiet, tables)
 
 
 def _show_offers(model: str, recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slimformer.errors import OutputExists, SlimformerError
 from slimformer.options import (
     BUILTIN,
     AsJson,
@@ -32,7 +34,15 @@ from slimformer.options import (
     Verify,
 )
 from slimformer.shell import budget as budget_from
-from slimformer.shell import column_names, joined, precision, progress_bars, python_line
+from slimformer.shell import (
+    column_names,
+    joined,
+    precision,
+    progress_bars,
+    python_line,
+    usable_device,
+    usable_precision,
+)
 
 err = Console(stderr=True)
 out = Console()
@@ -60,6 +70,7 @@ def cut(
     from slimformer import assess, stages
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free
+    from slimformer.menu import menu
     from slimformer.plan.recipe import load_recipe
     from slimformer.rewrite.surgery import round_weights
     from slimformer.workbench import priced
@@ -74,7 +85,8 @@ def cut(
         plan = stages.make_plan(loaded.model, statistics, curves, budget=budget, recipe=chosen, format=format)
         small = stages.carry_out(plan, loaded.model, statistics, curves, progress=progress)
         round_weights(small, loaded.dtype)
-        report = assess.describe_result(loaded, small, plan, statistics.provenance)
+        offered = menu(loaded.model, statistics, curves, recipe=chosen, budget=budget, format=format)
+        report = replace(assess.describe_result(loaded, small, plan, statistics.provenance), front=offered)
         progress("save and verify", 0, 1)
         stages.save_result(loaded, small, plan, report, out_folder, force=force, verify=verify)
         progress("save and verify", 1, 1)
@@ -179,6 +191,17 @@ def curves_of(loaded: Any, statistics: Any, recipe: Any, progress: Any) -> Any:
     return stages.profile(loaded.model, statistics, recipe, progress=progress)
 
 
+def require_plan(path: Path) -> None:
+    """--force is for plans: it must not cost anyone another file."""
+    from slimformer.plan import Plan
+
+    if path.is_file():
+        try:
+            Plan.load(path)
+        except SlimformerError:
+            raise OutputExists(f"{path} is there already and is not a plan; choose another file") from None
+
+
 def measured_kl(row: dict[str, Any]) -> float | None:
     """The mean divergence that was measured, where there is one."""
     return next((m["small"] for m in row.get("metrics", []) if m["name"] == "kl"), None)
@@ -202,6 +225,32 @@ def loaded_for(statistics: Any, moved: str) -> Any:
     from slimformer.models.load import load_model
 
     return load_model(moved or statistics.provenance.model, dtype=precision(statistics.provenance.dtype))
+
+
+def read_both(
+    model: str, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
+    device: str, dtype: str, purpose: Any = "calibration",
+) -> tuple[Any, Any]:  # fmt: skip
+    """A model and its data, in the precision and on the device asked for."""
+    from slimformer.models.load import load_model
+
+    place = usable_device(device)
+    loaded = load_model(model, dtype=usable_precision(dtype, place), device=place)
+    return loaded, read_data(loaded, data, columns, tokens, samples, seq_len, seed, purpose)
+
+
+def read_data(
+    loaded: Any, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
+    purpose: Any,
+) -> Any:  # fmt: skip
+    """Data for a model that is loaded already."""
+    from slimformer.calibrate.gather import gather
+    from slimformer.models import describe
+
+    return gather(
+        data, loaded.model, loaded.processor, describe(loaded.model),
+        seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
+    )  # fmt: skip
 
 
 def emit(found: Any, as_json: bool, quiet: bool, tables: Callable[[], None]) -> None:

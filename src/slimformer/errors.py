@@ -83,3 +83,11 @@ class SequenceTooLong(SlimformerError):
 
 class UnknownTask(SlimformerError):
     """There is no named data set of that name."""
+
+
+class ReportNotFound(SlimformerError):
+    """There is no report.json at the place, or none that can be read."""
+
+
+class TrackerNotFound(SlimformerError):
+    """There is no tracker of that name, or its package is not installed."""

@@ -83,6 +83,9 @@ Format = Annotated[
         "--format", metavar="NAME", help="ragged: every block its own sizes; plain: sizes the stock config can say"
     ),
 ]
+Track = Annotated[
+    str | None, typer.Option(metavar="NAME", help="record the numbers with trackio, wandb or tensorboard, offline")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, no tables")]
 Force = Annotated[bool, typer.Option("--force", help="replace an earlier result of slimformer at the same place")]

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from slimformer.assess import evaluate
 from slimformer.calibrate.documents import Source
-from slimformer.calibrate.gather import gather, sequence_length
+from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.errors import BudgetOutOfReach
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
@@ -29,7 +29,7 @@ from slimformer.plan.budget import budget_of
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.report.report import Report
 from slimformer.stages import Progress, save_result, silent
-from slimformer.workbench import priced, require_certifiable, smallest_certified, timed, workbench
+from slimformer.workbench import Bench, Made, priced, require_certifiable, smallest_certified, timed, workbench
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def compress(
         return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     architecture = describe(loaded.model)
     budget = _asked(max_kl, macs=macs, params=params, latency=latency)
-    check = partial(check_budget, architecture, recipe=chosen, format=format)
+    afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
     if budget.by != "latency":  # before the long work
-        check(budget, seq_len=sequence_length(loaded.model, architecture, seq_len))
+        afford(sequence_length(loaded.model, architecture, seq_len))
     with timed(seconds, "data"):
         read = partial(
             gather, model=loaded.model, processor=loaded.processor, architecture=architecture, seq_len=seq_len,
@@ -98,14 +98,12 @@ def compress(
         batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
     require_certifiable(batches, max_kl)
     if budget.by == "latency":  # at the length the data has, as the plan counts
-        budget = priced(budget, loaded.model, batches.seq_len, progress)
-        check(budget, seq_len=batches.seq_len)
+        budget = afford(batches.seq_len)
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
-    with timed(seconds, "evaluate"):
-        report = evaluate(loaded, made.model, made.plan, batches, others, timing=timing, progress=progress)
-    report = replace(report, seconds=seconds, certificate=certificate, correction=[asdict(c) for c in made.corrections])
+        front = bench.menu(replace(budget, fraction=made.plan.budget))
+    report = _assessed(bench, made, others, timing=timing, certificate=certificate, front=front)
     return Result(made.model, made.plan, report, loaded)
 
 
@@ -127,6 +125,24 @@ def _asked(max_kl: float | None, **fractions: float | None) -> Budget:
     if any(fraction is not None for fraction in fractions.values()):
         raise BudgetOutOfReach("max_kl looks for the smallest budget itself; give it, or a budget, not both")
     return Budget(1.0)
+
+
+def _affordable(
+    budget: Budget, model: PreTrainedModel, recipe: Recipe, format: str, progress: Progress, seq_len: int
+) -> Budget:
+    """The budget with its prices, if it can be reached; else an error that names the minimum."""
+    budget = priced(budget, model, seq_len, progress)
+    check_budget(describe(model), budget, seq_len=seq_len, recipe=recipe, format=format)
+    return budget
+
+
+def _assessed(bench: Bench, made: Made, others: Sequence[Data], *, timing: bool, **found: Any) -> Report:
+    """What the smaller model does, and how it came about."""
+    with timed(bench.seconds, "evaluate"):
+        report = evaluate(
+            bench.loaded, made.model, made.plan, bench.data, others, timing=timing, progress=bench.progress
+        )
+    return replace(report, seconds=bench.seconds, correction=[asdict(each) for each in made.corrections], **found)
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:

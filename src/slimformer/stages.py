@@ -41,6 +41,7 @@ from slimformer.plan.ranks import attention_of
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, sensitivities
 from slimformer.report.card import model_card
+from slimformer.report.page import html_page
 from slimformer.report.report import Report
 from slimformer.rewrite.apply import apply
 
@@ -255,13 +256,15 @@ def save_result(
     force: bool,
     verify: bool = True,
 ) -> Path:
-    """A checkpoint in the precision of the original, with tokenizer, plan, report and card."""
+    """A checkpoint in the precision of the original, with tokenizer, plan, report, its page and card."""
     require_apart(folder, loaded.folder, loaded.name)
     stored = small if small.dtype == loaded.dtype else _in_precision(small, loaded.dtype)
+    found = report.to_dict() if report else None
     card = model_card(report, folder=folder.name) if report else None
+    page = html_page(found, folder=folder.name) if found else None
     save(
         stored, folder, processor=loaded.processor, source_folder=loaded.companions, plan=plan,
-        report=report.to_dict() if report else None, card=card, sample=None, force=force, verify=verify,
+        report=found, card=card, page=page, sample=None, force=force, verify=verify,
     )  # fmt: skip
     return folder
 

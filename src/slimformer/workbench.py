@@ -20,6 +20,7 @@ from slimformer.evaluate.certificate import certify, require_documents
 from slimformer.evaluate.fidelity import document_harms, harm_name
 from slimformer.fisher import fisher_metric
 from slimformer.front import budgets_at, frontier, reachable
+from slimformer.menu import menu
 from slimformer.models.load import Loaded
 from slimformer.plan import Budget, Plan
 from slimformer.plan.recipe import Recipe
@@ -71,6 +72,12 @@ class Bench:
                 )
         round_weights(small, self.loaded.dtype)
         return Made(small, plan, corrections)
+
+    def menu(self, budget: Budget) -> dict[str, Any]:
+        """What the plan for this budget was chosen from, for the report."""
+        return menu(
+            self.loaded.model, self.statistics, self.curves, recipe=self.recipe, budget=budget, format=self.format
+        )
 
 
 def require_certifiable(data: Data, max_kl: float | None) -> None:

@@ -1,6 +1,7 @@
 """What to cut, as data: costs, ladders, allocations, plans, recipes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
@@ -13,7 +14,7 @@ from slimformer.plan.cost import full_size
 from slimformer.plan.plan import Edit as Edit
 from slimformer.plan.plan import Plan as Plan
 from slimformer.plan.plan import kept_fractions
-from slimformer.plan.profile import ladders, least_cost
+from slimformer.plan.profile import Ladder, ladders, least_cost
 from slimformer.plan.ranks import rank_ways
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.stat import stat_bert, stat_opt
@@ -23,6 +24,8 @@ ALLOCATIONS: dict[str, Callable[..., Sizes]] = {
     "greedy": greedy,
     "stat-bert": stat_bert,
     "stat-opt": stat_opt,
+    "even": even,
+    "plain": plain,
 }
 FORMATS = ("ragged", "plain")
 
@@ -46,20 +49,13 @@ def allocate(
     `weights` turn the error of a site into harm at the outputs: the sum of both is what the plan is expected to do.
     """
     limit = check_budget(architecture, budget, seq_len=seq_len, recipe=recipe, format=format)
-    rungs = ladders(
-        architecture, curves, seq_len=seq_len, weights=weights,
-        multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
-        price=budget.price,
-    )  # fmt: skip
-    if _by_rank(recipe, budget, format) and ranks:
-        heads, neurons = by_kind(rungs)
-        parts = rank_ways(
-            architecture, heads, ranks, curves, attention=recipe.attention, seq_len=seq_len, weights=weights,
-            price=budget.price,
-        )  # fmt: skip
-        sizes = greedy_ways(neurons, parts, budget=limit)
+    found = choices(
+        architecture, curves, budget=budget, seq_len=seq_len, recipe=recipe, weights=weights, format=format, ranks=ranks
+    )
+    if found.parts:
+        sizes = greedy_ways(found.fixed, found.parts, budget=limit)
     else:
-        sizes = _allocation(recipe, architecture, format)(rungs, budget=limit)
+        sizes = ALLOCATIONS[found.allocation](found.fixed, budget=limit)
     sizes, edits = _edits(architecture, ranks, curves, sizes)
     kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
     return Plan(
@@ -67,6 +63,42 @@ def allocate(
         seq_len=seq_len, format=format, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
         fingerprint=fingerprint, edits=edits, metric=recipe.metric,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a plan is chosen from: how the budget is spread, the ladders of sites that are cut in one way, and for every
+    other part the ways it may be cut in."""
+
+    allocation: str
+    fixed: list[Ladder]
+    parts: list[list[tuple[Ladder, ...]]]
+
+
+def choices(
+    architecture: Architecture,
+    curves: Mapping[str, Curve],
+    *,
+    budget: Budget,
+    seq_len: int,
+    recipe: Recipe,
+    weights: Mapping[str, float],
+    format: str = "ragged",
+    ranks: Sequence[Site] = (),
+) -> Choices:
+    """Sizes, prices and harms of every site, in the words of `allocate`."""
+    rungs = ladders(
+        architecture, curves, seq_len=seq_len, weights=weights, multiple_of=recipe.multiple_of,
+        plain=format == "plain", allow_empty=recipe.allow_empty, price=budget.price,
+    )  # fmt: skip
+    if not _by_rank(recipe, budget, format) or not ranks:
+        return Choices(_allocation(recipe, architecture, format), rungs, [])
+    heads, neurons = by_kind(rungs)
+    parts = rank_ways(
+        architecture, heads, ranks, curves, attention=recipe.attention, seq_len=seq_len, weights=weights,
+        price=budget.price,
+    )  # fmt: skip
+    return Choices("greedy", neurons, parts)
 
 
 def _by_rank(recipe: Recipe, budget: Budget, format: str) -> bool:
@@ -121,10 +153,10 @@ def require_budget_allowed(recipe: Recipe, *, given: bool) -> None:
         )
 
 
-def _allocation(recipe: Recipe, architecture: Architecture, format: str) -> Callable[..., Sizes]:
+def _allocation(recipe: Recipe, architecture: Architecture, format: str) -> str:
     """The stock config can only say equal sizes, so plain has two allocations: the even share, or the least harm."""
     if format == "plain":
-        return even if recipe.allocation == "uniform" else plain
+        return "even" if recipe.allocation == "uniform" else "plain"
     if recipe.allocation == "stat":
-        return stat_opt if architecture.family.causal else stat_bert
-    return ALLOCATIONS[recipe.allocation]
+        return "stat-opt" if architecture.family.causal else "stat-bert"
+    return recipe.allocation

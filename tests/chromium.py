@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conftest import skip_or_fail
+import pytest
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chromium-headless-shell")
 QUIET = (
@@ -107,7 +107,7 @@ def browser() -> Iterator[Page]:
     """Chromium with one page; the test is skipped where there is none."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
-        skip_or_fail(f"no browser is installed ({', '.join(PROGRAMS)})")
+        pytest.skip(f"no browser is installed ({', '.join(PROGRAMS)})")
     (theirs_in, to), (back, theirs_out) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         # spoken on descriptors 3 and 4; duplicates above them first, so that neither overwrites the other

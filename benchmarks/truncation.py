@@ -43,12 +43,13 @@ from slimformer.models.load import load_model
 from slimformer.nn.ragged import RankAttention
 from slimformer.rewrite.ranks import install, reduce_ranks
 from subjects import FULL, QUICK, SEED, SUBJECTS, Amount, Subject
-from truncation_methods import BOTH, SCORES, VALUES, Seen
+from truncation_methods import BOTH, ROTARY, SCORES, VALUES, Seen
 
 RESULTS = Path(__file__).parent / "results" / "truncation.json"
+MODELS = ("stories15M", "minilm", "vit-mnist", "smollm2")
 SHARES = (0.75, 0.5, 0.25)
 SMALLER = {"vit-mnist": (0.5, 0.25, 0.125)}  # its heads need few of their coordinates
-ONE_BATCH = 2  # sequences on which errors of blocks are measured: every one has thousands of scores and outputs
+FEW = 8  # sequences on which errors of blocks are measured: every one has thousands of scores and outputs
 AMOUNTS = {
     "smollm2": Amount(fit=8_192, select=512, windows=8, other_windows=1),
     "stories15M": Amount(fit=16_384, select=512, windows=8),
@@ -116,9 +117,9 @@ def look(subject: Subject) -> list[Seen]:
 # --- cutting ----------------------------------------------------------------------------------------------------
 
 
-def methods(name: str) -> Iterator[tuple[str, str, str | None, str | None]]:
+def methods(name: str, *, rotary: bool) -> Iterator[tuple[str, str, str | None, str | None]]:
     """Side, name, and the ways queries and keys, and values, are cut."""
-    yield from (("qk", way, way, None) for way in SCORES)
+    yield from (("qk", way, way, None) for way in SCORES if rotary or way not in ROTARY)
     yield from (("vo", way, None, way) for way in VALUES if (name, "vo", way) not in SLOW)
     yield from (("both", way, qk, vo) for way, (qk, vo) in BOTH.items())
 
@@ -163,8 +164,8 @@ class Call:
 def dense_calls(dense: PreTrainedModel, subject: Subject) -> list[Call]:
     """One for every block, on a few sequences of the report."""
     batch = next(iter(subject.reports.values()))[0]
-    few = Batch({name: X[:ONE_BATCH] for name, X in batch.inputs.items()}, None, None)
-    mask = batch.mask[:ONE_BATCH] if batch.mask is not None else None
+    few = Batch({name: X[:FEW] for name, X in batch.inputs.items()}, None, None)
+    mask = batch.mask[:FEW] if batch.mask is not None else None
     heard: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     modules = attentions(dense)
     hooks = [
@@ -237,15 +238,17 @@ def end(small: PreTrainedModel, subject: Subject) -> float:
     return accuracy(small, batches).value
 
 
-def run(name: str, quick: bool, only: Sequence[str], known: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def run(name: str, quick: bool, only: Sequence[str], known: dict[str, Any]) -> dict[str, Any]:
     """All methods at all shares; with `only` these, the rows of the others as they are known."""
     subject = made(name, quick)
+    if only and known["settings"] != subject.settings():
+        raise SystemExit(f"{name}: the rows there are come from other data or settings; measure all methods")
     seen, dense = look(subject), with_full_ranks(subject)
     calls = dense_calls(dense, subject)
     rows: list[dict[str, Any]] = []
-    for side, way, qk, vo in methods(name):
+    for side, way, qk, vo in methods(name, rotary=seen[0].rotary):
         if only and way not in only:
-            rows += [row for row in known if (row["side"], row["method"]) == (side, way)]
+            rows += [row for row in known["rows"] if (row["side"], row["method"]) == (side, way)]
             continue
         for share in SMALLER.get(name, SHARES):
             small = cut(seen, qk, vo, share).eval()
@@ -268,16 +271,20 @@ def stored() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", help="stories15M, minilm, vit-mnist, smollm2 (default: all)")
+    parser.add_argument("models", nargs="*", help=f"{', '.join(MODELS)} (default: all)")
     parser.add_argument("--only", nargs="*", default=[], help="methods to measure anew, e.g. response ours")
     parser.add_argument("--quick", action="store_true", help="few tokens, to see that everything runs")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
+    if unknown := set(args.models) - set(MODELS):
+        parser.error(f"there is no model {', '.join(unknown)}; choose from {', '.join(MODELS)}")
+    if unknown := set(args.only) - {*SCORES, *VALUES, *BOTH}:
+        parser.error(f"there is no method {', '.join(unknown)}; choose from {', '.join({*SCORES, *VALUES, *BOTH})}")
     torch.set_num_threads(args.threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    for name in args.models or ("stories15M", "minilm", "vit-mnist", "smollm2"):
-        known = stored()["models"].get(name, {}).get("rows", [])
+    for name in args.models or MODELS:
+        known = stored()["models"].get(name, {"settings": None, "rows": []})
         found = run(name, args.quick, args.only, known)
         if not args.quick:
             results = stored()  # again: another run may have added to it

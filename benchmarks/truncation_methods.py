@@ -4,13 +4,17 @@ Queries and keys, r coordinates a head (whole planes with rotary positions):
 
     plain       SVD of W_qᵀ W_k: merge, decompose, truncate. Rotary: planes by the norms of their weights
     column-row  MoDeGPT: coordinates, or planes, by ‖q column‖ · ‖k column‖ over the data
+    turned      rotary only: planes as `column-row` takes them, those kept rescaled and turned by least squares
     scores      SVD of the form in the metric of queries and centred keys. Rotary: planes eliminated by the moments of x
+    grouped     rotary only: as `scores`, after mixing planes whose frequencies nearly agree (commutator error ≤ 0.1)
     response    the same in the metric of what scores do to the output: what plans use
 
 Values and output, r coordinates a head:
 
     plain         SVD of W_o W_v: merge, decompose, truncate
     before        MoDeGPT: the same in the metric of the values before attention
+    before+refit  the same bases, W_o refitted across heads after attention
+    after alone   bases in the metric after attention, every head refitted on its own values alone
     after         bases in the metric after attention, W_o refitted across heads: what plans use
     eliminated    as `after`, bases by elimination of directions
 """
@@ -18,8 +22,9 @@ Values and output, r coordinates a head:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -27,10 +32,10 @@ from transformers import PreTrainedModel
 
 from simulated_modegpt import column_energy, columns_to_keep, head_rows, whitened_svd
 from slimformer.decompose import Width
-from slimformer.decompose.bilinear import ScoreRanks, Scores, score_gauge, score_moments, score_ranks
+from slimformer.decompose.bilinear import ScoreRanks, Scores, on_heads, score_gauge, score_moments, score_ranks
 from slimformer.decompose.low_rank import Ranks, eliminated, value_ranks, whitened
 from slimformer.decompose.response import Response
-from slimformer.decompose.rotary import plane_ranks, planes, rotary_moments
+from slimformer.decompose.rotary import energy_orders, frequency_groups, mixed, plane_ranks, planes, rotary_moments
 from slimformer.linalg.damped import damped
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture, Site
@@ -38,6 +43,7 @@ from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of
 
 RIDGE = 1e-3
+COMMUTATOR = 0.1  # turn, in radians, that two planes of a group may differ by at the end of the window
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,21 +87,48 @@ class Seen:
         return Width(site.name, W_o, self.z, self.z, site.unit, site.group, site.reader_bias)
 
     @cached_property
+    def frequencies(self) -> Tensor:
+        return self.model.base_model.get_submodule("rotary_emb").inv_freq
+
+    @cached_property
     def rotary_effects(self) -> Tensor:
         """Second moments of what planes add to scores, from those of x."""
-        frequencies = self.model.base_model.get_submodule("rotary_emb").inv_freq
         queries, keys, _ = self.flat
-        return rotary_moments(self.x, queries, keys, frequencies, length=self.length)
+        return rotary_moments(self.x, queries, keys, self.frequencies, length=self.length)
+
+    @cached_property
+    def scores(self) -> Scores:
+        (W_q, b_q), (W_k, _), _ = self.flat
+        return score_moments(self.x, W_q, b_q, W_k, heads=self.heads.units)
+
+    @cached_property
+    def mixing(self) -> tuple[ScoreRanks, Tensor, tuple[int, ...]]:
+        """Planes mixed inside groups of near frequencies, what the mixed ones add to scores, and their order."""
+        groups = frequency_groups(self.frequencies, length=self.length, tolerance=COMMUTATOR)
+        mix, _ = mixed(self.scores, self.frequencies, groups, kv=self.kv, ridge=RIDGE)
+        queries, keys = (_mapped(S, *part) for S, part in zip((mix.N, mix.M), self.flat[:2], strict=True))
+        A = rotary_moments(self.x, queries, keys, self.frequencies, length=self.length)
+        return mix, A, planes(A, A, kv=self.kv, ridge=RIDGE, shared=False).order
 
     @cached_property
     def orders(self) -> dict[str, tuple[int, ...]]:
         """Planes of every key head, best first, by `scores` and by `response`."""
         found = {"scores": self.rotary_effects, "response": self.response.effects}
-        return {name: planes(A, A, kv=self.kv, ridge=RIDGE, shared=False).order for name, A in found.items()}
+        orders = {name: planes(A, A, kv=self.kv, ridge=RIDGE, shared=False).order for name, A in found.items()}
+        each = energy_orders(self.scores, kv=self.kv)
+        n = self.heads.unit // 2
+        units = zip(*([g * n + f for f in order] for g, order in enumerate(each)), strict=True)
+        return {**orders, "energy": tuple(chain.from_iterable(units))}
 
     @cached_property
     def whitened_bases(self) -> Tensor:
         return whitened(self.width, ridge=RIDGE)
+
+    @cached_property
+    def bases_before(self) -> Tensor:
+        """As `whitened_bases`, in the metric of the values before attention."""
+        C = torch.block_diag(*_before(self).repeat_interleave(self.heads.group, 0))
+        return whitened(replace(self.width, fit=Moments(1, C.new_zeros(len(C)), C), bias=False), ridge=0.0)
 
     @cached_property
     def eliminated_bases(self) -> Tensor:
@@ -125,12 +158,27 @@ def _columns(energy_q: Tensor, energy_k: Tensor, r: int, seen: Seen) -> ScoreRan
     return ScoreRanks(M.repeat_interleave(seen.heads.group, 0), M, rows[:, : r // 2] if seen.rotary else None)
 
 
+def turned_columns(seen: Seen, r: int) -> ScoreRanks:
+    """Planes by energy, refitted: what of a difference to `response` is the order, and what the refit."""
+    return _planes(seen, "energy", seen.response.effects, r)
+
+
 def by_scores(seen: Seen, r: int) -> ScoreRanks:
     """Least error of the scores."""
     if seen.rotary:
         return _planes(seen, "scores", seen.rotary_effects, r)
-    (W_q, b_q), (W_k, _), _ = seen.flat
-    return _gauge(seen, score_moments(seen.x, W_q, b_q, W_k, heads=seen.heads.units), r)
+    return _gauge(seen, seen.scores, r)
+
+
+def grouped(seen: Seen, r: int) -> ScoreRanks:
+    """As `by_scores`, of planes mixed inside groups of near frequencies; every one turns as the one in its place."""
+    mix, A, order = seen.mixing
+    kept = plane_ranks(A, order, r // 2 * seen.kv, kv=seen.kv, ridge=RIDGE)
+    return ScoreRanks(kept.N @ mix.N, kept.M @ mix.M, kept.planes)
+
+
+def _mapped(S: Tensor, W: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return on_heads(S, W), None if b is None else on_heads(S, b)
 
 
 def by_response(seen: Seen, r: int) -> ScoreRanks:
@@ -156,9 +204,19 @@ def plain_values(seen: Seen, r: int) -> Ranks:
 
 def before_attention(seen: Seen, r: int) -> Ranks:
     """MoDeGPT's module III."""
+    return _svd(seen, _before(seen), r)
+
+
+def _before(seen: Seen) -> Tensor:
+    """Second moments of the values of every value head, before attention."""
     W, _ = seen.weights[2]
     C = W @ seen.x.second(centred=False) @ W.mT
-    return _svd(seen, torch.stack([damped(each, RIDGE) for each in C]), r)
+    return torch.stack([damped(each, RIDGE) for each in C])
+
+
+def before_refitted(seen: Seen, r: int) -> Ranks:
+    """MoDeGPT's subspaces with our refit."""
+    return value_ranks(seen.width, seen.bases_before, r, ridge=RIDGE)
 
 
 def _svd(seen: Seen, C: Tensor, r: int) -> Ranks:
@@ -178,6 +236,19 @@ def after_attention(seen: Seen, r: int) -> Ranks:
     return value_ranks(seen.width, seen.whitened_bases, r, ridge=RIDGE)
 
 
+def after_alone(seen: Seen, r: int) -> Ranks:
+    """The bases of `after_attention`, refitted head by head: E_h = C_h Sᵀ (S C_h Sᵀ)⁻¹."""
+    width, S = seen.width, seen.whitened_bases.mT[:, :r].contiguous()
+    C = damped(width.fit.second(centred=width.bias), RIDGE)
+    μ = width.fit.mean if width.bias else torch.zeros(len(C), dtype=C.dtype)
+    E, c = [], []
+    for h, rows in enumerate(torch.arange(len(C)).split(width.unit)):
+        S_h, C_h = S[h // width.group], C[rows][:, rows]
+        E.append(torch.linalg.solve(S_h @ C_h @ S_h.mT, S_h @ C_h).mT)
+        c.append(μ[rows] - E[-1] @ (S_h @ μ[rows]))
+    return Ranks(S, torch.block_diag(*E), torch.cat(c))
+
+
 def eliminated_directions(seen: Seen, r: int) -> Ranks:
     """Bases by elimination, all heads together."""
     return value_ranks(seen.width, seen.eliminated_bases, r, ridge=RIDGE)
@@ -186,15 +257,20 @@ def eliminated_directions(seen: Seen, r: int) -> Ranks:
 SCORES: dict[str, Callable[[Seen, int], ScoreRanks]] = {
     "plain": plain_scores,
     "column-row": column_row,
+    "turned": turned_columns,
     "scores": by_scores,
+    "grouped": grouped,
     "response": by_response,
 }
 VALUES: dict[str, Callable[[Seen, int], Ranks]] = {
     "plain": plain_values,
     "before": before_attention,
+    "before+refit": before_refitted,
+    "after alone": after_alone,
     "after": after_attention,
     "eliminated": eliminated_directions,
 }
+ROTARY = {"turned", "grouped"}  # ways that make sense of planes alone
 BOTH: dict[str, tuple[str, str]] = {
     "plain": ("plain", "plain"),
     "modegpt": ("column-row", "before"),

@@ -20,8 +20,10 @@ from slimformer.calibrate.text import Batch
 from slimformer.decompose import Curve
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import weight_of
+from slimformer.models.ranks import heads_of, rank_sites
 from slimformer.plan import Budget, Plan, allocate
 from slimformer.plan.profile import profile_site
+from slimformer.plan.ranks import attention_of
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.rewrite.apply import apply
 
@@ -45,7 +47,21 @@ class Calibrated:
     blocks: list[BlockMoments]
 
     def curves(self, recipe: Recipe) -> dict[str, Curve]:
-        return self._curves(recipe.selector, recipe.ridge, recipe.absorb_mean)
+        curves = self._curves(recipe.selector, recipe.ridge, recipe.absorb_mean)
+        return curves | self._rank_curves(recipe.ridge, recipe.absorb_mean) if recipe.attention != "heads" else curves
+
+    @functools.cache  # noqa: B019  lives as long as the tests
+    def _rank_curves(self, ridge: float, absorb_mean: bool) -> dict[str, Curve]:
+        """In the metric of squares, in which `collect` measures."""
+        found = {}
+        for site in rank_sites(self.model, self.architecture):
+            W_o = weight_of(self.model.get_submodule(heads_of(self.architecture, site.block).reader))
+            attention = attention_of(
+                self.architecture, site.block, W_o, self.blocks[site.block], ridge=ridge, absorb_mean=absorb_mean,
+                metric="squares",
+            )  # fmt: skip
+            found[site.name] = attention.curve(site)
+        return found
 
     @functools.cache  # noqa: B019  lives as long as the tests
     def _curves(self, selector: str, ridge: float, absorb_mean: bool) -> dict[str, Curve]:
@@ -68,6 +84,7 @@ class Calibrated:
             recipe=recipe,
             weights=weights,
             format=format,
+            ranks=rank_sites(self.model, self.architecture) if recipe.attention != "heads" else (),
         )
 
     def apply(self, plan: Plan, recipe: Recipe) -> PreTrainedModel:

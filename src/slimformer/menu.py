@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.store import Statistics
 from slimformer.decompose import Curve
-from slimformer.models import describe
+from slimformer.models import Site, describe
 from slimformer.models.ranks import rank_sites
 from slimformer.plan import Budget, Plan, allocate, choices
 from slimformer.plan.choice import NEAR, STEPS
-from slimformer.plan.cost import block_cost, site_cost
+from slimformer.plan.cost import Size, block_cost, site_cost
 from slimformer.plan.profile import Ladder, least_cost
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, predicted_harm
@@ -56,7 +56,7 @@ def menu(
     dense, cost = budget.dense(architecture, seq_len), block_cost(architecture, seq_len)
     menus = _Menus(seq_len)
     rotary = architecture.family.rotary
-    sites = [_site(each, menus.number(each), curves[each.site.name], probes, rotary=rotary) for each in rungs]
+    sites = [_site(each, menus.number(each), each.curve, probes, rotary=rotary) for each in rungs]
     plans = [
         allocate(architecture, curves, budget=replace(budget, fraction=fraction), **asked)
         for fraction in _grid(least / dense, budget.fraction)
@@ -68,7 +68,7 @@ def menu(
         "menus": menus.found, "sites": sites,
         "fixed": [at[ladder.site.name] for ladder in choice.fixed],
         "parts": [[[at[ladder.site.name] for ladder in way] for way in part] for part in choice.parts],
-        "points": [_point(plan, probes, curves, list(at)) for plan in plans],
+        "points": [_point(plan, probes, curves, rungs) for plan in plans],
     }  # fmt: skip
 
 
@@ -126,12 +126,19 @@ def _grid(lowest: float, chosen: float) -> list[float]:
 
 
 def _point(
-    plan: Plan, probes: Mapping[str, Probe], curves: Mapping[str, Curve], names: Sequence[str]
+    plan: Plan, probes: Mapping[str, Probe], curves: Mapping[str, Curve], rungs: Sequence[Ladder]
 ) -> dict[str, Any]:
     """A plan in short: units kept by site, null for ranks of attention that is not cut by rank."""
     sizes = plan.sizes
     return {
         "budget": plan.budget, "macs": plan.macs, "params": plan.params,
         "predicted_kl": predicted_harm(probes, curves, sizes) if probes else None,
-        "keep": [sizes[name].units if name in sizes else None for name in names],
+        "keep": [_kept(each.site, sizes) for each in rungs],
     }  # fmt: skip
+
+
+def _kept(site: Site, sizes: Mapping[str, Size]) -> int | None:
+    """A plan does not name scores that cannot be cut; beside values that are, they count as whole."""
+    if site.name in sizes:
+        return sizes[site.name].units
+    return site.units if site.kind == "attn.qk" and f"blocks.{site.block}.attn.vo" in sizes else None

@@ -6,23 +6,27 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from calibrated import calibrated, outputs, recipe
 from families import LENGTH, MODEL_TYPES, heads, tiny, tiny_ragged, tiny_tokenizer
 from ranked import ALL, NONE, SETTINGS, WIDTH, chosen, furthest, logits, padded, settings, tiny_ranked
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.reload import outputs_of
 from slimformer.checkpoint.save import save
 from slimformer.decompose import Selection
-from slimformer.errors import ModelBroken, PlanDoesNotFit
+from slimformer.errors import BudgetOutOfReach, ModelBroken, PlanDoesNotFit
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import out_in, weight_of
 from slimformer.models.load import load_model
+from slimformer.models.ranks import rank_sites
 from slimformer.nn import ragged
+from slimformer.plan import Budget, Edit, check_budget
 from slimformer.plan.cost import block_cost
 from slimformer.report.inspection import inspection
 from slimformer.rewrite.ranks import cut_ranks, install, rotary_rows
@@ -314,3 +318,66 @@ def test_a_model_cut_by_rank_can_be_made_smaller_still(model_type):
     again = slimformer.compress(first.model, ids, macs=0.6, timing=False)
     assert again.plan.macs <= 0.6
     assert torch.isfinite(again.model(input_ids=ids[:2]).logits).all()
+
+
+@pytest.mark.parametrize("model_type", [each for each in MODEL_TYPES if each != "qwen3"])
+def test_without_values_a_block_has_no_heads_in_plan_model_and_folder(model_type, tmp_path):
+    """VO rank 0: the plan empties queries and keys, too, and what is left writes the mean of what attention wrote."""
+    model = tiny(model_type)
+    found, by_rank = calibrated(model), recipe(attention="ranks", metric="squares")
+    asked = found.plan(0.5, by_rank)
+    edits = {edit.site: edit for edit in asked.edits}
+    ranks = {site.name: site for site in rank_sites(model, describe(model)) if site.block == 1}
+    gone = {name: Edit(name, "low_rank", 0, site.units, 0) for name, site in ranks.items()}
+    plan = replace(asked, edits=tuple({**edits, **gone, "blocks.1.attn.heads": whole(model, 1)}.values()))
+    small = found.apply(plan, by_rank)
+    attention = small.get_submodule(f"{describe(model).blocks}.1.{describe(model).family.attention}")
+    assert (attention.qk, attention.vo) == (0, 0)
+    assert block_cost(describe(small), LENGTH) == block_cost(describe(model), LENGTH, plan.sizes)
+    save(small, tmp_path / "out", verify=False)
+    batch = found.data["select"][0]
+    assert furthest(outputs(small, batch), outputs(load(tmp_path / "out").double(), batch)) < 1e-6
+
+
+def whole(model, block):
+    site = describe(model).by_name[f"blocks.{block}.attn.heads"]
+    return Edit(site.name, "backward", site.units, site.units, site.units // site.group)
+
+
+def test_a_plan_may_give_up_the_values_of_a_block_that_writes_nothing_of_worth():
+    """The allocation finds it: attention that is read by next to nothing goes before anything else does."""
+    model = tiny("opt")
+    architecture = describe(model)
+    with torch.no_grad():
+        model.get_submodule(architecture.by_name["blocks.1.attn.heads"].reader).weight.mul_(1e-6)
+    plan = calibrated(model).plan(0.6, recipe(attention="ranks", metric="squares"))
+    assert plan.sizes["blocks.1.attn.vo"].units == plan.sizes["blocks.1.attn.qk"].units == 0
+    assert plan.macs <= 0.6
+
+
+def test_scores_that_are_normed_stay_whole_and_values_are_cut():
+    model = tiny("qwen3")
+    found, chosen = calibrated(model), recipe(attention="ranks", metric="squares")
+    with pytest.raises(BudgetOutOfReach, match=r"the minimum for this model is 0\.\d+"):
+        found.plan(0.2, chosen)
+    plan = found.plan(0.5, chosen)
+    cut = {edit.site for edit in plan.edits if edit.keep < edit.of}
+    assert any(name.endswith("attn.vo") for name in cut)
+    assert not any(name.endswith(("attn.qk", "attn.heads")) for name in cut)
+    small = found.apply(plan, chosen)
+    assert block_cost(describe(small), LENGTH).macs <= 0.5 * block_cost(describe(model), LENGTH).macs
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget", "format", "why"),
+    [
+        ({}, Budget(0.6), "plain", "a stock config cannot say ranks"),
+        ({"allocation": "uniform"}, Budget(0.6), "ragged", "the allocation 'uniform' spreads heads"),
+    ],
+)
+def test_ranks_that_cannot_be_had_are_refused_and_best_takes_heads(changes, budget, format, why):
+    architecture = describe(tiny("llama"))
+    asked = {"budget": budget, "seq_len": LENGTH, "format": format}
+    with pytest.raises(BudgetOutOfReach, match=why):
+        check_budget(architecture, recipe=recipe(attention="ranks", **changes), **asked)
+    check_budget(architecture, recipe=recipe(attention="best", **changes), **asked)

@@ -10,7 +10,7 @@ from slimformer.models.architecture import KINDS
 from slimformer.plan.allocate import Sizes, by_kind, even, greedy, plain, require_reachable, uniform
 from slimformer.plan.budget import Budget as Budget
 from slimformer.plan.choice import greedy_ways
-from slimformer.plan.cost import full_size
+from slimformer.plan.cost import Size, full_size
 from slimformer.plan.plan import Edit as Edit
 from slimformer.plan.plan import Plan as Plan
 from slimformer.plan.plan import kept_fractions
@@ -53,6 +53,7 @@ def allocate(
         architecture, curves, budget=budget, seq_len=seq_len, recipe=recipe, weights=weights, format=format, ranks=ranks
     )
     if found.parts:
+        require_reachable(budget, budget.dense(architecture, seq_len), found.least, plain=False)
         sizes = greedy_ways(found.fixed, found.parts, budget=limit)
     else:
         sizes = ALLOCATIONS[found.allocation](found.fixed, budget=limit)
@@ -73,6 +74,13 @@ class Choices:
     allocation: str
     fixed: list[Ladder]
     parts: list[list[tuple[Ladder, ...]]]
+
+    @property
+    def least(self) -> int:
+        """The price of the smallest sizes, every part cut in its cheapest way."""
+        return sum(ladder.cost[0] for ladder in self.fixed) + sum(
+            min(sum(ladder.cost[0] for ladder in way) for way in part) for part in self.parts
+        )
 
 
 def choices(
@@ -102,16 +110,31 @@ def choices(
 
 
 def _by_rank(recipe: Recipe, budget: Budget, format: str) -> bool:
-    """Stock configs cannot say ranks, and latency is measured for heads."""
-    return (
-        recipe.attention != "heads" and recipe.allocation == "greedy" and format == "ragged" and budget.by != "latency"
-    )
+    """May ranks be cut? A recipe that says `ranks` and nothing else is not given heads without a word."""
+    if recipe.attention == "heads":
+        return False
+    reasons = {
+        f"{budget.by} is measured for heads": budget.by == "latency",
+        "a stock config cannot say ranks": format == "plain",
+        f"the allocation {recipe.allocation!r} spreads heads": recipe.allocation != "greedy",
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason and recipe.attention == "ranks":
+        raise BudgetOutOfReach(
+            f"the recipe {recipe.name!r} wants attention cut by rank, but {reason}; say heads or best"
+        )
+    return reason is None
 
 
 def _edits(
     architecture: Architecture, ranks: Sequence[Site], curves: Mapping[str, Curve], sizes: Sizes
 ) -> tuple[Sizes, tuple[Edit, ...]]:
-    """Every site, and the ranks of the blocks that are cut by rank; sizes of the others are left out."""
+    """Every site, and the ranks of the blocks that are cut by rank; sizes of the others are left out.
+
+    Without values no score is needed: a block whose VO rank is 0 has the QK rank 0.
+    """
+    gone = {site.block for site in ranks if site.kind == "attn.vo" and sizes.get(site.name) == Size(0, 0)}
+    sizes = {**sizes, **{site.name: Size(0, 0) for site in ranks if site.block in gone}}
     cut = {site.block for site in ranks if site.name in sizes and sizes[site.name].units < site.units}
     sites = [*architecture, *(site for site in ranks if site.block in cut)]
     sizes = {site.name: sizes.get(site.name, full_size(site)) for site in sites}
@@ -126,6 +149,7 @@ def check_budget(architecture: Architecture, budget: Budget, *, seq_len: int, re
     """The budget as a price, or an error that names the minimum. Needs no data, so it is asked first."""
     require_format(format)
     require_budget_allowed(recipe, given=True)
+    _by_rank(recipe, budget, format)
     is_plain = format == "plain"
     if is_plain and len({(site.kind, site.units, site.group) for site in architecture}) > len(KINDS):
         raise BudgetOutOfReach(

@@ -13,7 +13,7 @@ from slimformer.decompose.bilinear import ScoreRanks, score_curve, score_gauge, 
 from slimformer.decompose.low_rank import Ranks, value_curve, value_ranks, whitened
 from slimformer.decompose.rotary import plane_ranks, planes
 from slimformer.models import Architecture, Site
-from slimformer.models.ranks import heads_of
+from slimformer.models.ranks import heads_of, scores_site
 from slimformer.plan.choice import Way
 from slimformer.plan.cost import Size
 from slimformer.plan.profile import Ladder, Price, rising, site_width
@@ -88,27 +88,45 @@ def rank_ways(
     price: Price,
 ) -> list[list[Way]]:
     """For every block the ways its attention may be cut: by heads, by ranks, or either."""
+    known = [site for site in sites if site.name in curves]
+    cut = {site.block for site in known if site.kind == "attn.qk"}
     made = {
-        site.name: _ladder(site, curves[site.name], architecture, seq_len, weights, price)
-        for site in sites
-        if site.name in curves
+        site.name: _ladder(site, curves[site.name], architecture, seq_len, weights, price, empty=site.block in cut)
+        for site in known
     }
     parts: list[list[Way]] = []
     for ladder in heads:
-        names = [f"blocks.{ladder.site.block}.attn.{rank}" for rank in ("qk", "vo")]
-        by_rank = [made[name] for name in names] if all(name in made for name in names) else None
+        scores, values = (f"blocks.{ladder.site.block}.attn.{rank}" for rank in ("qk", "vo"))
+        by_rank = None
+        if values in made:
+            whole = _whole(ladder.site, architecture, seq_len, price)
+            by_rank = [made.get(scores, whole), made[values]]
         ways: list[Way] = [] if attention == "ranks" and by_rank else [(ladder,)]
         parts.append([*ways, *([tuple(by_rank)] if by_rank else [])])
     return parts
 
 
 def _ladder(
-    site: Site, curve: Curve, architecture: Architecture, seq_len: int, weights: Mapping[str, float], price: Price
+    site: Site,
+    curve: Curve,
+    architecture: Architecture,
+    seq_len: int,
+    weights: Mapping[str, float],
+    price: Price,
+    *,
+    empty: bool,
 ) -> Ladder:
-    """At least one step of values stays, or nothing would be left of the heads; scores may go altogether."""
+    """With `empty` ranks may be 0: without scores attention is a mean, without values it has no heads, only a bias."""
     step = STEP // 2 if site.kind == "attn.qk" and architecture.family.rotary else STEP
     legal = [r for r in range(site.units + 1) if r % step == 0 or r == site.units]
-    sizes = tuple(Size(r, r) for r in legal if r or site.kind == "attn.qk")
+    sizes = tuple(Size(r, r) for r in legal if r or empty)
     left = dict(zip(curve.sizes, curve.held, strict=True))
     harm = tuple(left[size.units] * weights.get(site.name, 1.0) for size in sizes)
     return Ladder(site, sizes, rising([price(site, size, seq_len) for size in sizes]), harm, curve)
+
+
+def _whole(heads: Site, architecture: Architecture, seq_len: int, price: Price) -> Ladder:
+    """Scores that cannot be cut (they are normed over all coordinates): one size, so that ways cost the same whole."""
+    site = scores_site(heads, rotary=architecture.family.rotary)
+    size, curve = Size(site.units, site.units), Curve("", (), (site.units,), (site.units,), (0.0,), (0.0,), (0.0,))
+    return Ladder(site, (size,), (price(site, size, seq_len),), (0.0,), curve)

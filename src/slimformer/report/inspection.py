@@ -14,7 +14,7 @@ from slimformer.analyze.parameters import parameter_formula
 from slimformer.models import Architecture
 from slimformer.models.architecture import KINDS
 from slimformer.models.load import Loaded
-from slimformer.plan.cost import block_cost, full_size, outside_macs, site_cost
+from slimformer.plan.cost import block_cost, full_size, kv_cache_bytes, outside_macs, site_cost
 from slimformer.plan.profile import least_cost
 from slimformer.plan.recipe import load_recipe
 from slimformer.report.console import savings_table
@@ -52,6 +52,7 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
             "blocks": total, "outside": outside_macs(loaded.model, architecture, seq_len), **parts,
             "attn.projections": weights_only, "attn.scores": parts["attn.heads"] - weights_only,
         },
+        "kv_cache_bytes": kv_cache_bytes(architecture, seq_len, loaded.dtype.itemsize),
         "least_macs": {name: _least(architecture, seq_len, plain=name == "plain") for name in ("ragged", "plain")},
         "lossless": [each.to_json() for each in lossless],
         "sites": [
@@ -96,6 +97,7 @@ def show_inspection(found: dict[str, Any], console: Console) -> None:
         ("    scores and context", f"{macs['attn.scores']:,}"),
         ("  feed-forward", f"{macs['ffn.hidden']:,}"),
         ("MACs outside blocks per token", f"{macs['outside']:,}"),
+        *_cache(found),
         ("smallest --macs, ragged", f"{found['least_macs']['ragged']:.3f}"),
         ("smallest --macs, plain", "none: the blocks differ" if plain is None else f"{plain:.3f}"),
     ]
@@ -103,6 +105,12 @@ def show_inspection(found: dict[str, Any], console: Console) -> None:
         table.add_row(name, value)
     console.print(table)
     console.print(savings_table(found["lossless"]))
+
+
+def _cache(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Nothing for encoders, which keep nothing."""
+    kept = found["kv_cache_bytes"]
+    return [(f"KV cache of one sequence (T={found['seq_len']})", f"{kept:,} bytes")] if kept else []
 
 
 def _valued(term: dict[str, Any]) -> str:

@@ -134,6 +134,9 @@ function planAt(front, ladders, fraction) {
   if (!at) return null;
   const keep = ladders.map((ladder) => (at.has(ladder.index) ? ladder.units[at.get(ladder.index)] : ladder.of));
   const isRank = (ladder) => ladder.kind === "attn.qk" || ladder.kind === "attn.vo";
+  // Without values no score is needed.
+  const gone = new Set(ladders.filter((each) => each.kind === "attn.vo" && keep[each.index] === 0).map((each) => each.block));
+  for (const each of ladders) if (each.kind === "attn.qk" && gone.has(each.block)) keep[each.index] = 0;
   const cut = new Set(ladders.filter((each) => isRank(each) && keep[each.index] < each.of).map((each) => each.block));
   return ladders.map((each) => (isRank(each) && !cut.has(each.block) ? null : keep[each.index]));
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import slimformer
 from conftest import skip_or_fail
-from families import tiny_batches, tiny_tokenizer
+from families import tiny, tiny_batches, tiny_tokenizer
 from planted import planted, rows_of
 from ranked import furthest
 from slimformer.calibrate.documents import read_documents
@@ -108,6 +108,13 @@ def test_a_lossless_result_can_be_compressed_further(folder, shelf, tmp_path):
     first, second = slimformer.load(tmp_path / "first"), slimformer.load(tmp_path / "second")
     assert second.num_parameters() < first.num_parameters()
     assert second.config.slimformer["bare"] == first.config.slimformer["bare"]
+
+
+def test_a_stock_model_that_lost_only_biases_is_told_how_to_stay_stock():
+    biases = slimformer.compress(tiny("bert"), recipe="lossless")
+    assert biases.plan.format == "ragged" and "--format plain" in biases.report.lossless["hint"]
+    assert slimformer.compress(tiny("bert"), recipe="lossless", format="plain").report.lossless["hint"] is None
+    assert slimformer.compress(planted("opt", *WORDS), recipe="lossless").report.lossless["hint"] is None
 
 
 def test_what_is_not_lossless_is_an_error(folder, monkeypatch):

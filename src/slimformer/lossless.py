@@ -55,8 +55,16 @@ def make_lossless(
         "rewrites": [each.to_json() for each in savings],
         "largest_change": moved,
         "dtype": str(dtype).removeprefix("torch."),
+        "hint": _hint(plan),
     }
     return small, plan, replace(report, lossless=found)
+
+
+def _hint(plan: Plan) -> str | None:
+    """A few numbers are seldom worth a config of one's own."""
+    if plan.format == "plain" or any(edit.keep < edit.of for edit in plan.edits) or plan.macs < 1:
+        return None
+    return "only biases went, and without them the config is no longer a stock one; --format plain keeps them"
 
 
 def largest_change(dense: PreTrainedModel, small: PreTrainedModel) -> tuple[float, torch.dtype]:

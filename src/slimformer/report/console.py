@@ -24,6 +24,8 @@ def show(report: Report, console: Console) -> None:
         console.print(savings_table(report.lossless["rewrites"]))
         moved, on = report.lossless["largest_change"], report.lossless["dtype"]
         console.print(Text(f"largest change of an output on a random sample, in {on}: {moved:.1e} of the largest"))
+        if report.lossless.get("hint"):
+            console.print(Text(f"note: {report.lossless['hint']}"))
     elif report.sites:
         console.print(kept(report.sites))
     for title, text in (report.samples or {}).items():

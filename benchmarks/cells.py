@@ -42,6 +42,7 @@ class Cell:
     sizes: dict[str, int]
     seconds: float  # to decide and cut, without measuring
     scores: Scores
+    kv_cache: float | None = None  # share of the bytes kept, for decoders
 
 
 def code_hash(files: Iterable[Path]) -> str:

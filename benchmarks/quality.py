@@ -53,18 +53,21 @@ from simulated import SIMULATED
 from simulated_evidence import Evidence, Smaller
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.store import Statistics, open_statistics
+from slimformer.decompose.reduction import legal_sizes
 from slimformer.fisher import fisher_metric
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
-from slimformer.plan.recipe import load_recipe
+from slimformer.plan.cost import Size, kv_cache_bytes
+from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.probe import keep_probes
 from slimformer.refine import refine
 from slimformer.stages import calibrate, carry_out, make_plan, profile, versions
 from subjects import SUBJECTS, Scores, Subject, digest, subject
 from verdicts import OURS, console_tables, holds, summary
 
-# nested: what `cut` makes, without refinement; plain: one size for all blocks, as a stock config can say it
-RECIPES = {"uniform": "uniform", "nested": OURS, "plain": OURS, OURS: OURS}
+# nested: what `cut` makes, without refinement; plain: one size for all blocks, as a stock config can say it; heads:
+# attention by whole heads alone, to tell what ranks are worth
+RECIPES = {"uniform": "uniform", "nested": OURS, "plain": OURS, "heads": OURS, OURS: OURS}
 METHODS = (*BASELINES, *SIMULATED, *RECIPES)
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5)
 Say = Callable[[str], None]
@@ -162,7 +165,7 @@ class Bench:
         self.say(f"{method}: curves")
         if method in BASELINES:
             return BASELINES[method].curves(self.given)
-        model, recipe = self.subject.model, load_recipe(RECIPES[method])
+        model, recipe = self.subject.model, recipe_for(method)
         curves = profile(model, self.statistics, recipe)
         if recipe.allocation == "greedy" and not self.statistics.probes():
             self.say(f"{method}: probes")
@@ -183,6 +186,19 @@ class Bench:
             out |= scores
         return out
 
+    def with_cache(self, cell: Cell) -> Cell:
+        """The cell with the share of the KV cache kept; encoders have none, simulated models only say their MACs."""
+        dense, length = self.given.architecture, self.subject.seq_len
+        if not dense.family.causal or not {site.name for site in dense} <= set(cell.sizes):
+            return cell
+        sizes = {}
+        for name, units in cell.sizes.items():
+            site = dense.by_name.get(name)
+            groups = dict(zip(*legal_sizes(site.units, site.group), strict=True))[units] if site else units
+            sizes[name] = Size(units, groups)
+        kept = kv_cache_bytes(dense, length, 4, sizes) / kv_cache_bytes(dense, length, 4)
+        return replace(cell, kv_cache=kept)
+
     def left_out(self, method: str) -> str | None:
         """Why a method cannot be had for this model; None if it can."""
         if method == "plain" and not self.given.architecture.family.plain_heads:
@@ -197,7 +213,7 @@ class Bench:
             plan = baseline_plan(method, given, curves(), budget)
             small = baseline_model(method, given, curves(), plan)
         else:
-            recipe = load_recipe(RECIPES[method])
+            recipe = recipe_for(method)
             format = "plain" if method == "plain" else "ragged"
             plan = make_plan(model, self.statistics, curves(), macs=budget, recipe=recipe, format=format)
             small = carry_out(plan, model, self.statistics, curves())
@@ -209,6 +225,12 @@ class Bench:
         """How far below a budget a method may stay: 1 % of the MACs, or a block where only whole blocks go."""
         coarse = method in SIMULATED and SIMULATED[method].whole_blocks
         return 1 / self.given.architecture.n_blocks if coarse else 0.05 if method == "plain" else 0.01
+
+
+def recipe_for(method: str) -> Recipe:
+    """The recipe behind a row of ours."""
+    recipe = load_recipe(RECIPES[method])
+    return recipe.model_copy(update={"attention": "heads"}) if method == "heads" else recipe
 
 
 def prepare(options: Options, say: Say) -> Bench:
@@ -250,7 +272,7 @@ def run(options: Options, console: Console) -> tuple[Subject, Cell, list[Cell]]:
                 continue
             curves = cache(lambda method=method: bench.curves(method))
             for budget in options.budgets:
-                cells.append(bench.cell(method, budget, curves))
+                cells.append(bench.with_cache(bench.cell(method, budget, curves)))
                 progress.advance(task)
     return bench.subject, dense, cells
 

@@ -42,14 +42,15 @@ NAMES = {
     "nested": "slimformer `balanced --no-refine`",
     "plain": "slimformer `balanced --format plain`",
     "uniform": "slimformer `uniform`",
+    "heads": "slimformer `balanced`, attention by whole heads",
     "balanced": "**slimformer `balanced`**",
 }
 
 
 def quality(results: dict[str, Any], report: str | None) -> str:
     """Methods × budgets, for one report or for all of them."""
-    if report == "targets":
-        return targets(results)
+    if report in PARTS:
+        return PARTS[report](results)
     if report is not None and report not in results["dense"]:
         raise NothingToRender(f"there is no report {report!r}; choose from {', '.join(results['dense'])}")
     parts = []
@@ -111,6 +112,30 @@ def targets(results: dict[str, Any]) -> str:
             rows.append([title, *(_against(share, most) for share in shares)])
     header = ["measured (target)", *(f"{100 * b:g} %" for b in budgets)]
     return f"{name}, {report}; targets that are missed are marked ✗:\n\n{markdown(header, rows)}"
+
+
+def ranks(results: dict[str, Any]) -> str:
+    """What ranks are worth: whole heads beside heads or ranks, whichever the plan takes, and both caches."""
+    name, report = results["settings"]["model"], next(iter(results["dense"]))
+    found = {(row["method"], row["budget"]): row for row in results["cells"]}
+    budgets = sorted({budget for method, budget in found if method == "heads"}, reverse=True)
+    if not budgets:
+        raise NothingToRender(f"{name} has no row of whole heads")
+    rows = [
+        [NAMES[method], *(f"{found[method, b]['reports'][report]['excess']:.3f}" for b in budgets)]
+        for method in ("heads", "balanced")
+    ]
+    gaps = [found["heads", b]["reports"][report] for b in budgets]
+    rows.append(["heads − balanced", *(f"{g['gap']:+.3f} [{g['gap_low']:+.3f}, {g['gap_high']:+.3f}]" for g in gaps)])
+    for method, title in (("heads", "KV cache, whole heads"), ("balanced", "KV cache, heads or ranks")):
+        kept = [found[method, b].get("kv_cache") for b in budgets]
+        if None not in kept:
+            rows.append([title, *(f"{100 * share:.0f} %" for share in kept)])
+    header = ["excess over the dense model", *(f"{100 * b:g} %" for b in budgets)]
+    return f"{name}, {report} (95 % intervals, paired):\n\n{markdown(header, rows)}"
+
+
+PARTS = {"targets": targets, "ranks": ranks}
 
 
 def _against(value: float, most: float) -> str:

@@ -41,7 +41,7 @@ from slimformer.analyze.portrait import weights_portrait
 from slimformer.calibrate.gather import Data, gather
 from slimformer.evaluate import perplexity, state_similarity
 from slimformer.linalg.moments import Moments
-from slimformer.linalg.symmetry import common_basis, symmetry_error_on_data
+from slimformer.linalg.symmetry import shared_basis, symmetry_error_on_data
 from slimformer.models import Architecture, describe
 from slimformer.models.load import Loaded, load_model
 from slimformer.shell import quieten
@@ -121,7 +121,7 @@ def activations(
         for name, kind in READ.items():
             bases[f"blocks.{block.block}.{kind}"] = directions(block.moments[name])
         entered, factors = block.moments["attention in"], head_factors(model, architecture, block.block)
-        T, m = common_basis(entered.second(centred=False), entered.second(centred=True))
+        T, m = shared_basis(entered.second(centred=False), entered.second(centred=True))
         errors.append([round(x, 4) for x in symmetry_error_on_data(factors.W_q, factors.W_k, T, m).tolist()])
     return streams, bases, errors
 

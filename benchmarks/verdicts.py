@@ -48,6 +48,8 @@ def cell_statement(cell: Cell, dense: Cell, ours: Cell | None) -> Statement:
         for name, score in cell.scores.items()
     }
     kept = {"macs": round(cell.macs, 5), "params": round(cell.params, 5), "sizes": cell.sizes}
+    if cell.kv_cache is not None:
+        kept["kv_cache"] = round(cell.kv_cache, 4)
     return {"method": cell.method, "budget": cell.budget, **kept, "seconds": cell.seconds, "reports": reports}
 
 

@@ -77,19 +77,28 @@ def block_cost(architecture: Architecture, seq_len: int, sizes: Mapping[str, Siz
     return total
 
 
-def kv_cache_bytes(architecture: Architecture, seq_len: int, itemsize: int) -> int:
+def kv_cache_bytes(
+    architecture: Architecture, seq_len: int, itemsize: int, sizes: Mapping[str, Size] | None = None
+) -> int:
     """Bytes of the cache of a decoder after T positions: Σ over blocks of kv heads · (r + d) · T · itemsize.
+
+    `sizes` replaces the sizes of the sites it names: those of a plan, for the model it was made for.
 
     A block without any ranks keeps one number per position, by which the cache knows its length. Encoders keep nothing.
     A sliding window caps what is kept; here it is not.
     """
     if not architecture.family.causal:
         return 0
+    sizes = sizes or {}
     numbers = 0
     for site in architecture:
         if site.kind == "attn.heads":
-            _, key, value = site.writers
-            numbers += max(1, full_size(site).groups * (key.rows + value.rows))
+            ranks = scores_site(site, rotary=architecture.family.rotary), values_site(site)
+            kept = sum(
+                writer.rows * sizes.get(rank.name, full_size(rank)).units // max(1, rank.units)
+                for writer, rank in zip(site.writers[1:], ranks, strict=True)
+            )
+            numbers += max(1, sizes.get(site.name, full_size(site)).groups * kept)
     return numbers * seq_len * itemsize
 
 

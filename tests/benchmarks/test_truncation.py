@@ -30,11 +30,8 @@ def test_full_rank_changes_nothing_and_less_does(model_type):
     given = subject(model_type)
     seen = truncation.look(given)
     calls = truncation.dense_calls(truncation.with_full_ranks(given), given)
-    ways = (
-        [(qk, None) for qk in SCORES if seen[0].rotary or qk not in ROTARY]
-        + [(None, vo) for vo in VALUES]
-        + list(BOTH.values())
-    )
+    scores = [qk for qk in SCORES if seen[0].rotary or qk not in ROTARY]
+    ways = [(qk, None) for qk in scores] + [(None, vo) for vo in VALUES] + list(BOTH.values())
     for qk, vo in ways:
         none, some = (errors(given, seen, calls, qk, vo, share) for share in (1.0, 0.5))
         assert none.output < 1e-4, (qk, vo)
@@ -43,7 +40,7 @@ def test_full_rank_changes_nothing_and_less_does(model_type):
 
 
 def test_values_in_the_metric_after_attention_lose_least(monkeypatch):
-    monkeypatch.setattr(truncation, "ONE_BATCH", 8)
+    monkeypatch.setattr(truncation, "FEW", 8)
     given = subject("gpt2", batches=1)
     seen = truncation.look(given)
     given.reports = {"fitted": given.calibration["fit"]}  # where it is optimal by construction

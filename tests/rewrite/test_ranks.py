@@ -27,7 +27,7 @@ from slimformer.models.load import load_model
 from slimformer.models.ranks import rank_sites
 from slimformer.nn import ragged
 from slimformer.plan import Budget, Edit, check_budget
-from slimformer.plan.cost import block_cost
+from slimformer.plan.cost import block_cost, kv_cache_bytes
 from slimformer.report.inspection import inspection
 from slimformer.rewrite.ranks import cut_ranks, install, rotary_rows
 from slimformer.rewrite.sizes import block_ranks, block_sizes, keep_attributes_true, state_sizes
@@ -334,6 +334,7 @@ def test_without_values_a_block_has_no_heads_in_plan_model_and_folder(model_type
     attention = small.get_submodule(f"{describe(model).blocks}.1.{describe(model).family.attention}")
     assert (attention.qk, attention.vo) == (0, 0)
     assert block_cost(describe(small), LENGTH) == block_cost(describe(model), LENGTH, plan.sizes)
+    assert kv_cache_bytes(describe(small), LENGTH, 4) == kv_cache_bytes(describe(model), LENGTH, 4, plan.sizes)
     save(small, tmp_path / "out", verify=False)
     batch = found.data["select"][0]
     assert furthest(outputs(small, batch), outputs(load(tmp_path / "out").double(), batch)) < 1e-6

@@ -24,7 +24,7 @@ def test_without_data_only_weights_are_looked_at(shelf):
 
 
 def test_two_data_sets_stand_side_by_side(shelf):
-    data = ("--data", shelf / "text.txt", "--against-data", shelf / "table.tsv", "--lengths", "8,4", *BRIEF)
+    data = ("--data", shelf / "text.txt", "--data", shelf / "table.tsv", "--lengths", "8,4", *BRIEF)
     found = json.loads(done("inspect", shelf / "bert", *data, "--json").out)
     assert [part["name"] for part in found["data"]] == [str(shelf / "text.txt"), str(shelf / "table.tsv")]
     for part in found["data"]:
@@ -55,7 +55,6 @@ def test_figures_without_matplotlib_are_refused_before_the_work(shelf, tmp_path,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--against-data", "builtin"], "give the first with --data"),
         (["--lengths", "8"], "give --data"),
         (["--data", "builtin", "--lengths", "a"], "not whole numbers"),
         (["--data", "builtin", "--lengths", "2"], "fewer than 4 tokens"),

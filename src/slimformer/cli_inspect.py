@@ -20,10 +20,13 @@ err = Console(stderr=True)
 out = Console()
 TOKENS = 8192
 Data = Annotated[
-    str,
-    typer.Option("--data", metavar="DATA", help="also look at activations and attention on these data (as compress)"),
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="DATA",
+        help="also look at activations and attention on these data (as compress); again for others, side by side",
+    ),
 ]
-AgainstData = Annotated[str, typer.Option(metavar="DATA", help="a second data set, side by side with the first")]
 Lengths = Annotated[
     str,
     typer.Option(metavar="NUMBERS", help="lengths to look at attention at, e.g. 64,128", show_default="as data allow"),
@@ -37,8 +40,7 @@ Figures = Annotated[
 
 def inspect(
     model: Model,
-    data: Data = "",
-    against_data: AgainstData = "",
+    data: Data = None,
     figures: Figures = None,
     lengths: Lengths = "",
     sequences: Sequences = 8,
@@ -63,7 +65,7 @@ def inspect(
     from slimformer.report.inspection import inspection, show_inspection
     from slimformer.report.portrait import show_portrait
 
-    names = _names(data, against_data)
+    names = list(dict.fromkeys(data or []))
     asked = _lengths(lengths, names)
     if figures is not None:
         _require_figures(figures, force)
@@ -92,12 +94,6 @@ def inspect(
 
 
 INSPECT: dict[Callable[..., None], str] = {inspect: "slimformer inspect demo:minilm --data builtin --figures figures"}
-
-
-def _names(data: str, against: str) -> list[str]:
-    if against and not data:
-        raise SlimformerError("--against-data is the second of two data sets; give the first with --data")
-    return [name for name in (data, against) if name]
 
 
 def _lengths(text: str, names: list[str]) -> list[int]:

@@ -235,8 +235,8 @@ def whole_blocks(ax: Any, count: int) -> None:
 
 
 def short(name: str, most: int = 40) -> str:
-    """The last part of a path, so that it fits into a title, with nothing in it that would be read as a formula."""
-    last = name.rstrip("/").rpartition("/")[2] or name
+    """The last two parts of a path, to fit into a title, with nothing in it that would be read as a formula."""
+    last = "/".join(name.rstrip("/").split("/")[-2:]) or name
     return (last if len(last) <= most else f"…{last[1 - most :]}").replace("$", r"\$")
 
 

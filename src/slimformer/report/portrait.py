@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -21,7 +21,7 @@ def show_portrait(found: dict[str, Any], console: Console) -> None:
         console.print(activations_table(data))
         for attention in data["attention"]:
             if attention["blocks"]:
-                console.print(attention_table(data, attention))
+                console.print(*attention_tables(data, attention), sep="\n")
 
 
 def weights_table(blocks: Sequence[dict[str, Any]]) -> Table:
@@ -62,27 +62,27 @@ def activations_table(data: dict[str, Any]) -> Table:
     return table
 
 
-def attention_table(data: dict[str, Any], attention: dict[str, Any]) -> Table:
-    """Energy of the first quarter of the singular values, real and null."""
+def attention_tables(data: dict[str, Any], attention: dict[str, Any]) -> Iterator[Table]:
+    """Energy of the first quarter of the singular values, real and null: of σ as Linformer draws it, and of σ²."""
     n, count = attention["length"], attention["sequences"]
-    title = f"attention on {data['name']}, {count} sequences of {n} tokens: energy of the first {max(1, n // 4)} σ"
-    header = ["block", "Σσ", "iid", "rank-d", "shuffled", "heads", "Σσ²", "iid", "rank-d", "shuffled", "shared", "rank"]
-    table = _table(title, header)
-    for block in attention["blocks"]:
-        cells = []
-        for key in ("energy_sum", "energy_squares"):
-            cells += [
-                _mean(block[key]),
-                *(_mean(block["nulls"][null][key]) for null in ("iid", "low_rank", "shuffled")),
-            ]
-            cells += [_limits(block[key])] if key == "energy_sum" else []
-        shared = _mean(block["shared"]) if "shared" in block else "–"
-        table.add_row(str(block["block"]), *cells, shared, f"{fmean(block['effective_rank']):.1f}")
-    table.caption = (
-        "means over heads; heads: least and most Σσ. shared: Σσ² that one projection for all inputs keeps of inputs it "
-        "was not made from. rank: effective rank of σ²"
-    )
-    return table
+    where = f"attention on {data['name']}, {count} sequences of {n} tokens: "
+    for key, what in (("energy_sum", "Σσ"), ("energy_squares", "Σσ²")):
+        last = ["shared", "rank"] if key == "energy_squares" else []
+        table = _table(
+            f"{where}{what} of the first {max(1, n // 4)}, over all",
+            ["block", what, "heads", "iid", "rank-d", "shuffled", *last],
+        )
+        for block in attention["blocks"]:
+            nulls = [_mean(block["nulls"][null][key]) for null in ("iid", "low_rank", "shuffled")]
+            shared = _mean(block["shared"]) if "shared" in block else "–"
+            more = [shared, f"{fmean(block['effective_rank']):.1f}"] if last else []
+            table.add_row(str(block["block"]), _mean(block[key]), _limits(block[key]), *nulls, *more)
+        table.caption = (
+            "shared: Σσ² that one projection for all inputs keeps of inputs it was not made from. rank: effective rank"
+            if last
+            else "means over heads; heads: least and most. iid, rank-d, shuffled: attention that means nothing"
+        )
+        yield table
 
 
 def _table(title: str, header: Iterable[str]) -> Table:

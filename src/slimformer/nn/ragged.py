@@ -263,9 +263,16 @@ class RankAttention(nn.Module):
         if kind != "eager":
             if not self.vo:  # no value, no need of scores
                 return query.new_zeros(query.shape[0], query.shape[2], self.heads, 0), None
-            if self.qk != self.vo and (query.shape[2] > 1 or kind != "sdpa"):
+            if self.qk != self.vo:
+                if (
+                    kind == "sdpa"
+                    and query.shape[2] == 1
+                    and not self.training
+                    and (mask is None or mask.shape[1] == 1)
+                ):
+                    return self._one_query(query, key, value, mask), None
                 # Fused kernels want one width. Zeros change nothing, and cost less than a kernel that stores the scores
-                # (several times slower on a CPU); a single query is better off without.
+                # (several times slower on a CPU).
                 width = max(self.qk, self.vo)
                 query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
         if self.sliding_window is not None:
@@ -274,6 +281,16 @@ class RankAttention(nn.Module):
         dropout = self.attention_dropout if self.training else 0.0
         context, weights = attend(self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs)
         return context[..., : self.vo], weights
+
+    def _one_query(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """One query for each head, as decoding asks: those that share a key together, so that no key is copied."""
+        scores = query.reshape(*key.shape[:2], self.num_key_value_groups, self.qk) @ key.mT * self.scaling
+        if mask is not None:
+            scores = (
+                scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+            )
+        weights = scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+        return (weights @ value).reshape(len(query), 1, self.heads, self.vo)
 
     def _write(self, merged: Tensor) -> Tensor:
         if self.out_name is None:

@@ -372,7 +372,7 @@ def test_scores_that_are_normed_stay_whole_and_values_are_cut():
 @pytest.mark.parametrize(
     ("changes", "budget", "format", "why"),
     [
-        ({}, Budget(0.6), "plain", "a stock config cannot say ranks"),
+        ({}, Budget(0.6), "plain", "a stock config cannot say"),
         ({"allocation": "uniform"}, Budget(0.6), "ragged", "the allocation 'uniform' spreads heads"),
     ],
 )

@@ -115,7 +115,7 @@ def _by_rank(recipe: Recipe, budget: Budget, format: str) -> bool:
         return False
     reasons = {
         f"{budget.by} is measured for heads": budget.by == "latency",
-        "a stock config cannot say ranks": format == "plain",
+        "every block gets ranks of its own, which a stock config cannot say": format == "plain",
         f"the allocation {recipe.allocation!r} spreads heads": recipe.allocation != "greedy",
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)

@@ -7,7 +7,7 @@ import torch
 from attention import Layer, causal, inputs, make
 from torch import Tensor
 
-from slimformer.decompose.response import Response, response
+from slimformer.decompose.response import Response, evened, response
 
 N, STEP = 24, 1e-5
 
@@ -94,3 +94,24 @@ def test_single_precision_is_added_up_in_double():
     single = response(q.float(), k.float(), v.float(), P.float(), layer.W_o.float())
     assert single.planes.dtype == torch.float64
     torch.testing.assert_close(single.planes, response(q, k, v, P, layer.W_o).planes, rtol=1e-4, atol=1e-4)
+
+
+def test_evened_weights_are_weights_and_stay_behind_their_mask():
+    layer, X = make(4, 2), inputs(n=N)
+    P, seen = layer.weights(X, causal(N)), causal(N).expand(4, N, N)
+    assert torch.equal(evened(P, seen, 0.0), P)
+    some, all_alike = evened(P, seen), evened(P, seen, 1.0)
+    for each in (some, all_alike):
+        torch.testing.assert_close(each.sum(-1), torch.ones(4, N, dtype=P.dtype))
+        assert float(each[~seen].abs().max()) == 0
+    assert torch.equal(all_alike[0, 7, :8], torch.full((8,), 1 / 8, dtype=P.dtype))
+
+
+def test_keys_beside_a_sink_count():
+    """All attention on one key: to first order no score matters, and yet one that grows would."""
+    layer, X = make(4, 2), inputs(n=N)
+    q, k, v = layer.scale * layer.queries(X), layer.keys(X), layer.values(X)
+    P = torch.zeros(4, N, N, dtype=q.dtype)
+    P[:, :, 0] = 1
+    assert float(response(q, k, v, P, layer.W_o).keys.abs().max()) < 1e-20
+    assert float(response(q, k, v, evened(P, P >= 0), layer.W_o).keys.abs().max()) > 1e-6

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.decompose.response import Response, response
+from slimformer.decompose.response import Response, evened, response
 from slimformer.decompose.rotary import turned
 from slimformer.models import Architecture
 from slimformer.models.architecture import weight_of
@@ -94,7 +94,7 @@ def _at(q: Tensor, k: Tensor, v: Tensor, last: Tensor | None, W_o: Tensor) -> Re
     if last is not None:
         after = torch.arange(k.shape[1], device=q.device) > last[:, None].to(q.device)
         scores = scores.masked_fill(after, -torch.inf)
-    return response(q, k, v, scores.softmax(-1), W_o)
+    return response(q, k, v, evened(scores.softmax(-1), scores > -torch.inf), W_o)
 
 
 def _split(architecture: Architecture, i: int, heard: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,6 +18,10 @@ Three second moments are kept for every head, of a sample of queries i:
 
 These are errors of what the block writes, the unit in which all other sites are measured.
 
+First order counts a key by the attention it gets now. Where nearly all attention rests on one position, all other keys
+would count for nothing, and large errors of their scores would be free, until one of them draws attention to itself. So
+the response is taken at evener weights, (1 − ρ) P_ij + ρ / t for the t keys a query sees (`evened`).
+
 Cost t d² for a query that sees t keys: a few hundred queries for each of a few sequences are enough.
 """
 
@@ -26,10 +30,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from slimformer.decompose.bilinear import Scores
+
+EVEN = 0.4  # ρ
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,11 @@ class Response:
     def effects(self) -> Float[Tensor, "h d d"]:
         """Mean of t tᵀ: what `rotary` needs."""
         return self.planes / max(self.count, 1)
+
+
+def evened(P: Float[Tensor, "h s t"], seen: Bool[Tensor, "h s t"], share: float = EVEN) -> Float[Tensor, "h s t"]:
+    """(1 − ρ) P + ρ / t over the t keys each query sees; share = 0 leaves P as it is."""
+    return (1 - share) * P + share * seen / seen.sum(-1, keepdim=True)
 
 
 def response(

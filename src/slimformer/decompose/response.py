@@ -35,7 +35,7 @@ from torch import Tensor
 
 from slimformer.decompose.bilinear import Scores
 
-EVEN = 0.4  # ρ
+EVEN = 0.5  # ρ
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
 
-from terminal import done, refused
+from terminal import done, refused, write_texts
 
 BRIEF = ("--tokens", 300, "--sequences", 2)
 
@@ -46,6 +47,16 @@ def test_figures_are_pictures_beside_the_numbers(shelf, tmp_path):
     assert "exists already" in refused("inspect", shelf / "llama", "--figures", tmp_path / "figures")
 
 
+def test_three_data_sets_are_drawn_and_tables_fit_a_narrow_terminal(shelf, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("COLUMNS", "80")
+    files = shelf / "text.txt", shelf / "table.tsv", write_texts(tmp_path / "other.txt", seed=9)
+    sets = [part for file in files for part in ("--data", file)]
+    said = done("inspect", shelf / "llama", *sets, "--lengths", "8", *BRIEF, "--figures", tmp_path / "figures").out
+    assert (tmp_path / "figures" / "attention-layers-8.png").is_file()
+    assert not re.search(r"\d…|\(0\.…", said)  # no number is cut short
+
+
 def test_figures_without_matplotlib_are_refused_before_the_work(shelf, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "figures need matplotlib" in refused("inspect", shelf / "llama", "--figures", tmp_path / "figures")
@@ -57,6 +68,7 @@ def test_figures_without_matplotlib_are_refused_before_the_work(shelf, tmp_path,
     [
         (["--lengths", "8"], "give --data"),
         (["--data", "builtin", "--lengths", "a"], "not whole numbers"),
+        ([part for name in "abcde" for part in ("--data", name)], "up to 4 data sets"),
         (["--data", "builtin", "--lengths", "2"], "fewer than 4 tokens"),
     ],
 )

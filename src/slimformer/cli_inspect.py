@@ -19,6 +19,7 @@ from slimformer.shell import column_names, progress_bars, usable_device
 err = Console(stderr=True)
 out = Console()
 TOKENS = 8192
+MOST_SETS = 4
 Data = Annotated[
     list[str] | None,
     typer.Option(
@@ -66,6 +67,8 @@ def inspect(
     from slimformer.report.portrait import show_portrait
 
     names = list(dict.fromkeys(data or []))
+    if len(names) > MOST_SETS:
+        raise SlimformerError(f"--data was given {len(names)} times; up to {MOST_SETS} data sets stand side by side")
     asked = _lengths(lengths, names)
     if figures is not None:
         _require_figures(figures, force)

@@ -15,6 +15,7 @@ from slimformer.analyze.weights import block_weights, gaussian_matrix
 from slimformer.calibrate.collect import collect, listening
 from slimformer.linalg.moments import Moments
 from slimformer.models import FAMILIES, describe
+from slimformer.plan.cost import full_size, site_cost
 
 every_type = pytest.mark.parametrize("model_type", MODEL_TYPES)
 
@@ -109,6 +110,20 @@ def test_a_layer_cut_to_rank_is_said_to_be_compressible():
     assert after[1].groups["down"].rank99 <= 4 / 32
     assert after[1].keep < before[1].keep
     assert (after[0], after[2]) == (before[0], before[2])
+
+
+@every_type
+def test_the_mean_of_a_layer_is_weighted_by_what_is_stored(model_type):
+    """Keys and values that queries share count once."""
+    model = tiny(model_type)
+    architecture = describe(model)
+    attention, neurons = architecture.of_block(0)
+    stored = {name: site_cost(site, full_size(site), 0).macs for name, site in (("a", attention), ("f", neurons))}
+    found = compressibility(next(iter(block_weights(model, architecture))), architecture.hidden)
+    heads = [found.groups[name].keep for name in ("qk", "vo")]
+    matrices = [spread.keep for name, spread in found.groups.items() if name not in ("qk", "vo")]
+    expected = (stored["a"] * sum(heads) / 2 + stored["f"] * sum(matrices) / len(matrices)) / sum(stored.values())
+    assert found.keep == pytest.approx(expected)
 
 
 def test_random_weights_need_what_random_weights_need():

@@ -63,7 +63,7 @@ def compressibility(weights: BlockWeights, hidden: int) -> Compressibility:
         heads, rank = σ.shape
         if heads and rank:
             groups[name] = _spread(σ, gaussian_product(rank, hidden)[None], lambda r, d=rank: r / d)
-            sizes[name] = 2 * heads * rank * hidden
+            sizes[name] = (heads + weights.kv_heads) * rank * hidden
     for name, σ in weights.ffn.items():
         m, n = weights.shapes[name]
         if m and n:

@@ -27,6 +27,7 @@ class Term:
     symbols: str
     what: str
     value: int
+    inside: bool = False  # of the blocks
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,12 @@ def parameter_formula(model: PreTrainedModel, architecture: Architecture) -> Par
     writers = len(neurons[0].writers)
     vocabulary, rest, tied = _outside(model, architecture)
     D, L = architecture.hidden, architecture.n_blocks
+    over = "L" if alike else "Σ over blocks"
     terms = (
-        Term("L 2 D d (H + K)" if alike else "Σ over blocks 2 D d (H + K)", "attention matrices", matrices["attn"]),
-        Term(f"{'L' if alike else 'Σ over blocks'} {writers + 1} D F", "feed-forward matrices", matrices["ffn"]),
-        Term("", "biases of these", biases),
-        Term("", "norms and other vectors in blocks", inside - biases - sum(matrices.values())),
+        Term(f"{over} 2 D d (H + K)", "attention matrices", matrices["attn"], True),
+        Term(f"{over} {writers + 1} D F", "feed-forward matrices", matrices["ffn"], True),
+        Term("", "biases of these", biases, True),
+        Term("", "norms and other vectors in blocks", inside - biases - sum(matrices.values()), True),
         *vocabulary,
         *rest,
     )

@@ -34,6 +34,7 @@ class BlockWeights:
     neurons: Float[Tensor, " f"]  # ‖what writes it‖ · ‖what reads it‖
     rms: dict[str, float]  # root mean square of every matrix
     symmetry: SymmetryErrors
+    kv_heads: int  # heads of keys and values; every query head has a spectrum, shared keys and values are stored once
 
 
 def block_weights(model: PreTrainedModel, architecture: Architecture) -> Iterator[BlockWeights]:
@@ -51,6 +52,7 @@ def block_weights(model: PreTrainedModel, architecture: Architecture) -> Iterato
             _neurons(matrices),
             _magnitudes(model, architecture, i, factors, matrices),
             symmetry_errors(factors.W_q, factors.W_k),
+            heads_of(architecture, i).units // max(1, heads_of(architecture, i).group),
         )
 
 

@@ -4,11 +4,11 @@ For σ₁ ≥ … ≥ σ_n ≥ 0 and p_i = σ_i² / Σ σ²:
 
     energy at k         Σ_{i≤k} σ_i² / Σ σ²          what the best approximation of rank k keeps (Eckart & Young, 1936)
     rank at share s     the least k with energy ≥ s
-    effective rank      exp(−Σ p_i log p_i)          n for a flat spectrum, 1 for rank one (Roy & Vetterli, 2007)
+    effective rank      exp(−Σ p_i log p_i)          n for a flat spectrum, 1 for rank one
     stable rank         Σ σ² / σ₁²                   never above the rank (Rudelson & Vershynin, 2007)
 
-With `power=1` the same for σ in place of σ². Σσ is the error of nothing, and is here because figures of attention are
-drawn with it (see docs/methods/spectra.md).
+With `power=1` the same for σ in place of σ²; the effective rank is then that of Roy & Vetterli (2007). Σσ is the error
+of nothing, and is here because figures of attention are drawn with it (see docs/methods/spectra.md).
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ from slimformer.report.figures import (
     whole_blocks,
 )
 
+MARKERS = "os^D"  # one for every data set that may stand side by side
+DASHES = ("-", "--", ":", "-.")
+
 
 def data_figures(found: Found) -> Iterator[tuple[str, Any]]:
     """Names and figures; data sets are numbered when there are two."""
@@ -62,11 +65,11 @@ def activation_spectra(found: Found, data: Found) -> Any:
 
 
 def activation_ranks(found: Found, sets: Sequence[Found]) -> Any:
-    """Share of the width that holds 99 % of the variance, by block and stream; the second data set is dashed."""
+    """Share of the width that holds 99 % of the variance, by block and stream; every data set has its own dashes."""
     streams = list(sets[0]["activations"][0]["streams"])
     drawing = canvas(8.5, 4, f"{short(found['model'])}: share of the width that holds 99 % of the variance")
     ax = drawing.subplots()
-    for style, data in zip(("o-", "s--"), sets, strict=False):
+    for style, data in zip(map("".join, zip(MARKERS, DASHES, strict=True)), sets, strict=False):
         for colour, name in zip(COLOURS, streams, strict=False):
             at = [block["block"] for block in data["activations"]]
             shares = [block["streams"][name]["rank99"] for block in data["activations"]]
@@ -120,8 +123,8 @@ def attention_layers(found: Found, sets: Sequence[Found], pair: Sequence[Found])
             means = np.array([fmean(h) for h in heads])
             reach = [means - [min(h) for h in heads], np.array([max(h) for h in heads]) - means]
             label = f"{short(data['name'], 28)}, mean and range of heads" if key == "sum" else None
-            ax.errorbar(at, means, reach, fmt="os"[i] + "-", color=COLOURS[i], markersize=4, capsize=2, linewidth=1.3,
-                        elinewidth=0.8, label=label)  # fmt: skip
+            ax.errorbar(at, means, reach, fmt=MARKERS[i] + "-", color=COLOURS[i], markersize=4, capsize=2,
+                        linewidth=1.3, elinewidth=0.8, label=label)  # fmt: skip
         for null, (label, style) in NULLS.items():
             level = [fmean(block["nulls"][null][f"energy_{key}"]) for block in pair[0]["blocks"]]
             at = np.array([block["block"] for block in pair[0]["blocks"]])

@@ -89,7 +89,9 @@ def show_inspection(found: dict[str, Any], console: Console) -> None:
         ("neurons", f"{neurons['units']}, first block"),
         ("parameters", f"{found['params']['total']:,}"),
         ("  in blocks", f"{found['params']['blocks']:,}"),
-        *((f"    {term['what']}", _valued(term)) for term in found["parameters"]["terms"]),
+        *_terms(found["parameters"]["terms"], inside=True),
+        ("  outside", f"{found['params']['outside']:,}"),
+        *_terms(found["parameters"]["terms"], inside=False),
         *_rule_of_thumb(found["parameters"]),
         (f"block MACs per token (T={found['seq_len']})", f"{macs['blocks']:,}"),
         ("  attention", f"{macs['attn.heads']:,}"),
@@ -111,6 +113,10 @@ def _cache(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Nothing for encoders, which keep nothing."""
     kept = found["kv_cache_bytes"]
     return [(f"KV cache of one sequence (T={found['seq_len']})", f"{kept:,} bytes")] if kept else []
+
+
+def _terms(terms: list[dict[str, Any]], *, inside: bool) -> list[tuple[str, str]]:
+    return [(f"    {term['what']}", _valued(term)) for term in terms if term["inside"] == inside]
 
 
 def _valued(term: dict[str, Any]) -> str:

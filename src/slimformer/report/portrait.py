@@ -16,7 +16,7 @@ FFN = ("gate", "up", "down")
 
 def show_portrait(found: dict[str, Any], console: Console) -> None:
     """Weights first, then every data set."""
-    console.print(weights_table(found["weights"]))
+    console.print(weights_table(found["weights"]), symmetry_table(found["weights"]), sep="\n")
     for data in found.get("data", []):
         console.print(activations_table(data))
         for attention in data["attention"]:
@@ -25,20 +25,28 @@ def show_portrait(found: dict[str, Any], console: Console) -> None:
 
 
 def weights_table(blocks: Sequence[dict[str, Any]]) -> Table:
-    """Estimated compressibility from weights alone, and asymmetry of W_qk."""
+    """Estimated compressibility from weights alone."""
     names = [name for name in ("qk", "vo", *FFN) if any(name in block["groups"] for block in blocks)]
     table = _table(
-        "from weights alone: share to keep for 95 % of Σσ² (random weights in brackets), rank at 95 % over full rank",
-        ["block", "keep", *names, "neurons", "heads", "asymmetry of W_qk", "tied error"],
+        "from weights alone: share to keep for 95 % of Σσ², and of random weights; rank at 95 % over full rank",
+        ["block", "keep", "random", *names, "neurons", "heads"],
     )
     for block in blocks:
         ranks = [_share(block["groups"][name]["rank95"]) if name in block["groups"] else "–" for name in names]
-        symmetry = block["symmetry"]
-        keep = f"{block['keep']:.2f} ({block['keep_random']:.2f})"
-        units = [_share(block["neurons"]), _share(block["heads"])]
-        table.add_row(str(block["block"]), keep, *ranks, *units, _range(symmetry["asymmetry"]), _mean(symmetry["tied"]))
+        shares = [_share(block[name]) for name in ("keep", "keep_random")]
+        table.add_row(str(block["block"]), *shares, *ranks, _share(block["neurons"]), _share(block["heads"]))
+    table.caption = "neurons, heads: share of them that holds 95 % of the squared norms"
+    return table
+
+
+def symmetry_table(blocks: Sequence[dict[str, Any]]) -> Table:
+    """How far the score forms of the heads are from symmetric ones."""
+    table = _table("symmetry of W_qk, over heads", ["block", "asymmetry", "least … most", "tied error"])
+    for block in blocks:
+        asymmetry, tied = block["symmetry"]["asymmetry"], block["symmetry"]["tied"]
+        table.add_row(str(block["block"]), _mean(asymmetry), _limits(asymmetry), _mean(tied))
     table.caption = (
-        "asymmetry ‖W − Wᵀ‖ / 2‖W‖ = relative error of the nearest symmetric W: mean (least … most); "
+        "asymmetry ‖W − Wᵀ‖ / 2‖W‖ = relative error of the nearest symmetric W: "
         f"0 symmetric, {RANDOM_ASYMMETRY} random, 1 skew. tied error: of the nearest head with W_q = W_k"
     )
     return table
@@ -50,14 +58,15 @@ def activations_table(data: dict[str, Any]) -> Table:
     title = (
         f"activations on {data['name']}, {data['tokens']:,} tokens: share of the width that holds 99 % of the variance"
     )
-    table = _table(title, ["block", *streams, "mean", "symmetric W_qk, score error"])
+    table = _table(title, ["block", *streams, "mean", "score error", "least … most"])
     for block in data["activations"]:
         shares = [_share(block["streams"][name]["rank99"]) for name in streams]
         mean = _share(max(block["streams"][name]["mean_share"] for name in streams))
-        table.add_row(str(block["block"]), *shares, mean, _range(block["symmetry_on_data"]))
+        errors = block["symmetry_on_data"]
+        table.add_row(str(block["block"]), *shares, mean, _mean(errors), _limits(errors))
     table.caption = (
         "mean: largest share of E‖x‖² that is the mean of a stream. score error: of the best symmetric W_qk under the "
-        "data, mean over heads (least … most)"
+        "data, over heads"
     )
     return table
 
@@ -102,7 +111,3 @@ def _mean(values: Sequence[float]) -> str:
 
 def _limits(values: Sequence[float]) -> str:
     return f"{min(values):.2f} … {max(values):.2f}" if values else "–"
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{fmean(values):.2f} ({_limits(values)})" if values else "–"

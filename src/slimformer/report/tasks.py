@@ -29,24 +29,23 @@ def task_table(found: dict[str, Any]) -> RenderableType:
 
 
 SIDES = ("dense", "small")
+LOADS = ("dense rate", "small rate", "dense peak", "small peak")
 
 
 def bench_table(found: dict[str, Any]) -> RenderableType:
-    """One line for each phase and batch size; weights and cache below."""
-    table = Table(title=Text(f"{found['small']} against {found['dense']}"), title_justify="left")
-    table.add_column("")
-    columns = ("batch", "dense", "small", "small / dense", "dense rate", "small rate", "dense peak", "small peak")
-    for column in columns:
-        table.add_column(column, justify="right")
+    """Latencies, then rates and peaks, one line for each phase and batch size; weights and cache below."""
+    times = Table(title=Text(f"{found['small']} against {found['dense']}"), title_justify="left")
+    loads = Table()
+    for table, columns in ((times, ("dense", "small", "small / dense", "quartiles")), (loads, LOADS)):
+        table.add_column("")
+        for column in ("batch", *columns):
+            table.add_column(column, justify="right")
     for row in found["measurements"]:
-        table.add_row(
-            row["phase"],
-            str(row["batch"]),
-            *(f"{1e3 * row[f'{name}_seconds']:.1f} ms" for name in SIDES),
-            f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]",
-            *(f"{row[f'{name}_rate']:,.0f}/s" for name in SIDES),
-            *(f"{row[f'{name}_peak_bytes'] / 1e6:.1f} MB" for name in SIDES),
-        )
+        what = row["phase"], str(row["batch"])
+        seconds = (f"{1e3 * row[f'{name}_seconds']:.1f} ms" for name in SIDES)
+        times.add_row(*what, *seconds, f"{row['ratio']:.3f}", f"{row['ratio_low']:.3f} … {row['ratio_high']:.3f}")
+        rates = (f"{row[f'{name}_rate']:,.0f}/s" for name in SIDES)
+        loads.add_row(*what, *rates, *(f"{row[f'{name}_peak_bytes'] / 1e6:.1f} MB" for name in SIDES))
     sizes = [("weights", "weights_bytes"), ("KV cache of one sequence", "kv_cache_bytes")]
     lines = [f"{name}: {_sizes(found[key])}" for name, key in sizes if found[key]["dense"]]
     plural = "" if found["threads"] == 1 else "s"
@@ -54,7 +53,7 @@ def bench_table(found: dict[str, Any]) -> RenderableType:
         f"T = {found['seq_len']} · medians of {found['repeats']} interleaved rounds · {found['threads']} "
         f"thread{plural} on {found['device']} · rates in {found['unit']} · peak: tensors besides the weights"
     )
-    return Group(table, *(Text(line, style="dim") for line in lines))
+    return Group(times, loads, *(Text(line, style="dim") for line in lines))
 
 
 def _sizes(pair: dict[str, int]) -> str:

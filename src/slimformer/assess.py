@@ -24,7 +24,7 @@ from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
-from slimformer.plan.cost import block_cost, kv_cache_bytes, outside_macs
+from slimformer.plan.cost import block_cost, kv_cache_bytes, outside_macs, path_rank
 from slimformer.report.report import Footprint, Report
 from slimformer.rewrite.sizes import auto_class
 from slimformer.stages import Progress, silent, versions
@@ -247,7 +247,9 @@ def site_table(before: Architecture, after: Architecture) -> list[dict[str, Any]
 
 
 def _ranks(old: Site, new: Site) -> dict[str, int]:
-    """Ranks of queries–keys and of values, where these were cut."""
+    """Ranks of queries–keys and of values, where these were cut, and of a linear path beside gated neurons."""
+    if new.beside:
+        return {"path": path_rank(new.outer, new.beside)}
     if old.kind != "attn.heads" or [w.rows for w in old.writers] == [w.rows for w in new.writers]:
         return {}
     return {"qk": new.writers[0].rows, "vo": new.writers[2].rows, "of_rank": old.unit}

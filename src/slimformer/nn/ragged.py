@@ -13,6 +13,7 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
     attention   where a block has its attention, its four projections and its head counts     only beside `ranks`
     ranks       block → qk, vo, planes: queries and keys of width qk, values of width vo, rotary planes kept
     bare        block → modules that have lost their bias
+    bypass      path of a feed-forward part, its width, and block → rank of the linear path beside it
 
 `resize` brings the blocks to these shapes before the weights are read. No stock forward pass is touched; a block with
 ranks gets an attention of its own, `RankAttention`, because stock ones know one width for queries, keys and values.
@@ -37,7 +38,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 CODE = "modeling_slimformer.py"
-FORMAT = 3  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
+FORMAT = 4  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
 Planes = Sequence[int] | Sequence[Sequence[int]]
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
@@ -60,6 +61,9 @@ def resize(model: PreTrainedModel) -> None:
         for path in table.get("bare", {}).get(str(i), ()):
             block.get_submodule(path).register_parameter("bias", None)
         _resize_block(block, table, model.config.per_layer_config[i], table.get("ranks", {}).get(str(i)))
+        beside = table.get("bypass", {"ranks": {}})
+        if str(i) in beside["ranks"]:
+            put_bypass(block, beside["path"], width=beside["width"], rank=beside["ranks"][str(i)])
 
 
 def _resize_block(block: nn.Module, table: dict[str, Any], sizes: Any, rank: dict[str, Any] | None) -> None:
@@ -86,12 +90,8 @@ def rank_widths(parts: dict[str, Any], heads: int, kv_heads: int, qk: int, vo: i
     """Outputs of the projections that write queries, keys and values, and inputs of the one that reads the result."""
     if parts["query"] == parts["value"]:  # one matrix: queries, then keys, then values
         return {parts["query"]: heads * qk + kv_heads * (qk + vo), parts["out"]: heads * vo}
-    return {
-        parts["query"]: heads * qk,
-        parts["key"]: kv_heads * qk,
-        parts["value"]: kv_heads * vo,
-        parts["out"]: heads * vo,
-    }
+    sizes = {"query": heads * qk, "key": kv_heads * qk, "value": kv_heads * vo, "out": heads * vo}
+    return {parts[role]: size for role, size in sizes.items()}
 
 
 def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
@@ -107,6 +107,26 @@ def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
         new: Any = Conv1D(outputs, inputs) if transposed else nn.Linear(inputs, outputs, bias=old.bias is not None)
     *parents, name = path.split(".")
     setattr(block.get_submodule(".".join(parents)), name, new.to(old.weight.dtype))
+
+
+def put_bypass(block: nn.Module, path: str, *, width: int, rank: int) -> None:
+    """Let the feed-forward part of `block` add B A x to what it gives; one square matrix where that is less."""
+    part: Any = block.get_submodule(path)
+    if hasattr(part, "bypass"):
+        return
+    like, maps = next(part.parameters()), [(width, rank), (rank, width)] if 2 * rank < width else [(width, width)]
+    part.__class__ = _bypassed(type(part))  # type: ignore[arg-type]
+    part.bypass = nn.Sequential(*(nn.Linear(*sizes, bias=False).to(like) for sizes in maps))
+
+
+@functools.cache
+def _bypassed(stock: Any) -> type[nn.Module]:
+    """The stock class with a linear path beside it."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return stock.forward(self, x) + self.bypass(x)
+
+    return type(stock.__name__, (stock,), {"forward": forward, "__module__": __name__})
 
 
 def put_ranks(

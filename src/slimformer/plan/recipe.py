@@ -33,6 +33,11 @@ class Recipe(BaseModel):
     attention: Literal["heads", "ranks", "best"] = Field(
         default="heads", description="cut attention by whole heads, by the ranks of QK and VO, or whichever is better"
     )
+    ffn: Literal["neurons", "bypass", "linear", "best"] = Field(
+        default="neurons",
+        description="cut feed-forward parts by neurons, always with a linear path beside those left, by replacing all "
+        "of them with a linear map, or whichever is better",
+    )
     metric: Literal["squares", "fisher"] = Field(
         default="squares", description="count errors of what a block writes, or what they cost at the outputs"
     )

@@ -88,6 +88,7 @@ def profile(
     model: PreTrainedModel, statistics: Statistics, recipe: Recipe, *, progress: Progress = silent
 ) -> dict[str, Curve]:
     """Error curves of every site. Kept beside the statistics, so that the next budget costs nothing."""
+    require_widths(recipe)
     ways = "" if recipe.attention == "heads" else "-ranks"
     ways += "-fisher" if recipe.metric == "fisher" else ""
     ways += "-paths" if recipe.ffn != "neurons" else ""
@@ -123,6 +124,14 @@ def profile(
         progress("profile", i + 1, architecture.n_blocks)
     _keep_curves(cached, curves)
     return curves
+
+
+def require_widths(recipe: Recipe) -> None:
+    """Refuse a recipe that drops whole blocks: moments of widths do not say which."""
+    if recipe.depth != "none":
+        raise UnknownMethod(
+            f"the recipe {recipe.name!r} drops whole blocks, which takes the data; use `slimformer compress`"
+        )
 
 
 def _path_sites(model: PreTrainedModel, statistics: Statistics, recipe: Recipe) -> list[Site]:
@@ -237,6 +246,7 @@ def even_plan(
     model: PreTrainedModel, *, budget: Budget, recipe: Recipe, format: str, seq_len: int | None = None
 ) -> Plan:
     """What would be kept if every block lost the same share: needs no data, so it is what --dry-run shows."""
+    require_widths(recipe)
     architecture = describe(model)
     blank = {}
     for site in architecture:

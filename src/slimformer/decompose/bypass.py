@@ -87,7 +87,7 @@ def widths(n: int) -> tuple[int, ...]:
 
 def ranks(D: int) -> tuple[int, ...]:
     """Ranks a path beside neurons may have."""
-    return tuple(sorted({min(D, STEP * -(-round(D * share) // STEP)) for share in RANKS}))
+    return tuple(sorted({min(D, max(STEP, STEP * -(-round(D * share) // STEP))) for share in RANKS}))
 
 
 def linear_ranks(D: int) -> tuple[int, ...]:

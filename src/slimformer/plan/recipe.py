@@ -41,6 +41,10 @@ class Recipe(BaseModel):
     metric: Literal["squares", "fisher"] = Field(
         default="squares", description="count errors of what a block writes, or what they cost at the outputs"
     )
+    depth: Literal["none", "drop", "linear", "cosine"] = Field(
+        default="none",
+        description="drop whole blocks, or replace runs of them by a linear map the writer before absorbs",
+    )
     refine: bool = Field(default=True, description="correct every reader on what the cut model sends it")
     multiple_of: int = Field(default=8, ge=1, description="neurons are kept in multiples of this")
     rewrites: tuple[LosslessRewrite, ...] = Field(

@@ -43,6 +43,8 @@ NAMES = {
     "plain": "slimformer `balanced --format plain`",
     "uniform": "slimformer `uniform`",
     "balanced": "**slimformer `balanced`**",
+    "bypass": "slimformer `bypass`",
+    "linear-mlp": "slimformer `linear-mlp`",
 }
 
 
@@ -167,7 +169,7 @@ def spectra(results: dict[str, Any], report: str | None) -> str:
 RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
-    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks,
+    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "bypass": quality,
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from slimformer.plan import Budget, allocate
 from slimformer.plan.cost import block_cost
 from slimformer.plan.ffn import joint_of, path_curves
 from slimformer.plan.plan import check_fits
-from slimformer.plan.profile import profile_site
+from slimformer.plan.profile import ladders, profile_site
 from slimformer.rewrite.apply import apply
 from slimformer.rewrite.bypass import is_linear_apart, put_path
 from slimformer.rewrite.correct import correct
@@ -120,10 +120,10 @@ def test_a_linear_mlp_is_replaced_exactly(model_type):
     for site in describe(model):
         if site.kind == "ffn.hidden":
             with torch.no_grad():
-                model.get_submodule(site.writers[0].module).bias += 60
+                model.get_submodule(site.writers[0].module).bias += 12
     found, blocks, curves = joined(model)
     small = put(found, blocks, curves, k=0, r=32)
-    assert furthest(found, small) <= 1e-6
+    assert furthest(found, small) <= 1e-5
     assert all(site.units == 64 for site in describe(small) if site.kind == "ffn.hidden")
 
 
@@ -143,19 +143,15 @@ def test_what_is_planned_is_what_the_model_costs(model_type, ffn):
 
 
 @every_family
-def test_the_choice_is_never_worse_than_neurons_on_the_curves(model_type):
+@pytest.mark.parametrize("format", ["ragged", "plain"])
+def test_at_every_price_the_choice_is_no_worse_than_neurons(model_type, format):
     found, _, curves = stock(model_type)
-    for macs in (0.5, 0.7):
-        best, alone = (planned(found, curves, ffn=ffn, macs=macs) for ffn in ("best", "neurons"))
-        harm = [
-            sum(dict(zip(c.sizes, c.held, strict=True))[e.keep] for e in plan.edits for c in (_curve(curves, e),))
-            for plan in (best, alone)
-        ]
-        assert harm[0] <= harm[1] * 1.02  # both stop at the last rung that fits
-
-
-def _curve(curves, edit):
-    return curves[f"{edit.site}+{edit.rank}" if edit.rank else edit.site]
+    how = {"seq_len": LENGTH, "weights": {}, "multiple_of": 8, "plain": format == "plain"}
+    best, alone = (ladders(found.architecture, curves, ffn=ffn, **how) for ffn in ("best", "neurons"))
+    for one, other in zip(best, alone, strict=True):
+        assert list(one.cost) == sorted(set(one.cost)) and one.sizes[-1] == other.sizes[-1]
+        for cost, harm in zip(other.cost, other.harm, strict=True):
+            assert min(h for c, h in zip(one.cost, one.harm, strict=True) if c <= cost) <= harm
 
 
 @pytest.mark.parametrize("model_type", ["llama", "opt", "gpt2", "bert"])

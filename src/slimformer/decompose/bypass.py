@@ -113,7 +113,7 @@ def errors_at_every_rank(
     joint, _ = _levelled(joint)
     n, m = joint.n, len(joint.W)
     P = torch.cat([coordinates(order, 1), torch.arange(n, joint.fit.width)])
-    L = torch.linalg.cholesky(damped(joint.fit.second(centred=joint.bias), ridge)[P][:, P])
+    L = torch.linalg.cholesky(damped(joint.fit.second(centred=joint.bias)[P][:, P], ridge))
     Z = torch.cat([joint.seen[:, P[:n]] @ L[:n], L[n:]])
     half = torch.linalg.solve_triangular(L, _held(joint)[P][:, P], upper=False)
     K = torch.linalg.solve_triangular(L, half.mT, upper=False)

@@ -24,7 +24,19 @@ import transformers
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from cells import HERE, PACKAGE, Cache, Cell, code_hash, deciding_code, quality_folder, settings_hash, write_json
+from cells import (
+    HERE,
+    PACKAGE,
+    Cache,
+    Cell,
+    code_hash,
+    deciding_code,
+    measuring_code,
+    quality_folder,
+    settings_hash,
+    weights_hash,
+    write_json,
+)
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.store import Statistics, open_statistics
 from slimformer.fisher import fisher_metric
@@ -69,17 +81,24 @@ def cell(made: Subject, statistics: Statistics, store: Cache, name: str, budget:
     small = carry_out(plan, made.model, statistics, curves)
     refine(small, made.model, plan, statistics, curves, made.calibration)
     seconds = round(time.perf_counter() - started, 1)
-    scores = scores_of(made, small)
+    scores = scores_of(made, store, small)
     sizes = {curve_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
     found = Cell(f"ffn-{name}", budget, plan.macs, plan.params, sizes, seconds, scores)
     store.write_cell(found)
     return replace(found, method=name)
 
 
-def scores_of(made: Subject, model: PreTrainedModel) -> Scores:
-    """Scores on every report."""
-    found = [made.measure(model, report) for report in made.reports]
-    return {name: score for each in found for name, score in each.items()}
+def scores_of(made: Subject, store: Cache, model: PreTrainedModel) -> Scores:
+    """Scores on every report; each is kept under the weights it belongs to."""
+    out: Scores = {}
+    for report, batches in made.reports.items():
+        key, name = weights_hash(model), f"{report}-{digest(batches)}-{measuring_code()}"
+        found = store.scores(key, name)
+        if found is None:
+            found = made.measure(model, report)
+            store.write_scores(key, name, found)
+        out |= found
+    return out
 
 
 @cache
@@ -92,6 +111,7 @@ def main() -> int:
     """Run all ways and write the table."""
     parser = argparse.ArgumentParser(description="Ways to cut feed-forward parts, at equal MACs.")
     parser.add_argument("model", choices=list(SUBJECTS))
+    parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="fractions of block MACs to keep")
     parser.add_argument("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
@@ -110,8 +130,9 @@ def main() -> int:
     store = Cache(quality_folder(made.name), key, code, False)
     statistics = statistics_of(made, key, say)
     say("dense")
-    dense = Cell("dense", 1.0, 1.0, 1.0, {}, 0.0, scores_of(made, made.model))
-    cells = [cell(made, statistics, store, name, budget, say) for name in asked.ways.split(",") for budget in BUDGETS]
+    dense = Cell("dense", 1.0, 1.0, 1.0, {}, 0.0, scores_of(made, store, made.model))
+    asked_for = [(way, float(part)) for way in asked.ways.split(",") for part in asked.budgets.split(",")]
+    cells = [cell(made, statistics, store, way, budget, say) for way, budget in asked_for]
     settings = {**made.settings(), "threads": asked.threads, "versions": versions(), "code": code}
     found = {"benchmark": "bypass", "settings": settings, **summary(dense, cells)}
     for table in console_tables(found):

@@ -8,7 +8,7 @@ the select split; maps are fitted on the fit split (`decompose.depth`). Where no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
@@ -147,9 +147,3 @@ def _plan(
         params=kept.params / dense.params, seq_len=seq_len, format="plain", ridge=recipe.ridge,
         absorb_mean=recipe.absorb_mean, fingerprint=fingerprint(model), edits=edits,
     )  # fmt: skip
-
-
-def require_measurable(recipe: Recipe, asked: Mapping[str, float | None]) -> None:
-    """Refuse what the recipe cannot do: a divergence is promised along a front, and there is none of depth."""
-    if recipe.depth != "none" and asked.get("max_kl") is not None:
-        raise BudgetOutOfReach(f"the recipe {recipe.name!r} takes a budget, not max_kl; give macs or params")

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from slimformer.assess import evaluate
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
-from slimformer.depth import blocks_to_drop, make_shallow, require_measurable
+from slimformer.depth import blocks_to_drop, make_shallow
 from slimformer.errors import BudgetOutOfReach
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
@@ -88,8 +88,7 @@ def compress(
         require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
         return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     architecture = describe(loaded.model)
-    require_measurable(chosen, {"max_kl": max_kl})
-    budget = _asked(max_kl, macs=macs, params=params, latency=latency)
+    budget = _asked(chosen, max_kl, macs=macs, params=params, latency=latency)
     afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
     if budget.by != "latency":  # before the long work
         afford(sequence_length(loaded.model, architecture, seq_len))
@@ -102,8 +101,7 @@ def compress(
     if chosen.depth != "none":
         return _shallow(loaded, batches, others, chosen, budget, timing, progress, seconds)
     require_certifiable(batches, max_kl)
-    if budget.by == "latency":  # at the length the data has, as the plan counts
-        budget = afford(batches.seq_len)
+    budget = budget if budget.by != "latency" else afford(batches.seq_len)  # the length at which the plan counts
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
@@ -123,8 +121,10 @@ def _opened(
         return load_model(model, dtype=dtype, device=device), seconds
 
 
-def _asked(max_kl: float | None, **fractions: float | None) -> Budget:
+def _asked(recipe: Recipe, max_kl: float | None, **fractions: float | None) -> Budget:
     """The one budget that was given; none but the whole model where a divergence is."""
+    if recipe.depth != "none" and max_kl is not None:  # it is promised along a front, and there is none of depth
+        raise BudgetOutOfReach(f"the recipe {recipe.name!r} takes a budget, not max_kl; give macs or params")
     if max_kl is None:
         return budget_of(**fractions)
     if any(fraction is not None for fraction in fractions.values()):

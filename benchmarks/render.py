@@ -44,6 +44,8 @@ NAMES = {
     "uniform": "slimformer `uniform`",
     "heads": "slimformer `balanced`, attention by whole heads",
     "balanced": "**slimformer `balanced`**",
+    "bypass": "slimformer `bypass`",
+    "linear-mlp": "slimformer `linear-mlp`",
 }
 
 
@@ -192,7 +194,7 @@ def spectra(results: dict[str, Any], report: str | None) -> str:
 RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
-    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks,
+    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "bypass": quality,
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ LAYERS = (
     ("checkpoint",),
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
     ("report",), ("track",), ("stages",), ("assess", "probe", "timings", "front", "fisher", "menu"),
-    ("refine", "lossless"), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
+    ("refine", "lossless", "depth"), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
     ("shell", "options"), ("cli_front",),
     ("cli_cascade", "cli_recipes", "cli_compress", "cli_inspect", "cli_eval", "cli_report"), ("cli",),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
-from slimformer.plan.cost import block_cost, kv_cache_bytes, outside_macs
+from slimformer.plan.cost import Size, block_cost, kv_cache_bytes, outside_macs, path_rank
 from slimformer.report.report import Footprint, Report
 from slimformer.rewrite.sizes import auto_class
 from slimformer.stages import Progress, silent, versions
@@ -92,7 +92,7 @@ def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenan
         seq_len=plan.seq_len,
         dense=footprint(loaded.model, architecture, plan.seq_len, loaded.dtype),
         small=footprint(small, after, plan.seq_len, loaded.dtype),
-        sites=site_table(architecture, after),
+        sites=site_table(architecture, after, dropped_blocks(plan.sizes)),
         data=data_provenance(architecture, p.data, p.data_hash, p.seed, p.tokens) if (p := provenance) else {},
         versions=versions(),
     )
@@ -136,6 +136,7 @@ def evaluate_pair(
     """Compare two models on all of `data`; if `small` was calibrated on these data, only on the part held out then."""
     before, after = describe(loaded.model), describe(small.model)
     require_relatives(loaded, small)
+    gone = _dropped(small) if after.n_blocks < before.n_blocks else set()
     made = _own_file(small, "report.json")
     batches, notes = _held_out(small, made, data)
     origin = _own_file(small, "plan.json").get("fingerprint") or fingerprint(loaded.model)
@@ -146,7 +147,7 @@ def evaluate_pair(
         model=loaded.name, model_type=before.model_type, load_class=auto_class(small.model),
         recipe=made.get("recipe", "unknown"), format=made.get("format", "unknown"), budget=made.get("budget", kept),
         macs_kept=kept, seq_len=data.seq_len, dense=footprint(loaded.model, before, data.seq_len, loaded.dtype),
-        small=footprint(small.model, after, data.seq_len, small.dtype), sites=site_table(before, after),
+        small=footprint(small.model, after, data.seq_len, small.dtype), sites=site_table(before, after, gone),
         versions=versions(), warnings=notes,
     )  # fmt: skip
     report = measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
@@ -162,7 +163,7 @@ def require_relatives(loaded: Loaded, small: Loaded) -> None:
         raise PlanDoesNotFit(
             f"{small.name} is a {kinds[0]}, {loaded.name} a {kinds[1]}; give the model it came from with --against"
         )
-    if before.n_blocks != after.n_blocks or before.hidden != after.hidden:
+    if before.n_blocks != after.n_blocks + len(_dropped(small)) or before.hidden != after.hidden:
         raise PlanDoesNotFit(
             f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
             f"{before.hidden}; give the model it came from with --against"
@@ -235,19 +236,38 @@ def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, 
     )
 
 
-def site_table(before: Architecture, after: Architecture) -> list[dict[str, Any]]:
-    """What every site keeps."""
+def site_table(before: Architecture, after: Architecture, gone: Collection[int] = ()) -> list[dict[str, Any]]:
+    """What every site keeps; nothing those of blocks that are gone."""
+    left = iter(after)
+    pairs = [(old, replace(old, units=0, beside=0) if old.block in gone else next(left)) for old in before]
     return [
         {
             "site": old.name, "block": old.block, "kind": old.kind, "keep": new.units, "of": old.units,
             "groups": new.units // max(1, new.group), "of_groups": old.units // max(1, old.group), **_ranks(old, new),
         }
-        for old, new in zip(before, after, strict=True)
+        for old, new in pairs
     ]  # fmt: skip
 
 
+def dropped_blocks(sizes: Mapping[str, Size]) -> set[int]:
+    """Blocks of which a plan keeps no head: they are gone, because no attention runs without."""
+    none = [name.split(".") for name, size in sizes.items() if name.endswith(".attn.heads") and not size.units]
+    return {int(parts[1]) for parts in none}
+
+
+def _dropped(small: Loaded) -> set[int]:
+    """Blocks that the plan beside a model says were dropped."""
+    edits = _own_file(small, "plan.json").get("edits", [])
+    try:
+        return dropped_blocks({edit["site"]: Size(int(edit["keep"]), 0) for edit in edits})
+    except (TypeError, KeyError, ValueError, IndexError):
+        return set()
+
+
 def _ranks(old: Site, new: Site) -> dict[str, int]:
-    """Ranks of queries–keys and of values, where these were cut."""
+    """Ranks of queries–keys and of values, where these were cut, and of a linear path beside gated neurons."""
+    if new.beside:
+        return {"path": path_rank(new.outer, new.beside)}
     if old.kind != "attn.heads" or [w.rows for w in old.writers] == [w.rows for w in new.writers]:
         return {}
     return {"qk": new.writers[0].rows, "vo": new.writers[2].rows, "of_rank": old.unit}

@@ -42,6 +42,7 @@ from slimformer.options import (
     NoSeed,
     OutFolder,
     Params,
+    Paths,
     Quiet,
     RecipeName,
     Refine,
@@ -114,6 +115,7 @@ def calibrate(
     seed: Seed = 0,
     device: Device = "cpu",
     dtype: Dtype = "float32",
+    paths: Paths = False,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -132,7 +134,7 @@ def calibrate(
     loaded, batches = read_both(model, name, columns, tokens, samples, seq_len, seed, device, dtype)
     with progress_bars(err, hidden=quiet or as_json) as progress, writing(out_folder, force=force) as folder:
         metric = fisher_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
-        statistics = stages.calibrate(loaded, batches, folder, metric=metric, progress=progress)
+        statistics = stages.calibrate(loaded, batches, folder, metric=metric, joint=paths, progress=progress)
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
     for note in thin_data(describe(loaded.model), batches) if not (quiet or as_json) else ():
         err.print(f"note: {note}", style="yellow")

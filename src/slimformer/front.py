@@ -17,7 +17,8 @@ from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.compare import compare
 from slimformer.models import describe
-from slimformer.plan import Budget, Plan
+from slimformer.plan import Budget, Plan, ffn_of
+from slimformer.plan.ffn import curve_name
 from slimformer.plan.profile import least_cost
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import predicted_harm
@@ -36,7 +37,7 @@ class FrontPoint:
 
     def to_json(self) -> dict[str, Any]:
         plan = self.plan
-        kept = {edit.site: edit.keep for edit in plan.edits}
+        kept = {curve_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
         return {
             "budget": plan.budget, "by": plan.by, "macs": plan.macs, "params": plan.params,
             "predicted_kl": self.predicted_kl, "kept": kept,
@@ -66,7 +67,7 @@ def reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, fo
     architecture, seq_len = describe(model), statistics.provenance.seq_len
     least = least_cost(
         architecture, seq_len,
-        multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
+        multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty, ffn=ffn_of(recipe),
     )  # fmt: skip
     lowest = least / Budget(1.0).dense(architecture, seq_len)
     steps = [round(1 - STEP * i, 4) for i in range(int(1 / STEP))]

@@ -19,9 +19,10 @@ from slimformer.calibrate.store import Statistics
 from slimformer.decompose import Curve
 from slimformer.models import Site, describe
 from slimformer.models.ranks import rank_sites
-from slimformer.plan import Budget, Plan, allocate, choices
+from slimformer.plan import Budget, Plan, allocate, choices, ffn_of
 from slimformer.plan.choice import NEAR, STEPS
 from slimformer.plan.cost import Size, block_cost, site_cost
+from slimformer.plan.ffn import error_left
 from slimformer.plan.profile import Ladder, least_cost
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, predicted_harm
@@ -51,12 +52,13 @@ def menu(
     at = {ladder.site.name: i for i, ladder in enumerate(rungs)}
     least = least_cost(
         architecture, seq_len, multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
-        price=budget.price,
+        price=budget.price, ffn=ffn_of(recipe, budget),
     )  # fmt: skip
     dense, cost = budget.dense(architecture, seq_len), block_cost(architecture, seq_len)
     menus = _Menus(seq_len)
     rotary = architecture.family.rotary
-    sites = [_site(each, menus.number(each), each.curve, probes, rotary=rotary) for each in rungs]
+    every = {each.site.name: each.curve for each in rungs} | dict(curves)  # scores that cannot be cut have one, too
+    sites = [_site(each, menus.number(each), every, probes, rotary=rotary) for each in rungs]
     plans = [
         allocate(architecture, curves, budget=replace(budget, fraction=fraction), **asked)
         for fraction in _grid(least / dense, budget.fraction)
@@ -77,32 +79,37 @@ class _Menus:
 
     def __init__(self, seq_len: int) -> None:
         self.seq_len = seq_len
-        self.found: list[dict[str, list[int]]] = []
+        self.found: list[dict[str, Any]] = []
 
     def number(self, ladder: Ladder) -> int:
         costs = [site_cost(ladder.site, size, self.seq_len) for size in ladder.sizes]
-        entry = {
+        entry: dict[str, Any] = {
             "units": [size.units for size in ladder.sizes], "groups": [size.groups for size in ladder.sizes],
             "price": list(ladder.cost), "macs": [c.macs for c in costs], "params": [c.params for c in costs],
         }  # fmt: skip
+        if any(size.rank for size in ladder.sizes):
+            entry["ranks"] = [size.rank for size in ladder.sizes]
+            entry["paired"] = not ladder.site.gated  # a rank is then two neurons
         if entry not in self.found:
             self.found.append(entry)
         return self.found.index(entry)
 
 
-def _site(ladder: Ladder, number: int, curve: Curve, probes: Mapping[str, Probe], *, rotary: bool) -> dict[str, Any]:
+def _site(
+    ladder: Ladder, number: int, curves: Mapping[str, Curve], probes: Mapping[str, Probe], *, rotary: bool
+) -> dict[str, Any]:
     """Harm at every size, and what turns it into the share of error left and into predicted divergence."""
-    site, sizes = ladder.site, ladder.sizes
-    left, floor = (dict(zip(curve.sizes, values, strict=True)) for values in (curve.held, curve.floor))
+    site, sizes, curve = ladder.site, ladder.sizes, curves[ladder.site.name]
+    floor = dict(zip(curve.sizes, curve.floor, strict=True))
     whole = curve.held[0] or 1.0  # curves begin with nothing kept
     width = site.units * (2 if site.kind == "attn.qk" and rotary else 1)  # a plane is two coordinates of a head
-    relative = [left[size.units] / whole for size in sizes]
-    kl = [predicted_harm(probes, {site.name: curve}, {site.name: size}) for size in sizes]
+    relative = [error_left(curves, site.name, size) / whole for size in sizes]
+    kl = [predicted_harm(probes, curves, {site.name: size}) for size in sizes]
     return {
         "site": site.name, "block": site.block, "kind": site.kind, "of": site.units, "width": width,
         "menu": number, "harm": list(ladder.harm), "error": _scale(ladder.harm, relative),
         "kl": _scale(ladder.harm, kl) if site.name in probes else None,
-        "floor": [_rounded(floor[size.units] / whole) for size in sizes],
+        "floor": [0.0 if size.rank else _rounded(floor[size.units] / whole) for size in sizes],
         "order": list(curve.order) if site.kind == "attn.heads" else None,
     }  # fmt: skip
 
@@ -128,7 +135,8 @@ def _grid(lowest: float, chosen: float) -> list[float]:
 def _point(
     plan: Plan, probes: Mapping[str, Probe], curves: Mapping[str, Curve], rungs: Sequence[Ladder]
 ) -> dict[str, Any]:
-    """A plan in short: units kept by site, null for ranks of attention that is not cut by rank."""
+    """A plan in short: units kept by site, "512+24" with a path of rank 24 beside them, null for ranks of attention
+    that is not cut by rank."""
     sizes = plan.sizes
     return {
         "budget": plan.budget, "macs": plan.macs, "params": plan.params,
@@ -137,8 +145,9 @@ def _point(
     }  # fmt: skip
 
 
-def _kept(site: Site, sizes: Mapping[str, Size]) -> int | None:
+def _kept(site: Site, sizes: Mapping[str, Size]) -> int | str | None:
     """A plan does not name scores that cannot be cut; beside values that are, they count as whole."""
     if site.name in sizes:
-        return sizes[site.name].units
+        size = sizes[site.name]
+        return f"{size.units}+{size.rank}" if size.rank else size.units
     return site.units if site.kind == "attn.qk" and f"blocks.{site.block}.attn.vo" in sizes else None

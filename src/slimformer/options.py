@@ -75,13 +75,17 @@ Dtype = Annotated[
     str, typer.Option(metavar="NAME", help="precision to compute in: float32, float64, bfloat16 or float16")
 ]
 RecipeName = Annotated[
-    str, typer.Option("--recipe", metavar="NAME", help="balanced, stat, uniform, lossless, or a path to a .yaml file")
+    str, typer.Option("--recipe", metavar="NAME", help="a name `slimformer recipes` lists, or a path to a .yaml file")
 ]
 Format = Annotated[
     str,
     typer.Option(
         "--format", metavar="NAME", help="ragged: every block its own sizes; plain: sizes the stock config can say"
     ),
+]
+Paths = Annotated[
+    bool,
+    typer.Option("--paths", help="also gather what the recipes bypass and linear-mlp need: neurons with their input"),
 ]
 Track = Annotated[
     str | None, typer.Option(metavar="NAME", help="record the numbers with trackio, wandb or tensorboard, offline")

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from slimformer.assess import evaluate
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
+from slimformer.depth import blocks_to_drop, make_shallow
 from slimformer.errors import BudgetOutOfReach
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
@@ -28,6 +29,7 @@ from slimformer.plan import Budget, Plan, check_budget, require_budget_allowed
 from slimformer.plan.budget import budget_of
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.report.report import Report
+from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import Progress, save_result, silent
 from slimformer.workbench import Bench, Made, priced, require_certifiable, smallest_certified, timed, workbench
 
@@ -86,7 +88,7 @@ def compress(
         require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
         return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     architecture = describe(loaded.model)
-    budget = _asked(max_kl, macs=macs, params=params, latency=latency)
+    budget = _asked(chosen, max_kl, macs=macs, params=params, latency=latency)
     afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
     if budget.by != "latency":  # before the long work
         afford(sequence_length(loaded.model, architecture, seq_len))
@@ -96,9 +98,10 @@ def compress(
             tokens=tokens, samples=samples, columns=columns, seed=seed,
         )  # fmt: skip
         batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
+    if chosen.depth != "none":
+        return _shallow(loaded, batches, others, chosen, budget, timing, progress, seconds)
     require_certifiable(batches, max_kl)
-    if budget.by == "latency":  # at the length the data has, as the plan counts
-        budget = afford(batches.seq_len)
+    budget = budget if budget.by != "latency" else afford(batches.seq_len)  # the length at which the plan counts
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
@@ -118,8 +121,10 @@ def _opened(
         return load_model(model, dtype=dtype, device=device), seconds
 
 
-def _asked(max_kl: float | None, **fractions: float | None) -> Budget:
+def _asked(recipe: Recipe, max_kl: float | None, **fractions: float | None) -> Budget:
     """The one budget that was given; none but the whole model where a divergence is."""
+    if recipe.depth != "none" and max_kl is not None:  # it is promised along a front, and there is none of depth
+        raise BudgetOutOfReach(f"the recipe {recipe.name!r} takes a budget, not max_kl; give macs or params")
     if max_kl is None:
         return budget_of(**fractions)
     if any(fraction is not None for fraction in fractions.values()):
@@ -131,6 +136,9 @@ def _affordable(
     budget: Budget, model: PreTrainedModel, recipe: Recipe, format: str, progress: Progress, seq_len: int
 ) -> Budget:
     """The budget with its prices, if it can be reached; else an error that names the minimum."""
+    if recipe.depth != "none":
+        blocks_to_drop(describe(model), budget)
+        return budget
     budget = priced(budget, model, seq_len, progress)
     check_budget(describe(model), budget, seq_len=seq_len, recipe=recipe, format=format)
     return budget
@@ -143,6 +151,20 @@ def _assessed(bench: Bench, made: Made, others: Sequence[Data], *, timing: bool,
             bench.loaded, made.model, made.plan, bench.data, others, timing=timing, progress=bench.progress
         )
     return replace(report, seconds=bench.seconds, correction=[asdict(each) for each in made.corrections], **found)
+
+
+def _shallow(
+    loaded: Loaded, data: Data, others: Sequence[Data], recipe: Recipe, budget: Budget, timing: bool,
+    progress: Progress, seconds: dict[str, float],
+) -> Result:  # fmt: skip
+    """Fewer blocks, measured."""
+    with timed(seconds, "depth"):
+        small, plan, done = make_shallow(loaded.model, data, recipe, budget, progress=progress)
+        round_weights(small, loaded.dtype)
+    with timed(seconds, "evaluate"):
+        report = evaluate(loaded, small, plan, data, others, timing=timing, progress=progress)
+    report = replace(report, seconds=seconds, correction=[asdict(each) for each in done])
+    return Result(small, plan, report, loaded)
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:

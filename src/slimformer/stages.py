@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,14 @@ from slimformer.checkpoint.atomic import writing_file
 from slimformer.checkpoint.save import save
 from slimformer.decompose import Curve
 from slimformer.decompose.reduction import legal_sizes
-from slimformer.errors import CannotWrite, OutputExists, PlanDoesNotFit
-from slimformer.models import Architecture, describe
+from slimformer.errors import CannotWrite, OutputExists, PlanDoesNotFit, UnknownMethod
+from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint, weight_of
 from slimformer.models.load import Loaded
 from slimformer.models.ranks import heads_of, rank_sites
 from slimformer.plan import FORMATS, Budget, Plan, allocate
 from slimformer.plan.budget import budget_of
+from slimformer.plan.ffn import joint_of, path_curves, path_names
 from slimformer.plan.plan import check_fits
 from slimformer.plan.profile import profile_site
 from slimformer.plan.ranks import attention_of
@@ -44,6 +46,8 @@ from slimformer.report.card import model_card
 from slimformer.report.page import html_page
 from slimformer.report.report import Report
 from slimformer.rewrite.apply import apply
+from slimformer.rewrite.bypass import is_linear_apart
+from slimformer.rewrite.forbidden import activation_name
 
 RANKS = (".attn.qk", ".attn.vo")
 Progress = Callable[[str, int, int], None]  # stage, steps done, steps in all
@@ -59,18 +63,20 @@ def calibrate(
     folder: Path,
     *,
     metric: Mapping[str, Tensor] | None = None,
+    joint: bool = False,
     progress: Progress = silent,
 ) -> Statistics:
     """One pass over the fit and select splits; moments are written to `folder` block by block.
 
-    `metric` (see `fisher.fisher_metric`) lets later stages count errors in nats at the outputs.
+    `metric` (see `fisher.fisher_metric`) lets later stages count errors in nats at the outputs, `joint` moments of
+    neurons with their input let them put linear paths beside neurons.
     """
     architecture = describe(loaded.model)
-    begin(folder, _provenance(loaded, architecture, data))
+    begin(folder, replace(_provenance(loaded, architecture, data), joint=joint))
     splits = {split: data.splits[split] for split in ("fit", "select")}
     weights: dict[str, float] = {}
     progress("calibrate", 0, architecture.n_blocks)
-    for block in collect(loaded.model, architecture, splits, metric):
+    for block in collect(loaded.model, architecture, splits, metric, joint=joint):
         write_block(folder, block)
         weights |= dict.fromkeys(block.sites, block.loudness)
         progress("calibrate", block.block + 1, architecture.n_blocks)
@@ -82,14 +88,18 @@ def profile(
     model: PreTrainedModel, statistics: Statistics, recipe: Recipe, *, progress: Progress = silent
 ) -> dict[str, Curve]:
     """Error curves of every site. Kept beside the statistics, so that the next budget costs nothing."""
+    require_widths(recipe)
     ways = "" if recipe.attention == "heads" else "-ranks"
     ways += "-fisher" if recipe.metric == "fisher" else ""
+    ways += "-paths" if recipe.ffn != "neurons" else ""
     key = f"{recipe.selector}-{recipe.ridge!r}-{'bias' if recipe.absorb_mean else 'nobias'}{ways}"
     cached = statistics.folder / f"curves-{key}.json"
     architecture = describe(model)
     known = _read_curves(cached)
     ranks = rank_sites(model, architecture) if recipe.attention != "heads" else ()
-    if known.keys() == architecture.by_name.keys() | {site.name for site in ranks}:
+    paths = _path_sites(model, statistics, recipe)
+    wanted = architecture.by_name.keys() | {site.name for site in ranks}
+    if known.keys() == wanted.union(*(path_names(site) for site in paths)):
         return known
     curves = {}
     progress("profile", 0, architecture.n_blocks)
@@ -101,6 +111,9 @@ def profile(
                 site, block.read_through(site.name, W) if recipe.metric == "fisher" else W, block.sites[site.name],
                 selector=recipe.selector, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
             )  # fmt: skip
+            if site in paths:
+                joint = joint_of(site, W, block, absorb_mean=recipe.absorb_mean, metric=recipe.metric)
+                curves |= path_curves(joint, curves[site.name].order, ridge=recipe.ridge)
         for site in ranks:
             if site.block == i:
                 W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
@@ -111,6 +124,33 @@ def profile(
         progress("profile", i + 1, architecture.n_blocks)
     _keep_curves(cached, curves)
     return curves
+
+
+def require_widths(recipe: Recipe) -> None:
+    """Refuse a recipe that drops whole blocks: moments of widths do not say which."""
+    if recipe.depth != "none":
+        raise UnknownMethod(
+            f"the recipe {recipe.name!r} drops whole blocks, which takes the data; use `slimformer compress`"
+        )
+
+
+def _path_sites(model: PreTrainedModel, statistics: Statistics, recipe: Recipe) -> list[Site]:
+    """Feed-forward parts that may have a linear path; refuse where the recipe insists on one that cannot be had."""
+    if recipe.ffn == "neurons":
+        return []
+    if not statistics.provenance.joint:
+        raise PlanDoesNotFit(
+            f"the statistics in {str(statistics.folder)!r} hold no moments of neurons together with their input, which "
+            f"the recipe {recipe.name!r} needs; make them with `slimformer calibrate --paths`"
+        )
+    sites = [site for site in describe(model) if site.kind == "ffn.hidden" and not site.beside]
+    found = [site for site in sites if site.gated or is_linear_apart(activation_name(model))]
+    if recipe.ffn != "best" and len(found) < describe(model).n_blocks:
+        raise UnknownMethod(
+            f"the recipe {recipe.name!r} puts a linear path beside neurons, which this model has or cannot have "
+            f"(its activation is {activation_name(model)!r}); use another recipe"
+        )
+    return found
 
 
 def _read_curves(path: Path) -> dict[str, Curve]:
@@ -206,6 +246,7 @@ def even_plan(
     model: PreTrainedModel, *, budget: Budget, recipe: Recipe, format: str, seq_len: int | None = None
 ) -> Plan:
     """What would be kept if every block lost the same share: needs no data, so it is what --dry-run shows."""
+    require_widths(recipe)
     architecture = describe(model)
     blank = {}
     for site in architecture:
@@ -214,7 +255,7 @@ def even_plan(
         blank[site.name] = Curve(recipe.selector, tuple(range(site.units)), sizes, groups, zeros, zeros, zeros)
     return allocate(
         architecture, blank, budget=budget, seq_len=sequence_length(model, architecture, seq_len),
-        recipe=recipe.model_copy(update={"allocation": "uniform"}), weights={}, format=format,
+        recipe=recipe.model_copy(update={"allocation": "uniform", "ffn": "neurons"}), weights={}, format=format,
     )  # fmt: skip
 
 
@@ -239,6 +280,7 @@ def recipe_of(plan: Plan) -> Recipe:
     said: dict[str, Any] = {"selector": methods.pop(), "ridge": plan.ridge, "absorb_mean": plan.absorb_mean}
     said["metric"] = plan.metric
     said["attention"] = "best" if any(edit.site.endswith(RANKS) for edit in plan.edits) else "heads"
+    said["ffn"] = "best" if any(edit.rank for edit in plan.edits) else "neurons"
     try:
         return Recipe.model_validate({"name": plan.recipe, "summary": "read off a plan", **said})
     except ValidationError as error:

@@ -129,7 +129,7 @@ def workbench(
         with timed(seconds, "metric"):
             metric = fisher_metric(loaded.model, data.splits["fit"], seed=data.seed, progress=progress)
     with timed(seconds, "calibrate"):
-        statistics = calibrate(loaded, data, folder, metric=metric, progress=progress)
+        statistics = calibrate(loaded, data, folder, metric=metric, joint=recipe.ffn != "neurons", progress=progress)
     with timed(seconds, "profile"):
         curves = profile(loaded.model, statistics, recipe, progress=progress)
     if recipe.allocation == "greedy":

@@ -12,6 +12,7 @@ from test_choice import problem
 from chromium import browser
 from slimformer.plan.allocate import greedy
 from slimformer.plan.choice import NEAR, STEPS, greedy_ways
+from slimformer.plan.cost import Size
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,40 @@ def test_the_page_allocates_as_python_on_any_ladders(page):
         if sum(rung.cost[0] for rung in fixed) <= int(0.4 * most):
             sizes = greedy(fixed, budget=int(0.4 * most))
             assert found[: len(fixed)] == [sizes[rung.site.name].units for rung in fixed]
+
+
+def test_the_page_tells_sizes_with_a_path_from_those_without(page):
+    """Two sizes may keep the same units; what tells them apart is the rank of the path beside them."""
+    fixed, _ = problem(3, blocks=4)
+    rungs = [
+        replace(rung, sizes=(*(Size(i // 2, i // 2, 4 * (i % 2)) for i in range(len(rung.sizes) - 1)), rung.sizes[-1]))
+        for rung in fixed
+    ]
+    most = sum(rung.cost[-1] for rung in rungs)
+    front = {
+        "allocation": "greedy", "near": NEAR, "steps": STEPS, "dense": {"price": most},
+        "menus": [
+            {"units": [s.units for s in rung.sizes], "ranks": [s.rank for s in rung.sizes], "price": rung.cost}
+            for rung in rungs
+        ],
+        "sites": [
+            {"site": rung.site.name, "block": rung.site.block, "kind": rung.site.kind, "of": rung.site.units, "menu": i,
+             "harm": rung.harm}
+            for i, rung in enumerate(rungs)
+        ],
+        "fixed": list(range(len(rungs))), "parts": [],
+    }  # fmt: skip
+    paths = 0
+    for fraction in (0.45, 0.6, 0.75, 0.9):
+        found = page.evaluate(f"(f => planAt(f, laddersOf(f), {fraction}))({json.dumps(front)})")
+        sizes = [greedy(rungs, budget=int(fraction * most))[rung.site.name] for rung in rungs]
+        assert found == [f"{size.units}+{size.rank}" if size.rank else size.units for size in sizes]
+        rows = page.evaluate(
+            f"(f => laddersOf(f).map((l, i) => rungOf(l, {json.dumps(found)}[i])))({json.dumps(front)})"
+        )
+        assert rows == [rung.sizes.index(size) for rung, size in zip(rungs, sizes, strict=True)]
+        paths += sum(size.rank > 0 for size in sizes)
+    assert paths
 
 
 def _rounded(rungs):

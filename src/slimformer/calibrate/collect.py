@@ -22,10 +22,11 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.respond import block_response, has_response, projections, sequences_of
 from slimformer.calibrate.text import Batch
+from slimformer.decompose.bypass import first_part
 from slimformer.decompose.response import Response
 from slimformer.errors import NotFinite
 from slimformer.linalg.moments import Moments
-from slimformer.models import Architecture
+from slimformer.models import Architecture, Site
 from slimformer.models.ranks import heads_of
 
 Split = str
@@ -44,6 +45,7 @@ class BlockMoments:
     )
     responses: dict[Split, Response] = field(default_factory=dict)  # of attention to its scores, where they may be cut
     metric: dict[str, Tensor] = field(default_factory=dict)  # by site, the root of `decompose.metric`; else squares
+    joint: dict[Split, Moments] = field(default_factory=dict)  # of neurons and, after them, their input; where asked
 
     def read_through(self, site: str, W: Tensor) -> Tensor:
         """A reader as the metric sees it: R W."""
@@ -78,10 +80,13 @@ def collect(
     architecture: Architecture,
     data: Mapping[Split, Sequence[Batch]],
     metric: Mapping[str, Tensor] | None = None,
+    *,
+    joint: bool = False,
 ) -> Iterator[BlockMoments]:
     """Moments of every site, one block at a time, for every split in `data`; responses are seen in the `metric`.
 
-    Cost: one forward pass through the blocks and n d² operations for every width d; memory tokens × hidden size.
+    `joint` also takes those of neurons together with their input, which `decompose.bypass` needs. Cost: one forward
+    pass through the blocks and n d² operations for every width d; memory tokens × hidden size.
     """
     model.eval()
     stages = [stage for split, batches in data.items() for stage in rehearse(model, architecture, batches, split)]
@@ -91,8 +96,11 @@ def collect(
         inverse_energy, tokens = 0.0, 0
         roots = {site.name: metric[site.name] for site in architecture.of_block(i)} if metric else {}
         attention = _Attention(model, architecture, i, roots)
+        neurons = architecture.of_block(i)[1]
         for stage in stages:
             ears = {site.reader: _ear(tallies[site.name], stage) for site in architecture.of_block(i)}
+            if joint:
+                ears |= _joint_ears(neurons, tallies[neurons.name], stage)
             with listening(model, inputs=ears, outputs=attention.ears()):
                 stage.state = through(block, stage.state, stage.calls[i])
             attention.add(stage)
@@ -101,7 +109,10 @@ def collect(
             tokens += len(energy)
         moments = {name: tally.moments for name, tally in tallies.items()}
         _require_finite(moments)
-        yield BlockMoments(i, moments, inverse_energy / max(tokens, 1), attention.responses, roots)
+        both = moments[neurons.name] if joint else {}
+        if joint:
+            moments[neurons.name] = {split: first_part(m, neurons.width) for split, m in both.items()}
+        yield BlockMoments(i, moments, inverse_energy / max(tokens, 1), attention.responses, roots, both)
 
 
 class _Attention:
@@ -136,6 +147,17 @@ class _Attention:
 
 def _ear(tally: _Tally, stage: Stage) -> Ear:
     return lambda X: tally.add(stage.split, real_rows(X, stage.rows))
+
+
+def _joint_ears(site: Site, tally: _Tally, stage: Stage) -> dict[str, Ear]:
+    """What listens to the input of neurons, and then to them: rows of both side by side."""
+    heard: list[Tensor] = []
+
+    def neurons(H: Tensor) -> None:
+        X = real_rows(heard.pop(), stage.rows)
+        tally.add(stage.split, torch.cat([real_rows(H, stage.rows), X], -1))
+
+    return {site.writers[0].module: heard.append, site.reader: neurons}
 
 
 def rehearse(

@@ -45,6 +45,7 @@ class Provenance:
     dtype: str
     n_blocks: int
     versions: dict[str, str]
+    joint: bool = False  # are there moments of neurons together with their input?
     slimformer_stats: int = FORMAT
 
 
@@ -159,6 +160,11 @@ def _pack(moments: BlockMoments) -> dict[str, Tensor]:
             out[f"{site}/{split}/gram"] = _upper(m.gram.cpu())
     for site, root in moments.metric.items():
         out[f"metric/{site}"] = _upper(root)
+    for split, m in moments.joint.items():
+        n = _neurons(moments.sites)[split].width  # what neurons have alone is stored already
+        out[f"joint/{split}/sum"] = m.sum[n:].cpu().contiguous()
+        out[f"joint/{split}/cross"] = m.gram[:n, n:].cpu().contiguous()
+        out[f"joint/{split}/gram"] = _upper(m.gram[n:, n:].cpu())
     for split, found in moments.responses.items():
         out[f"response/{split}/queries-counted"] = torch.tensor([found.count])
         for name in RESPONSE:
@@ -175,7 +181,22 @@ def _unpack(i: int, tensors: Mapping[str, Tensor]) -> BlockMoments:
         total = tensors[f"{site}/{split}/sum"]
         gram = _symmetric(tensors[f"{site}/{split}/gram"], len(total))
         sites.setdefault(site, {})[split] = Moments(int(tensors[key]), total, gram)
-    return BlockMoments(i, sites, float(tensors["loudness"]), _responses(tensors), _metric(tensors))
+    joint = _joint(tensors, _neurons(sites)) if any(key.startswith("joint/") for key in tensors) else {}
+    return BlockMoments(i, sites, float(tensors["loudness"]), _responses(tensors), _metric(tensors), joint)
+
+
+def _neurons(sites: Mapping[str, SiteMoments]) -> SiteMoments:
+    return next(splits for site, splits in sites.items() if site.endswith(".ffn.hidden"))
+
+
+def _joint(tensors: Mapping[str, Tensor], neurons: SiteMoments) -> dict[str, Moments]:
+    """Moments of neurons and their input, put together from those of the neurons and the rest."""
+    out = {}
+    for split, m in neurons.items():
+        total, cross, upper = (tensors[f"joint/{split}/{name}"] for name in ("sum", "cross", "gram"))
+        gram = torch.cat([torch.cat([m.gram, cross], 1), torch.cat([cross.mT, _symmetric(upper, len(total))], 1)])
+        out[split] = Moments(m.count, torch.cat([m.sum, total]), gram)
+    return out
 
 
 def _metric(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

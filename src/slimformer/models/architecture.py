@@ -75,6 +75,11 @@ class Family:
         """The module that holds the projections of queries, keys and values."""
         return self.query.rpartition(".")[0]
 
+    @property
+    def ffn(self) -> str:
+        """The module that holds the reader of the neurons; the block itself where there is none."""
+        return self.ffn_out.rpartition(".")[0]
+
 
 @dataclass(frozen=True)
 class Writer:
@@ -106,6 +111,12 @@ class Site:
     writers: tuple[Writer, ...]
     reader: str
     reader_bias: bool
+    beside: int = 0  # weights of a linear path beside the units, which stays as it is
+
+    @property
+    def gated(self) -> bool:
+        """Is a neuron a product of two?"""
+        return self.kind == "ffn.hidden" and len(self.writers) > 1
 
     @property
     def width(self) -> int:
@@ -242,9 +253,11 @@ def _neurons(family: Family, path: str, i: int, block: nn.Module) -> Site:
     reader = block.get_submodule(family.ffn_out)
     outer, units = out_in(reader)
     writers = tuple(Writer(f"{path}.{name}", 1, has_bias(block.get_submodule(name))) for name in family.ffn_in)
+    path_beside = getattr(block.get_submodule(family.ffn), "bypass", None)
+    beside = sum(p.numel() for p in path_beside.parameters()) if path_beside is not None else 0
     return Site(
         f"blocks.{i}.ffn.hidden", "ffn.hidden", i, units, 1, 1, outer,
-        writers, f"{path}.{family.ffn_out}", has_bias(reader),
+        writers, f"{path}.{family.ffn_out}", has_bias(reader), beside,
     )  # fmt: skip
 
 

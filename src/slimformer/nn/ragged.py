@@ -13,6 +13,7 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
     attention   where a block has its attention, its four projections and its head counts     only beside `ranks`
     ranks       block → qk, vo, planes: queries and keys of width qk, values of width vo, rotary planes kept
     bare        block → modules that have lost their bias
+    bypass      path of a feed-forward part, its width, and block → rank of the linear path beside it
 
 `resize` brings the blocks to these shapes before the weights are read. No stock forward pass is touched; a block with
 ranks gets an attention of its own, `RankAttention`, because stock ones know one width for queries, keys and values.
@@ -37,7 +38,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 CODE = "modeling_slimformer.py"
-FORMAT = 3  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
+FORMAT = 4  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
 Planes = Sequence[int] | Sequence[Sequence[int]]
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
@@ -56,10 +57,13 @@ def resize(model: PreTrainedModel) -> None:
         blocks = model.base_model.get_submodule(table["blocks"])
     except AttributeError:  # a part of a model that is still being built: its owner will come by
         return
+    beside = table.get("bypass", {"ranks": {}})
     for i, block in enumerate(blocks.children()):
         for path in table.get("bare", {}).get(str(i), ()):
             block.get_submodule(path).register_parameter("bias", None)
         _resize_block(block, table, model.config.per_layer_config[i], table.get("ranks", {}).get(str(i)))
+        if str(i) in beside["ranks"]:
+            put_bypass(block, beside["path"], width=beside["width"], rank=beside["ranks"][str(i)])
 
 
 def _resize_block(block: nn.Module, table: dict[str, Any], sizes: Any, rank: dict[str, Any] | None) -> None:
@@ -68,30 +72,21 @@ def _resize_block(block: nn.Module, table: dict[str, Any], sizes: Any, rank: dic
     widths = rank_widths(parts, heads, kv_heads, rank["qk"], rank["vo"]) if rank else {}
     for path, axis, key, factor in table["axes"]:
         size = getattr(sizes, key)
-        if path in widths:
-            _resize_axis(block, path, axis, widths[path])
-        elif size is not None:  # None is how GPT-2 says "four times the hidden size": nothing was cut
-            _resize_axis(block, path, axis, factor * size)
+        if path in widths or size is not None:  # None is how GPT-2 says "four times the hidden size": nothing was cut
+            _resize_axis(block, path, axis, widths[path] if path in widths else factor * size)
     if rank:
         put_ranks(block, parts, heads=heads, kv_heads=kv_heads, **rank)
         return
     for path, factor, times, over in table["attributes"]:
-        value = factor * getattr(sizes, times)
-        *parents, name = path.split(".")
-        owner = block.get_submodule(".".join(parents))
-        setattr(owner, name, value // (max(1, getattr(sizes, over)) if over else 1))
+        _set(block, path, factor * getattr(sizes, times) // (max(1, getattr(sizes, over)) if over else 1))
 
 
 def rank_widths(parts: dict[str, Any], heads: int, kv_heads: int, qk: int, vo: int) -> dict[str, int]:
     """Outputs of the projections that write queries, keys and values, and inputs of the one that reads the result."""
     if parts["query"] == parts["value"]:  # one matrix: queries, then keys, then values
         return {parts["query"]: heads * qk + kv_heads * (qk + vo), parts["out"]: heads * vo}
-    return {
-        parts["query"]: heads * qk,
-        parts["key"]: kv_heads * qk,
-        parts["value"]: kv_heads * vo,
-        parts["out"]: heads * vo,
-    }
+    sizes = {"query": heads * qk, "key": kv_heads * qk, "value": kv_heads * vo, "out": heads * vo}
+    return {parts[role]: size for role, size in sizes.items()}
 
 
 def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
@@ -105,8 +100,32 @@ def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
     with torch.device(old.weight.device), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")
         new: Any = Conv1D(outputs, inputs) if transposed else nn.Linear(inputs, outputs, bias=old.bias is not None)
-    *parents, name = path.split(".")
-    setattr(block.get_submodule(".".join(parents)), name, new.to(old.weight.dtype))
+    _set(block, path, new.to(old.weight.dtype))
+
+
+def _set(block: nn.Module, path: str, value: Any) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(block.get_submodule(parent), name, value)
+
+
+def put_bypass(block: nn.Module, path: str, *, width: int, rank: int) -> None:
+    """Let the feed-forward part of `block` add B A x to what it gives; one square matrix where that is less."""
+    part: Any = block.get_submodule(path)
+    if hasattr(part, "bypass"):
+        return
+    like, maps = next(part.parameters()), [(width, rank), (rank, width)] if 2 * rank < width else [(width, width)]
+    part.__class__ = _bypassed(type(part))  # type: ignore[arg-type]
+    part.bypass = nn.Sequential(*(nn.Linear(*sizes, bias=False).to(like) for sizes in maps))
+
+
+@functools.cache
+def _bypassed(stock: Any) -> type[nn.Module]:
+    """The stock class with a linear path beside it."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return stock.forward(self, x) + self.bypass(x)
+
+    return type(stock.__name__, (stock,), {"forward": forward, "__module__": __name__})
 
 
 def put_ranks(
@@ -114,11 +133,9 @@ def put_ranks(
 ) -> None:
     """Let the attention of `block` have these ranks. Its matrices are left to whoever calls."""
     old: Any = block.get_submodule(parts["path"])
-    stock: Any = type(old)
-    new = old if hasattr(old, "set_ranks") else _standing_in_for(stock)(old, parts)
+    new = old if hasattr(old, "set_ranks") else _standing_in_for(type(old))(old, parts)
     new.set_ranks(heads=heads, kv_heads=kv_heads, qk=qk, vo=vo, planes=planes)
-    *parents, name = parts["path"].split(".")
-    setattr(block.get_submodule(".".join(parents)), name, new)
+    _set(block, parts["path"], new)
 
 
 @functools.cache
@@ -137,8 +154,7 @@ class RankAttention(nn.Module):
     only the bias of the output is written. Per token 2 T heads (qk + vo) operations in scores and context.
 
     With rotary positions `planes` are the pairs of coordinates (f, f + d/2) that are kept, each turning at its old
-    frequency; columns are those of all f, then those of all f + d/2. One list serves all heads; a list of lists has one
-    for every key/value head.
+    frequency; columns: all f, then all f + d/2. One list serves all heads; a list of lists has one for each key head.
     """
 
     q_norm: nn.Module  # where the stock module has them
@@ -264,12 +280,8 @@ class RankAttention(nn.Module):
             if not self.vo:  # no value, no need of scores
                 return query.new_zeros(query.shape[0], query.shape[2], self.heads, 0), None
             if self.qk != self.vo:
-                if (
-                    kind == "sdpa"
-                    and query.shape[2] == 1
-                    and not self.training
-                    and (mask is None or mask.shape[1] == 1)
-                ):
+                single = kind == "sdpa" and query.shape[2] == 1 and not self.training
+                if single and (mask is None or mask.shape[1] == 1):
                     return self._one_query(query, key, value, mask), None
                 # Fused kernels want one width. Zeros change nothing, and cost less than a kernel that stores the scores
                 # (several times slower on a CPU).
@@ -284,13 +296,11 @@ class RankAttention(nn.Module):
 
     def _one_query(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """One query for each head, as decoding asks: those that share a key together, so that no key is copied."""
-        scores = query.reshape(*key.shape[:2], self.num_key_value_groups, self.qk) @ key.mT * self.scaling
-        if mask is not None:
-            scores = (
-                scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
-            )
-        weights = scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
-        return (weights @ value).reshape(len(query), 1, self.heads, self.vo)
+        together = query.reshape(*key.shape[:2], self.num_key_value_groups, self.qk)
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+        context, _ = _eager(self, together, key, value, mask, dropout=0.0, scaling=self.scaling)
+        return context.transpose(1, 2).reshape(len(query), 1, self.heads, self.vo)
 
     def _write(self, merged: Tensor) -> Tensor:
         if self.out_name is None:
@@ -319,8 +329,7 @@ def _moved(planes: Planes | None) -> bool:
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Every plane (x_f, x_f+w) by its angle; w is half the width."""
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+    return x * cos + torch.cat([-x.chunk(2, -1)[1], x.chunk(2, -1)[0]], -1) * sin
 
 
 def _eager(
@@ -328,14 +337,15 @@ def _eager(
     dropout: float, scaling: float, **_: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention in plain matrix products, with its weights."""
-    key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
-    scores = query @ key.mT * scaling
-    scores = scores if mask is None else scores + mask
-    weights = scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
-    weights = F.dropout(weights, dropout, module.training)
+    if query.shape[1] > key.shape[1]:
+        key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+    scores = query @ key.mT * scaling + (0 if mask is None else mask)
+    weights = scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32))
+    weights = F.dropout(weights.to(value.dtype), dropout, module.training)
     return (weights @ value).transpose(1, 2), weights
 
 
+@functools.cache
 def ragged(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The stock model class, with `resize` as a step of its construction.
 
@@ -352,8 +362,7 @@ def ragged(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 
 def enable() -> None:
-    """Let every stock model class read and write ragged checkpoints. Models without `config.slimformer` stay as
-    ever."""
+    """Let every stock model class read and write ragged checkpoints. Others, without `config.slimformer`, stay."""
     stock_post_init, stock_save = PreTrainedModel.post_init, PreTrainedConfig.save_pretrained
     if getattr(stock_post_init, "reads_ragged", False):
         return
@@ -377,14 +386,10 @@ def write_code(folder: str | Path) -> None:
     shutil.copyfile(__file__, Path(folder) / CODE)
 
 
-def _not_about_global_sizes(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Reading global config value for per-layer attribute")
-
-
 # Stock constructors read the global sizes on purpose (see above): the warning would only alarm.
-logging.getLogger("transformers.integrations.heterogeneity.configuration_utils").addFilter(_not_about_global_sizes)
-
-_made: dict[str, type] = {}
+logging.getLogger("transformers.integrations.heterogeneity.configuration_utils").addFilter(
+    lambda record: not record.getMessage().startswith("Reading global config value for per-layer attribute")
+)
 
 
 def __getattr__(name: str) -> type:
@@ -392,6 +397,4 @@ def __getattr__(name: str) -> type:
     stock = None if name.startswith("_") else getattr(transformers, name, None)
     if not (isinstance(stock, type) and issubclass(stock, PreTrainedModel)):
         raise AttributeError(f"there is no model class {name!r} in transformers {transformers.__version__}")
-    if name not in _made:
-        _made[name] = ragged(stock)
-    return _made[name]
+    return ragged(stock)

@@ -97,7 +97,7 @@ def choices(
     """Sizes, prices and harms of every site, in the words of `allocate`."""
     rungs = ladders(
         architecture, curves, seq_len=seq_len, weights=weights, multiple_of=recipe.multiple_of,
-        plain=format == "plain", allow_empty=recipe.allow_empty, price=budget.price,
+        plain=format == "plain", allow_empty=recipe.allow_empty, price=budget.price, ffn=ffn_of(recipe, budget),
     )  # fmt: skip
     if not _by_rank(recipe, budget, format) or not ranks:
         return Choices(_allocation(recipe, architecture, format), rungs, [])
@@ -126,6 +126,12 @@ def _by_rank(recipe: Recipe, budget: Budget, format: str) -> bool:
     return reason is None
 
 
+def ffn_of(recipe: Recipe, budget: Budget | None = None) -> str:
+    """How feed-forward parts may be cut: latency is measured for neurons, and only curves can choose a path."""
+    measured = budget is not None and budget.by == "latency"
+    return "neurons" if measured or recipe.allocation != "greedy" else recipe.ffn
+
+
 def _edits(
     architecture: Architecture, ranks: Sequence[Site], curves: Mapping[str, Curve], sizes: Sizes
 ) -> tuple[Sizes, tuple[Edit, ...]]:
@@ -139,8 +145,9 @@ def _edits(
     sites = [*architecture, *(site for site in ranks if site.block in cut)]
     sizes = {site.name: sizes.get(site.name, full_size(site)) for site in sites}
     edits = tuple(
-        Edit(site.name, curves[site.name].method, sizes[site.name].units, site.units, sizes[site.name].groups)
+        Edit(site.name, curves[site.name].method, size.units, site.units, size.groups, size.rank)
         for site in sites
+        for size in (sizes[site.name],)
     )
     return sizes, edits
 
@@ -157,7 +164,7 @@ def check_budget(architecture: Architecture, budget: Budget, *, seq_len: int, re
         )
     least = least_cost(
         architecture, seq_len, multiple_of=recipe.multiple_of, plain=is_plain, allow_empty=recipe.allow_empty,
-        price=budget.price,
+        price=budget.price, ffn=ffn_of(recipe, budget),
     )  # fmt: skip
     return require_reachable(budget, budget.dense(architecture, seq_len), least, plain=is_plain)
 

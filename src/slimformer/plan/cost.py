@@ -3,6 +3,7 @@
 MACs are those of the matrix products of the blocks, per token of a sequence of length T:
 
     a neuron      D (writers + 1)                                 the rows that write it, the column that reads it
+    a linear path 2 r D, at most D²; as 2 r neurons without gate  beside the neurons, of rank r
     a query head  (r + d) D + T (r + d)                           q rows and o columns, scores and context (full T × T)
     a kv head     (r + d) D                                       k and v rows
 
@@ -27,10 +28,14 @@ from slimformer.models.ranks import scores_site, values_site
 
 @dataclass(frozen=True)
 class Size:
-    """How much of a site is kept: units (neurons or query heads) and key/value groups (equal to units elsewhere)."""
+    """How much of a site is kept: units (neurons or query heads) and key/value groups (equal to units elsewhere).
+
+    `rank` is that of a linear path which is put beside neurons (`decompose.bypass`).
+    """
 
     units: int
     groups: int
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,13 @@ def full_size(site: Site) -> Size:
 
 def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
     """MACs per token and parameters of a site at a size."""
-    macs = params = 0
+    macs = params = site.beside + (path_weights(site.outer, size.rank) if site.gated else 0)
+    units = size.units + (0 if site.gated else 2 * size.rank)
     for writer in site.writers:
-        rows = writer.rows * (size.units if writer.shared == 1 else size.groups)
+        rows = writer.rows * (units if writer.shared == 1 else size.groups)
         macs += rows * site.outer
         params += rows * (site.outer + writer.bias)
-    columns = size.units * site.unit
+    columns = units * site.unit
     if site.reader:  # scores are read by no matrix
         macs += columns * site.outer
         params += columns * site.outer
@@ -62,6 +68,16 @@ def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
     if site.kind == "attn.heads":
         macs += seq_len * size.units * (site.writers[0].rows + site.unit)
     return Cost(macs, params)
+
+
+def path_weights(width: int, rank: int) -> int:
+    """Weights of a linear path beside gated neurons: two thin matrices, or one square one where that is less."""
+    return min(2 * rank, width) * width
+
+
+def path_rank(width: int, weights: int) -> int:
+    """The rank of a path with so many weights; the whole width for a square matrix."""
+    return width if weights == width * width else weights // (2 * width)
 
 
 def block_cost(architecture: Architecture, seq_len: int, sizes: Mapping[str, Size] | None = None) -> Cost:

@@ -21,7 +21,8 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Edit:
-    """Keep `keep` of `of` units at `site`; heads also say how many key/value groups stay."""
+    """Keep `keep` of `of` units at `site`; heads also say how many key/value groups stay, neurons the rank of a linear
+    path beside them."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -30,6 +31,7 @@ class Edit:
     keep: int
     of: int
     groups: int
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Plan:
 
     @property
     def sizes(self) -> dict[str, Size]:
-        return {edit.site: Size(edit.keep, edit.groups) for edit in self.edits}
+        return {edit.site: Size(edit.keep, edit.groups, edit.rank) for edit in self.edits}
 
     def to_json(self) -> str:
         return json.dumps({"slimformer_plan": FORMAT, **dataclasses.asdict(self)}, indent=1)
@@ -110,6 +112,7 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
                 f"{edit.site}: the plan keeps {edit.keep} units in {edit.groups} groups; "
                 f"legal are {', '.join(f'{units} in {groups}' for units, groups in legal.items())}"
             )
+        _check_path(edit, site)
     if missing := sites.keys() - {edit.site for edit in plan.edits}:
         raise PlanDoesNotFit(f"the plan says nothing about {', '.join(sorted(missing))}")
 
@@ -127,6 +130,12 @@ def _check_rank(edit: Edit, site: Site) -> None:
             f"{edit.site}: the plan keeps {edit.keep} of {edit.of} in {edit.groups} groups; this model has "
             f"{site.units} in as many groups"
         )
+
+
+def _check_path(edit: Edit, site: Site) -> None:
+    most = site.outer if site.kind == "ffn.hidden" and edit.keep < edit.of and not site.beside else 0
+    if not 0 <= edit.rank <= most:
+        raise PlanDoesNotFit(f"{edit.site}: a path of rank {edit.rank} cannot be put there; the most is {most}")
 
 
 def recounted(plan: Plan, architecture: Architecture) -> Plan:

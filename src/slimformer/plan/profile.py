@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from slimformer.decompose.reduction import legal_sizes
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture, Family, Site
 from slimformer.plan.cost import Size, site_cost
+from slimformer.plan.ffn import curve_name, envelope, error_left, path_sizes
 
 Price = Callable[[Site, Size, int], int]  # of a site at a size and a sequence length
 
@@ -52,16 +54,25 @@ def ladders(
     plain: bool,
     allow_empty: bool = False,
     price: Price | None = None,
+    ffn: str = "neurons",
 ) -> list[Ladder]:
-    """Legal sizes of every site. `weights` turn a site's error into harm to the whole; they come as data."""
+    """Legal sizes of every site. `weights` turn a site's error into harm to the whole; they come as data.
+
+    Where `ffn` allows a linear path beside neurons, every price has the size of least harm.
+    """
     out = []
     for site in architecture:
-        curve = curves[site.name]
-        sizes = site_sizes(architecture, site, multiple_of=multiple_of, plain=plain, allow_empty=allow_empty)
-        left = dict(zip(curve.sizes, curve.held, strict=True))
-        cost = rising([(price or _macs)(site, size, seq_len) for size in sizes])
-        harm = tuple(left[size.units] * weights.get(site.name, 1.0) for size in sizes)
-        out.append(Ladder(site, sizes, cost, harm, curve))
+        legal = site_sizes(architecture, site, multiple_of=multiple_of, plain=plain, allow_empty=allow_empty, ffn=ffn)
+        weight = weights.get(site.name, 1.0)
+        rungs = [
+            ((price or _macs)(site, size, seq_len), error_left(curves, site.name, size) * weight, size)
+            for size in legal
+            if curve_name(site.name, size.rank) in curves
+        ]
+        if any(size.rank for _, _, size in rungs):
+            rungs = envelope(rungs, plain=plain)
+        cost, harm, sizes = zip(*rungs, strict=True)
+        out.append(Ladder(site, sizes, rising(cost), harm, curves[site.name]))
     return out
 
 
@@ -75,15 +86,23 @@ def _macs(site: Site, size: Size, seq_len: int) -> int:
 
 
 def site_sizes(
-    architecture: Architecture, site: Site, *, multiple_of: int, plain: bool, allow_empty: bool = False
+    architecture: Architecture,
+    site: Site,
+    *,
+    multiple_of: int,
+    plain: bool,
+    allow_empty: bool = False,
+    ffn: str = "neurons",
 ) -> tuple[Size, ...]:
-    """Sizes a site may take, ascending."""
+    """Sizes a site may take, ascending; then those with a linear path beside neurons."""
+    paths = path_sizes(site, ffn=ffn, multiple_of=multiple_of, plain=plain)
     sizes = zip(*legal_sizes(site.units, site.group), strict=True)
-    return tuple(
+    alone = tuple(
         Size(units, groups)
         for units, groups in sizes
         if _legal(site, units, architecture, multiple_of, plain, allow_empty)
     )
+    return (*(alone[-1:] if paths and ffn != "best" else alone), *paths)
 
 
 def least_cost(
@@ -94,14 +113,12 @@ def least_cost(
     plain: bool,
     allow_empty: bool = False,
     price: Price | None = None,
+    ffn: str = "neurons",
 ) -> int:
     """The price of all blocks when every site has its smallest legal size: known before any data are read."""
+    how: dict[str, Any] = {"multiple_of": multiple_of, "plain": plain, "allow_empty": allow_empty, "ffn": ffn}
     return sum(
-        (price or _macs)(
-            site,
-            site_sizes(architecture, site, multiple_of=multiple_of, plain=plain, allow_empty=allow_empty)[0],
-            seq_len,
-        )
+        min((price or _macs)(site, size, seq_len) for size in site_sizes(architecture, site, **how))
         for site in architecture
     )
 

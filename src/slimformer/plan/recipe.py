@@ -33,8 +33,17 @@ class Recipe(BaseModel):
     attention: Literal["heads", "ranks", "best"] = Field(
         default="heads", description="cut attention by whole heads, by the ranks of QK and VO, or whichever is better"
     )
+    ffn: Literal["neurons", "bypass", "linear", "best"] = Field(
+        default="neurons",
+        description="cut feed-forward parts by neurons, always with a linear path beside those left, by replacing all "
+        "of them with a linear map, or whichever is better",
+    )
     metric: Literal["squares", "fisher"] = Field(
         default="squares", description="count errors of what a block writes, or what they cost at the outputs"
+    )
+    depth: Literal["none", "drop", "linear", "cosine"] = Field(
+        default="none",
+        description="drop whole blocks, or replace runs of them by a linear map the writer before absorbs",
     )
     refine: bool = Field(default=True, description="correct every reader on what the cut model sends it")
     multiple_of: int = Field(default=8, ge=1, description="neurons are kept in multiples of this")

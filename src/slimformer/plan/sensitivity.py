@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from slimformer.decompose import Curve
 from slimformer.plan.cost import Size
+from slimformer.plan.ffn import error_left
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ def predicted_harm(probes: Mapping[str, Probe], curves: Mapping[str, Curve], siz
     for name, probe in probes.items():
         if name not in sizes or name not in curves:
             continue  # attention is cut by heads or by ranks, and was probed for both
-        curve = curves[name]
-        left = curve.held[curve.sizes.index(sizes[name].units)]
+        left = error_left(curves, name, sizes[name])
         error = _error(probe, curves)
         total += probe.harm * left / error if error > 0 else 0.0
     return total

@@ -97,7 +97,7 @@ def kept(sites: Sequence[dict[str, Any]]) -> Table:
             f"{heads['keep']}/{heads['of']}",
             f"{heads['groups']}/{heads['of_groups']}",
             *(ranks if ranked else ()),
-            f"{neurons['keep']}/{neurons['of']}",
+            f"{neurons['keep']}/{neurons['of']}" + (f" + rank {neurons['path']}" if neurons.get("path") else ""),
         )
     return table
 
@@ -110,6 +110,8 @@ def plan_table(architecture: Architecture, plan: Plan) -> list[dict[str, Any]]:
             site = architecture[edit.site]
             of_groups = site.units // max(1, site.group)
             rows[edit.site] = {"block": site.block, "kind": site.kind, **asdict(edit), "of_groups": of_groups}
+            paired = {"keep": edit.keep + 2 * edit.rank}  # without a gate a path is made of neurons
+            rows[edit.site] |= {"path": edit.rank} if site.gated else paired
     for edit in plan.edits:
         if edit.site not in rows:  # a rank, which belongs to the heads of its block
             block, rank = edit.site.rsplit(".", 1)

@@ -11,13 +11,16 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments
 from slimformer.decompose import Curve, Selection, select
+from slimformer.decompose.bypass import bypass
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of
 from slimformer.plan import Edit, Plan
+from slimformer.plan.ffn import joint_of
 from slimformer.plan.profile import site_width
 from slimformer.plan.ranks import attention_of
 from slimformer.rewrite import surgery
+from slimformer.rewrite.bypass import put_path
 from slimformer.rewrite.ranks import reduce_ranks
 from slimformer.rewrite.sizes import keep_attributes_true, state_sizes
 
@@ -50,10 +53,13 @@ def apply(
         for site in cut:
             assert block is not None
             W = weight_of(model.get_submodule(site.reader))
+            order, edit = curves[site.name].order, edits[site.name]
+            if edit.rank:
+                joint = joint_of(site, W, block, absorb_mean=plan.absorb_mean, metric=plan.metric)
+                put_path(small, architecture, site, bypass(joint, order, edit.keep, edit.rank, ridge=plan.ridge))
+                continue
             width = site_width(site, W, block.sites[site.name], absorb_mean=plan.absorb_mean)
-            order = curves[site.name].order
-            selection = select(width, order, edits[site.name].keep, ridge=plan.ridge)
-            cut_site(small, site, edits[site.name], order, selection)
+            cut_site(small, site, edit, order, select(width, order, edit.keep, ridge=plan.ridge))
         progress(i)
     keep_attributes_true(small, architecture)
     state_sizes(small, architecture, plan.format)

@@ -29,7 +29,7 @@ from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import ffn_entry, weight_of
 from slimformer.plan import Plan
 from slimformer.plan.ranks import attention_of
-from slimformer.rewrite import surgery
+from slimformer.rewrite.bypass import Reading
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def correct(
     Also returned: both streams after the last block. Cost: about four forward passes and one Gram matrix per width.
     """
     architecture = describe(dense)
-    keep = {edit.site: edit.keep for edit in plan.edits}
+    keep, rank = ({edit.site: getattr(edit, name) for edit in plan.edits} for name in ("keep", "rank"))
     pairs = [
         Pair(stage, stage.state, stage.state)
         for split in ("fit", "select")
@@ -87,9 +87,14 @@ def correct(
         lessons = [_teach(dense, architecture, i, pair) for pair in pairs]
         of_block = moments(i)
         for site in architecture.of_block(i):
-            seen = _compare(small, architecture, site, pairs, [lesson[site.name] for lesson in lessons])
-            kept = _kept(dense, architecture, site, of_block, curves, keep, plan)
-            done.append(_correct(small, site, seen, kept, ridge=plan.ridge))
+            reading = Reading(site, rank[site.name])
+            seen = _compare(small, architecture, reading, pairs, [lesson[site.name] for lesson in lessons])
+            if reading.rank:
+                J = coordinates(sorted(curves[site.name].order[: keep[site.name]]), 1)
+                kept = reading.moments(small, of_block.joint["fit"], J)
+            else:
+                kept = _kept(dense, architecture, site, of_block, curves, keep, plan)
+            done.append(_correct(small, reading, seen, kept, ridge=plan.ridge))
         block = small.get_submodule(f"{architecture.blocks}.{i}")
         for pair in pairs:
             pair.small = through(block, pair.small, pair.stage.calls[i])
@@ -105,7 +110,7 @@ def _teach(dense: PreTrainedModel, architecture: Architecture, i: int, pair: Pai
     with listening(
         dense,
         inputs={f"{block}.{ffn_entry(dense, architecture.family)}": _note(heard, "stream")},
-        outputs={attention.reader: _note(heard, "attention"), ffn.reader: _note(heard, "ffn")},
+        outputs={attention.reader: _note(heard, "attention"), Reading(ffn).exit: _note(heard, "ffn")},
     ):
         after = through(dense.get_submodule(block), pair.dense, pair.stage.calls[i])
     rows = {name: real_rows(X, pair.stage.rows) for name, X in {**heard, "before": pair.dense}.items()}
@@ -121,24 +126,31 @@ class _Heard(Exception):
 
 
 def _compare(
-    small: PreTrainedModel, architecture: Architecture, site: Site, pairs: Sequence[Pair], lessons: Sequence[Lesson]
+    small: PreTrainedModel,
+    architecture: Architecture,
+    reading: Reading,
+    pairs: Sequence[Pair],
+    lessons: Sequence[Lesson],
 ) -> dict[str, Residuals]:
-    """What is missing in the small model after the sublayer of `site`, by split."""
+    """What is missing in the small model after the sublayer of a site, by split."""
+    site = reading.site
     path = f"{architecture.blocks}.{site.block}"
     entry = f"{path}.{ffn_entry(small, architecture.family)}" if site.kind == "ffn.hidden" else path
     parts: dict[str, list[Residuals]] = {}
+    places = {"stream": entry, **reading.heard_at(small)}
     for pair, lesson in zip(pairs, lessons, strict=True):
         heard: dict[str, Tensor] = {}
         with (
             suppress(_Heard),
             listening(
                 small,
-                inputs={entry: _note(heard, "stream"), site.reader: _note(heard, "features")},
-                outputs={site.reader: _note(heard, "added", last=True)},
+                inputs={place: _note(heard, name) for name, place in places.items()},
+                outputs={reading.exit: _note(heard, "added", last=True)},
             ),
         ):
             through(small.get_submodule(path), pair.small, pair.stage.calls[site.block])
-        X, stream, added = (real_rows(heard[name], pair.stage.rows) for name in ("features", "stream", "added"))
+        X = real_rows(reading.features(heard), pair.stage.rows)
+        stream, added = (real_rows(heard[name], pair.stage.rows) for name in ("stream", "added"))
         missing = lesson.added - added
         parts.setdefault(pair.stage.split, []).append(Residuals.of(X, missing, missing + lesson.stream - stream))
     return {split: reduce(add, found) for split, found in parts.items()}
@@ -177,10 +189,10 @@ def _kept(
 
 
 def _correct(
-    small: PreTrainedModel, site: Site, seen: Mapping[str, Residuals], kept: Moments, *, ridge: float
+    small: PreTrainedModel, reading: Reading, seen: Mapping[str, Residuals], kept: Moments, *, ridge: float
 ) -> Correction:
-    change = sequential_change(seen["fit"], kept, seen["select"], bias=site.reader_bias, ridge=ridge)
+    change = sequential_change(seen["fit"], kept, seen["select"], bias=reading.site.reader_bias, ridge=ridge)
     if change.after < change.before:
-        surgery.nudge(small.get_submodule(site.reader), change.δW, change.δb)
+        reading.nudge(small, change.δW, change.δb)
     rho = None if change.ρ == torch.inf else change.ρ
-    return Correction(site.name, change.β, rho, change.before, change.after)
+    return Correction(reading.site.name, change.β, rho, change.before, change.after)

@@ -62,12 +62,24 @@ def bare_projections(model: PreTrainedModel, architecture: Architecture) -> dict
     return found
 
 
+def block_paths(model: PreTrainedModel, architecture: Architecture) -> dict[str, int]:
+    """Ranks of linear paths beside gated neurons, by block number; the whole width for a square matrix."""
+    found = {}
+    for i in range(architecture.n_blocks):
+        part = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.ffn}".rstrip("."))
+        path: Any = getattr(part, "bypass", None)
+        if path is not None:
+            found[str(i)] = int(path[0].out_features)
+    return found
+
+
 def sayable(model: PreTrainedModel, before: Architecture) -> bool:
     """Can the stock config say the sizes of `model`: one number of neurons, heads and biases as they were?"""
     sizes, family = block_sizes(describe(model)), before.family
     heads = [getattr(model.config, key) for key in (family.heads_key, family.kv_key or family.heads_key)]
     same = all(size == sizes[0] for size in sizes) and [sizes[0]["heads"], sizes[0]["kv_heads"]] == heads
-    return same and not block_ranks(model, before) and not bare_projections(model, before)
+    extra = block_ranks(model, before) or bare_projections(model, before) or block_paths(model, before)
+    return same and not extra
 
 
 def _is_full(ranks: dict[str, Any], head_dim: int) -> bool:
@@ -83,6 +95,10 @@ def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> No
     if format == "plain":
         if bare_projections(model, before):
             raise PlanDoesNotFit("keys or values without a bias cannot be said in a stock config; use --format ragged")
+        if block_paths(model, before):
+            raise PlanDoesNotFit(
+                "a linear path beside gated neurons cannot be said in a stock config; use --format ragged"
+            )
         _state_plain(model.config, before, sizes, head_dim)
         if ranks:
             from slimformer.rewrite.plain_ranks import become_plain  # needs reductions, which need this file
@@ -90,7 +106,11 @@ def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> No
             become_plain(model, before, ranks)
     else:
         _state_ragged(model, before, sizes)
-        model.config.slimformer = ragged_table(before.family, head_dim, ranks, bare_projections(model, before))
+        table = ragged_table(before.family, head_dim, ranks, bare_projections(model, before))
+        if paths := block_paths(model, before):
+            beside = {"path": before.family.ffn, "width": before.hidden, "ranks": paths}
+            table |= {"format": 4, "bypass": beside}
+        model.config.slimformer = table
 
 
 def _state_plain(config: Any, before: Architecture, sizes: list[dict[str, int]], head_dim: int) -> None:

@@ -7,6 +7,7 @@ const of = (kind) => ladders.filter((ladder) => ladder.kind === kind);
 function errorLeft(ladder, k) {
   let [a, left] = [0, 1];
   for (let i = 0; i < ladder.units.length; i++) {
+    if (ladder.ranks && ladder.ranks[i]) continue; // what units alone are worth
     const [b, next] = [ladder.units[i], Math.min(1, scaled(ladder, "error", i))];
     if (k <= b) return b === a ? next : left + ((next - left) * (k - a)) / (b - a);
     [a, left] = [b, next];
@@ -77,7 +78,7 @@ function neuronsChart(width) {
   const box = rowsFrame(width, 30, blocks.length > 24 ? 13 : 18, 8), all = Math.max(...of("ffn.hidden").map((ladder) => ladder.of));
   const bins = Math.max(8, Math.min(all, Math.floor((box.right - box.left) / 12)));
   const parts = of("ffn.hidden").map((ladder) => {
-    const i = blocks.indexOf(ladder.block), units = state.keep[ladder.index], n = Math.ceil((bins * ladder.of) / all);
+    const i = blocks.indexOf(ladder.block), units = ladder.units[rungOf(ladder, state.keep[ladder.index])], n = Math.ceil((bins * ladder.of) / all);
     const cell = (box.right - box.left) / bins;
     return Array.from({ length: n }, (_, j) => {
       const [a, b] = [(j * ladder.of) / n, ((j + 1) * ladder.of) / n], share = Math.max(0, Math.min(1, (units - a) / (b - a)));
@@ -129,7 +130,8 @@ function curveChart(width) {
   const box = { left: 52, right: width - 14, top: 66, bottom: 300 }, x = linear([0, 1], [box.left, box.right]);
   const { y, parts } = frame(width, 330, box, [1e-4, 1], "share of the output lost");
   const lines = found.flatMap((ladder) => {
-    const n = kindOf(ladder), share = ladder.units.map((units) => units / ladder.of);
+    const n = kindOf(ladder), last = ladder.units.length - 1;
+    const share = ladder.units.map((units, i) => (ladder.ranks ? ladder.macs[i] / ladder.macs[last] : units / ladder.of));
     const line = (values) => path([[x(0), y(1)], ...values.map((value, i) => [x(share[i]), y(Math.min(1, value))])]);
     const keep = state.keep[ladder.index], rung = keep === null || keep === ladder.of ? -1 : rungOf(ladder, keep);
     return [
@@ -148,7 +150,7 @@ function errorChart(width) {
   const x = (block) => box.left + (blocks.indexOf(block) + 0.5) * step;
   const { y, parts } = frame(width, 280, box, [1e-4, 1], "share of the output lost");
   const kinds = [...new Set(ladders.map(kindOf))].sort();
-  const marks = ladders.filter((each) => state.keep[each.index] !== null && state.keep[each.index] < each.of).map((ladder) => {
+  const marks = ladders.filter((each) => state.keep[each.index] !== null && state.keep[each.index] !== each.of).map((ladder) => {
     const value = scaled(ladder, "error", rungOf(ladder, state.keep[ladder.index])), n = kindOf(ladder);
     const shift = (kinds.indexOf(n) - (kinds.length - 1) / 2) * Math.min(step / (kinds.length + 1), 10);
     return mark(n, x(ladder.block) + shift, y(value), 4, {}, `block ${ladder.block}, ${KINDS[n][1]}: ${short(value)}`);

@@ -102,7 +102,7 @@ function rowsOf(keep) {
   return blocks.map((block) => {
     const found = { block };
     for (const site of report.sites.filter((each) => each.block === block)) {
-      found[site.kind] = { keep: site.keep, of: site.of, groups: site.groups, ofGroups: site.of_groups };
+      found[site.kind] = { keep: site.keep, of: site.of, groups: site.groups, ofGroups: site.of_groups, beside: site.path };
       for (const [rank, kind] of [["qk", "attn.qk"], ["vo", "attn.vo"]]) {
         if (rank in site) found[kind] = { keep: site[rank], of: site.of_rank };
       }
@@ -111,10 +111,11 @@ function rowsOf(keep) {
     delete found["attn.qk"], delete found["attn.vo"];
     found["attn.heads"] = { ...found["attn.heads"], keep: found["attn.heads"].of, groups: found["attn.heads"].ofGroups };
     for (const ladder of ladders.filter((each) => each.block === block && keep[each.index] !== null)) {
-      const units = keep[ladder.index], rung = rungOf(ladder, units), last = ladder.groups.length - 1;
+      const rung = rungOf(ladder, keep[ladder.index]), last = ladder.groups.length - 1;
+      const rank = ladder.ranks ? ladder.ranks[rung] : 0, units = ladder.units[rung] + (ladder.paired ? 2 * rank : 0);
       found[ladder.kind] = ladder.kind.match(/qk|vo/)
         ? { keep: (units * ladder.width) / ladder.of, of: ladder.width }
-        : { keep: units, of: ladder.of, groups: ladder.groups[rung], ofGroups: ladder.groups[last] };
+        : { keep: units, of: ladder.of, groups: ladder.groups[rung], ofGroups: ladder.groups[last], beside: ladder.paired ? 0 : rank };
     }
     return found;
   });
@@ -125,7 +126,7 @@ function keptTable(rows) {
   const grouped = rows.some((each) => each["attn.heads"].ofGroups !== each["attn.heads"].of);
   const columns = KINDS.filter(([kind]) => ranked || !kind.match(/qk|vo/));
   const cell = (each, kind) => h("td", { "data-block": each.block, "data-kind": kind, "data-keep": each[kind]?.keep },
-    each[kind] ? `${each[kind].keep}/${each[kind].of}` : "");
+    each[kind] ? `${each[kind].keep}/${each[kind].of}${each[kind].beside ? ` + rank ${each[kind].beside}` : ""}` : "");
   const names = columns.map(([kind, name]) => (kind.match(/qk|vo/) ? `rank, ${name}` : name));
   const kv = (each) => (grouped ? [h("td", { "data-kv": each.block }, `${each["attn.heads"].groups}/${each["attn.heads"].ofGroups}`)] : []);
   table("kept", ["block", ...names, ...(grouped ? ["key/value heads"] : [])], rows.map((each) =>

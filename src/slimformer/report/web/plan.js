@@ -122,7 +122,8 @@ function plain(ladders, budget) {
   return best && new Map(ladders.map(rungs));
 }
 
-// Units kept at every site for a fraction of the budget; null where there are ranks and none is cut. Null: no plan.
+// What is kept at every site for a fraction of the budget (see `kept`); null where there are ranks and none is cut.
+// Null: no plan.
 function planAt(front, ladders, fraction) {
   const budget = Math.floor(fraction * front.dense.price);
   const fixed = front.fixed.map((i) => ladders[i]);
@@ -132,7 +133,7 @@ function planAt(front, ladders, fraction) {
   else if (front.allocation !== "greedy" || cheapest(fixed) > budget) return null;
   else at = parts.length ? greedyWays(fixed, parts, budget, front.near, front.steps) : greedy(fixed, budget);
   if (!at) return null;
-  const keep = ladders.map((ladder) => (at.has(ladder.index) ? ladder.units[at.get(ladder.index)] : ladder.of));
+  const keep = ladders.map((ladder) => (at.has(ladder.index) ? kept(ladder, at.get(ladder.index)) : ladder.of));
   const isRank = (ladder) => ladder.kind === "attn.qk" || ladder.kind === "attn.vo";
   // Without values no score is needed.
   const gone = new Set(ladders.filter((each) => each.kind === "attn.vo" && keep[each.index] === 0).map((each) => each.block));
@@ -156,6 +157,8 @@ function consequences(front, ladders, keep) {
   return { macs: macs / front.dense.macs, params: params / front.dense.params, kl };
 }
 
-const rungOf = (ladder, units) => ladder.units.indexOf(units);
+// What is kept on a rung: units or, with a linear path beside them, "units+rank".
+const kept = (ladder, rung) => (ladder.ranks && ladder.ranks[rung] ? `${ladder.units[rung]}+${ladder.ranks[rung]}` : ladder.units[rung]);
+const rungOf = (ladder, keep) => ladder.units.findIndex((_, rung) => kept(ladder, rung) === keep);
 const scaled = (ladder, field, rung) =>
   Array.isArray(ladder[field]) ? ladder[field][rung] : ladder[field] * ladder.harm[rung];

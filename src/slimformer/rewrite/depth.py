@@ -1,0 +1,49 @@
+"""Fewer blocks, in place: drop some, and let the writer before them write something else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from slimformer.decompose.depth import Map
+from slimformer.errors import PlanDoesNotFit
+from slimformer.models import Architecture, Site
+from slimformer.models.architecture import ffn_entry, weight_of
+from slimformer.rewrite import surgery
+
+
+def is_pre_norm(model: PreTrainedModel, architecture: Architecture) -> bool:
+    """Is what a block writes added to the stream that the next one is given? Not where a norm comes after (BERT)."""
+    return ffn_entry(model, architecture.family) == architecture.family.ffn_norm
+
+
+@torch.no_grad()
+def absorb(model: PreTrainedModel, site: Site, found: Map) -> None:
+    """Let the feed-forward part of a block write T m + c in place of m: W ← T W, b ← T b + c."""
+    layers = [model.get_submodule(site.reader)]
+    if site.beside:
+        layers.append(list(model.get_submodule(f"{site.reader.rpartition('.')[0]}.bypass").children())[-1])
+    for layer in layers:
+        bias = getattr(layer, "bias", None)
+        b = None if bias is None else found.T @ bias.detach().cpu().double() + found.c
+        surgery.write(layer, found.T @ weight_of(layer).cpu().double(), b)
+
+
+def drop_blocks(model: PreTrainedModel, architecture: Architecture, gone: Collection[int]) -> None:
+    """Drop blocks in place, and say so in the config. Those left are numbered anew: so they find keys and values."""
+    if getattr(model.config, "slimformer", None):
+        raise PlanDoesNotFit("blocks of this model have sizes of their own; drop blocks of the dense model first")
+    path, _, name = architecture.blocks.rpartition(".")
+    kept = [block for i, block in enumerate(model.get_submodule(architecture.blocks).children()) if i not in gone]
+    setattr(model.get_submodule(path), name, nn.ModuleList(kept))
+    for i, block in enumerate(kept):
+        for module in block.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = i  # type: ignore[assignment]
+    kinds = getattr(model.config, "layer_types", None)
+    if kinds:
+        model.config.layer_types = [kind for i, kind in enumerate(kinds) if i not in gone]
+    model.config.num_hidden_layers = len(kept)

@@ -133,7 +133,7 @@ def put_ranks(
 ) -> None:
     """Let the attention of `block` have these ranks. Its matrices are left to whoever calls."""
     old: Any = block.get_submodule(parts["path"])
-    new = old if hasattr(old, "set_ranks") else _standing_in_for(type(old))(old, parts)
+    new = old if hasattr(old, "set_ranks") else _standing_in_for(type(old))(old, parts)  # type: ignore[arg-type]
     new.set_ranks(heads=heads, kv_heads=kv_heads, qk=qk, vo=vo, planes=planes)
     _set(block, parts["path"], new)
 
@@ -397,4 +397,4 @@ def __getattr__(name: str) -> type:
     stock = None if name.startswith("_") else getattr(transformers, name, None)
     if not (isinstance(stock, type) and issubclass(stock, PreTrainedModel)):
         raise AttributeError(f"there is no model class {name!r} in transformers {transformers.__version__}")
-    return ragged(stock)
+    return ragged(stock)  # type: ignore[arg-type]

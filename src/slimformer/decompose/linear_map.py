@@ -14,8 +14,8 @@ on the leading eigenvectors u_i of A (C + λI) Aᵀ = A B, and the price of the 
 M_r costs r (d + m) multiplications, A costs d m: the rank pays below d m / (d + m).
 
 R² = 1 − E ‖y − ŷ‖² / E ‖y − ȳ‖² is the share of the variance the map explains; on data that were not fitted it can be
-below zero. A feed-forward part is added to its input, so an R² of the *sum* is near one whatever the part does: only that
-of the part alone says something.
+below zero. A feed-forward part is added to its input, so the R² of the *sum* is near one whatever the part does: only
+that of the part alone says something.
 
 Reference: Izenman (1975) for reduced-rank regression; Shen et al., NBL (arXiv 2505.21077) and Razzhigaev et al. (arXiv
 2405.12250) for linear maps of whole parts of transformers. Cost O(d² (d + m)) once, for every rank.
@@ -82,7 +82,7 @@ def linear_map(fit: Pairs, *, ridge: float = RIDGE, bias: bool = True) -> Affine
 def reduced_rank(fit: Pairs, *, ridge: float = RIDGE) -> RankMaps:
     """The best map of every rank, from one eigendecomposition."""
     μ, ν = fit.x.mean, fit.mean
-    C, B, square = fit.about(μ, ν)
+    _, B, square = fit.about(μ, ν)
     A = linear_map(fit, ridge=ridge).A
     AB = A @ B
     ℓ, U = torch.linalg.eigh((AB + AB.mT) / 2)

@@ -1,7 +1,7 @@
 """A v ≈ λu: the linear map whose outputs have the right directions, the scale of every sample being free.
 
-Given rows v_i ∈ ℝᵈ and unit rows u_i ∈ ℝᵖ, find A and numbers λ_i with A v_i ≈ λ_i u_i. This is the problem of replacing
-a part of the network whose output is read by a norm: the norm forgets λ.
+Given rows v_i ∈ ℝᵈ and unit rows u_i ∈ ℝᵖ, find A and numbers λ_i with A v_i ≈ λ_i u_i. So a part of the network is
+replaced whose output is read by a norm: the norm forgets λ.
 
 λ by an eigenvector. For given λ the best A is least squares, A = (Σ λ_i u_i v_iᵀ) (VᵀV)⁻¹. What it leaves is
 
@@ -16,10 +16,11 @@ optimum from almost every start (`top_scales`).
 
     λ ∝ (I − H∘G + εI)⁻¹ 1,
 
-one positive definite system (`gauged_scales`, by conjugate gradients). λ_i ≤ 0 says that sample i points away from what the map makes of it.
+one positive definite system (`gauged_scales`, by conjugate gradients). λ_i ≤ 0 says that sample i points away from what
+the map makes of it.
 
-A by the mean cosine. Both count a sample by λ_i². To count all alike, maximise Σ cos(A v_i, u_i). With s_i = |A v_i| and
-c_i the cosine, a maximum satisfies
+A by the mean cosine. Both count a sample by λ_i². To count all alike, maximise Σ cos(A v_i, u_i). With s_i = |A v_i|
+and c_i the cosine, a maximum satisfies
 
     A = (Σ u_i v_iᵀ / s_i) (Σ c_i/s_i² v_i v_iᵀ)⁻¹,
 
@@ -28,8 +29,8 @@ weighted least squares, iterated (weights c_i/s_i², targets u_i s_i/c_i): `alig
 What not to do: λ = 1 is biased even without noise. The null vector of Σ (v vᵀ)⊗(I − u uᵀ) at |A| = 1 (as in estimating
 homographies) hides A in directions where v hardly varies, as soon as there is noise.
 
-Reference: the eigenvector form is ours; Shopkhoev et al., ReplaceMe (arXiv 2505.02819) for the cosine objective, there by
-gradient descent. Cost O(n d p) a sweep.
+Reference: the eigenvector form is ours; Shopkhoev et al., ReplaceMe (arXiv 2505.02819) for the cosine objective, there
+by gradient descent. Cost O(n d p) a sweep.
 """
 
 from __future__ import annotations

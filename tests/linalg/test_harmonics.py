@@ -21,7 +21,7 @@ def quadrature(q: int, degree: int) -> tuple[Tensor, Tensor]:
     """Points and weights that integrate polynomials of degree 2·`degree` over the sphere exactly."""
     if q == 2:
         angles = torch.arange(2 * degree + 2).double() * (2 * torch.pi / (2 * degree + 2))
-        return torch.stack([angles.cos(), angles.sin()], 1), torch.full((len(angles),), 1 / len(angles)).double()
+        return torch.stack([angles.cos(), angles.sin()], 1), torch.ones_like(angles) / len(angles)
     t, w = (torch.from_numpy(part) for part in roots_gegenbauer(degree + 1, (q - 2) / 2))
     inner, v = quadrature(q - 1, degree)
     X = torch.cat([torch.cat([t_i.expand(len(inner), 1), (1 - t_i**2).sqrt() * inner], 1) for t_i in t])
@@ -37,8 +37,8 @@ def test_harmonics_are_orthonormal_by_exact_integration(q, degree):
 
 
 def test_in_eight_dimensions_they_are_orthonormal_as_far_as_chance_can_tell():
-    Y = harmonics(points(200_000, 8), 2)
-    assert float((Y.mT @ Y / len(Y) - torch.eye(Y.shape[1])).abs().max()) < 0.03
+    Y = harmonics(points(50_000, 8), 2)
+    assert float((Y.mT @ Y / len(Y) - torch.eye(Y.shape[1])).abs().max()) < 0.06
 
 
 @pytest.mark.parametrize("q", [2, 3, 5, 8])
@@ -53,10 +53,9 @@ def test_those_of_one_degree_add_up_to_a_polynomial_of_the_angle(q, k):
 
 @pytest.mark.parametrize("q", [2, 3, 6])
 def test_their_laplacian_is_zero(q):
-    x = torch.randn(q).double()
-    for i in range(sum(harmonic_count(q, k) for k in range(4))):
-        H = torch.autograd.functional.hessian(lambda x, i=i: harmonics(x[None], 3)[0, i], x)
-        assert abs(float(H.trace())) < 1e-9
+    H = torch.func.hessian(lambda x: harmonics(x[None], 3)[0])(torch.randn(q).double())
+    assert float(H.diagonal(dim1=1, dim2=2).sum(1).abs().max()) < 1e-9
+    assert float(H.abs().max()) > 1  # there is something to cancel
 
 
 def test_poles_are_points_like_all_others():

@@ -3,18 +3,19 @@
 A LayerNorm writes x = γ s + β with |s| = √D and Σ s = 0; an RMSNorm x = γ s with |s| = √D. So what follows a norm is a
 function on a sphere, once γ and β are undone, and could be expanded there. Features φ(s) of unit s, p of them:
 
-    Fourier        √(2/p) cos(wᵀs/ℓ + a)          w normal, a uniform      kernel exp(−|s−s'|²/2ℓ²)   Rahimi & Recht 2007
-    arc-cosine     √(2/p) max(0, wᵀs)^k           w normal                 arc-cosine kernels         Cho & Saul 2009
-    Gegenbauer     √(N(D, k)/p) P_k(wᵀs)          w uniform, |w| = 1       all harmonics of degree k  Han et al. 2022
-    harmonics      |z| Y_j(z/|z|), 2 ≤ degree ≤ k z = Qᵀ s                 explicit, on the q leading principal directions
+    Fourier       √(2/p) cos(wᵀs/ℓ + a)      w normal, a uniform    kernel exp(−|s−s'|²/2ℓ²)     Rahimi & Recht 2007
+    arc-cosine    √(2/p) max(0, wᵀs)^k       w normal               arc-cosine kernels           Cho & Saul 2009
+    Gegenbauer    √(N(D, k)/p) P_k(wᵀs)      w uniform, |w| = 1     all harmonics of degree k    Han et al. 2022
+    harmonics     |z| Y_j(z/|z|)             z = Qᵀ(s − s̄)          explicit, of degree 2 … k, on the q leading
+                                                                    principal directions Q
 
 The coefficients come from least squares on the data, with x itself among the regressors (degree one) and a constant
-(degree zero). Orthogonality of harmonics would give them as integrals, but only under the uniform distribution, from which
-activations are far. With sums of pairs (φ, y) nothing of it depends on how the data came in batches.
+(degree zero). Orthogonality of harmonics would give them as integrals, but only under the uniform distribution, and
+activations are far from it. With sums of pairs (φ, y) nothing depends on how the data came in batches.
 
 A feature costs D multiplications for its direction and m for its column of coefficients: as much as a neuron without a
-gate. By Funk & Hecke a neuron σ(wᵀs) *is* a sum of zonal functions Σ_k c_k P_k(wᵀs) about its own direction. So these are
-networks with random first layers, where the one to be replaced has a trained one.
+gate. By Funk & Hecke a neuron σ(wᵀs) *is* a sum of zonal functions Σ_k c_k P_k(wᵀs) about its own direction. So these
+are networks with random first layers, where the one to be replaced has a trained one.
 """
 
 from __future__ import annotations
@@ -94,12 +95,10 @@ def harmonic_features(
 
     `seen` are the moments of s (`on_sphere`). Degrees zero and one are the constant and the linear part of the map.
     """
-    D = len(gain)
     if directions > MOST_DIMENSIONS:
         raise TooManyHarmonics(
-            f"explicit harmonics on {directions:,} directions were asked for: {harmonic_count(directions, degree):,} of "
-            f"degree {degree} alone; give {MOST_DIMENSIONS} directions at most"
-            + (f" (the map that is replaced has {D:,} inputs)" if directions == D else "")
+            f"explicit harmonics on {directions:,} directions were asked for: {harmonic_count(directions, degree):,} "
+            f"of degree {degree} alone, for a map of {len(gain):,} inputs; give {MOST_DIMENSIONS} directions at most"
         )
     Q = torch.linalg.eigh(seen.second(centred=True)).eigenvectors.flip(1)[:, :directions].mT
     offset = -(Q @ seen.mean)

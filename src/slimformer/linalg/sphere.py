@@ -8,14 +8,14 @@ degree are orthogonal. Their number is
 with q = 384: 384, 73 919, about 9.5 million for k = 1, 2, 3. So in the dimensions of a network they can only be had as
 sums over all of one degree, which a single polynomial of the angle gives (addition theorem):
 
-    Σ_j Y_kj(x) Y_kj(y) = N(q, k) P_k(xᵀy),     (k+q−2) P_{k+1}(t) = (2k+q−2) t P_k(t) − k P_{k−1}(t),   P_0 = 1, P_1 = t,
+    Σ_j Y_kj(x) Y_kj(y) = N(q, k) P_k(xᵀy),    (k+q−2) P_{k+1}(t) = (2k+q−2) t P_k(t) − k P_{k−1}(t),  P_0 = 1, P_1 = t,
 
 P_k the Gegenbauer polynomial with P_k(1) = 1. Means are over the uniform distribution: E Y_kj Y_k'j' = 1 if equal, else
 0; E P_k(xᵀy)² = 1 / N(q, k).
 
-Explicit ones, for few dimensions, one coordinate at a time: with x = (t, x'), r² = |x|² and a harmonic Y_j of degree j in
-the remaining q − 1 coordinates, r^n C_n^α(t/r) Y_j(x') with n = k − j and α = j + (q−2)/2 is a harmonic of degree k. The
-homogeneous form of the three-term recurrence,
+Explicit ones, for few dimensions, one coordinate at a time: with x = (t, x'), r² = |x|² and a harmonic Y_j of degree j
+in the remaining q − 1 coordinates, r^n C_n^α(t/r) Y_j(x') with n = k − j and α = j + (q−2)/2 is a harmonic of degree k.
+The homogeneous form of the three-term recurrence,
 
     n C_n = 2 (n+α−1) t C_{n−1} − (n+2α−2) r² C_{n−2},
 
@@ -44,7 +44,7 @@ def harmonic_count(q: int, k: int) -> int:
     return comb(k + q - 1, k) - (comb(k + q - 3, k - 2) if k >= 2 else 0)
 
 
-def legendre(t: Float[Tensor, "..."], q: int, k: int) -> Float[Tensor, "..."]:
+def legendre(t: Float[Tensor, "*n"], q: int, k: int) -> Float[Tensor, "*n"]:
     """P_k(t), the zonal polynomial of degree k in dimension q ≥ 2, with P_k(1) = 1. Cost k multiplications each."""
     before, P = torch.ones_like(t), t
     if k == 0:

@@ -1,4 +1,4 @@
-"""The norms around a feed-forward part: on which sphere its input lies, and whether the scale of its output is forgotten.
+"""The norms around a feed-forward part: on which sphere its input lies, and whether the scale of its output matters.
 
 post-norm    x = Norm(h + attention),   h' = Norm(x + mlp(x))     what reads the sum is a norm: it may be λ times itself
 pre-norm     x = Norm(h),               h' = h + mlp(x)           mlp(x) is added to a stream that keeps its scale
@@ -19,7 +19,7 @@ from slimformer.models.architecture import Architecture, is_pre_norm
 
 @dataclass(frozen=True)
 class MLPNorms:
-    """Modules by full name. `after` is None where the sum goes on as it is; `reason` then says why the scale matters."""
+    """Modules by full name. `after` is None where the sum goes on as it is; `reason` says why its scale then matters."""
 
     before: str
     after: str | None
@@ -40,8 +40,8 @@ def mlp_norms(model: PreTrainedModel, architecture: Architecture, i: int) -> MLP
     if is_pre_norm(model, family):
         assert family.ffn_norm is not None
         reason = (
-            f"{architecture.model_type} norms before it reads (pre-norm): what its feed-forward parts write is added to a "
-            "stream that keeps its scale, so a map that is right up to a factor is wrong"
+            f"{architecture.model_type} norms before it reads (pre-norm): what its feed-forward parts write is added to "
+            "a stream that keeps its scale, so a map that is right up to a factor is wrong"
         )
         return MLPNorms(block + family.ffn_norm, None, reason)
     assert family.norms_after is not None
@@ -50,7 +50,7 @@ def mlp_norms(model: PreTrainedModel, architecture: Architecture, i: int) -> MLP
 
 
 def require_scale_free(model: PreTrainedModel, architecture: Architecture, i: int) -> str:
-    """The norm that forgets the scale of what the feed-forward part of block i leads to; refused where there is none."""
+    """The norm that forgets the scale of the sum with the feed-forward part of block i; refused where there is none."""
     found = mlp_norms(model, architecture, i)
     if found.after is None:
         raise ScaleMatters(f"no scale-free map for block {i}: {found.reason}")

@@ -38,6 +38,18 @@ def test_without_a_bias_it_goes_through_zero():
     assert not found.b.any()
 
 
+def test_standardised_coordinates_may_come_in_any_unit():
+    X, Y = rows()
+    units = torch.logspace(-3, 3, 7).double()
+    one, other = (linear_map(Pairs.of(Z, Y), ridge=0.1, standardise=True) for Z in (X, X * units))
+    torch.testing.assert_close(one.A, other.A * units)
+    apart = [linear_map(Pairs.of(X, Y), ridge=NONE, standardise=s).A for s in (True, False)]
+    torch.testing.assert_close(*apart, atol=1e-7, rtol=0)
+    still = linear_map(Pairs.of(torch.cat([X, torch.ones(200, 1)], 1), Y), ridge=NONE, standardise=True)
+    torch.testing.assert_close(still.A[:, :7], apart[0], atol=1e-7, rtol=0)
+    assert not still.A[:, 7].any()
+
+
 def test_what_is_linear_is_replaced_exactly():
     X, A, b = torch.randn(90, 7).double(), torch.randn(5, 7).double(), torch.randn(5).double()
     pairs = Pairs.of(X, X @ A.mT + b)

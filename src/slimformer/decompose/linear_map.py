@@ -34,6 +34,7 @@ from slimformer.linalg.damped import damped
 from slimformer.linalg.pairs import Pairs
 
 RIDGE = 1e-4
+RTOL_SPREAD = 1e-9  # of the widest coordinate: what hardly varies is not divided by, but left out
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,20 @@ class RankMaps:
         return AffineMap(U @ V, b)
 
 
-def linear_map(fit: Pairs, *, ridge: float = RIDGE, bias: bool = True) -> AffineMap:
-    """The ridge regression of y on x, λ = ridge · mean diagonal of C; without a bias moments are about zero."""
+def linear_map(fit: Pairs, *, ridge: float = RIDGE, bias: bool = True, standardise: bool = False) -> AffineMap:
+    """The ridge regression of y on x, λ = ridge · mean diagonal of C; without a bias moments are about zero.
+
+    Where coordinates are of different kinds `standardise` takes each in units of its own spread, so that λ means the
+    same to all of them.
+    """
     zero = torch.zeros_like(fit.x.mean), torch.zeros_like(fit.mean)
     μ, ν = (fit.x.mean, fit.mean) if bias else zero
     C, B, _ = fit.about(μ, ν)
-    A = torch.cholesky_solve(B, torch.linalg.cholesky(damped(C, ridge))).mT
+    w = torch.ones_like(μ)
+    if standardise:
+        spread = C.diagonal().clamp_min(0).sqrt()
+        w = (1 / spread).where(spread > RTOL_SPREAD * spread.max(), 0.0)
+    A = (torch.cholesky_solve(w[:, None] * B, torch.linalg.cholesky(damped(w[:, None] * C * w, ridge))) * w[:, None]).mT
     return AffineMap(A, ν - A @ μ)
 
 

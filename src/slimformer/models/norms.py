@@ -19,7 +19,7 @@ from slimformer.models.architecture import Architecture, is_pre_norm
 
 @dataclass(frozen=True)
 class MLPNorms:
-    """Modules by full name. `after` is None where the sum goes on as it is; `reason` says why its scale then matters."""
+    """Modules by full name. `after` is None where the sum goes on as it is; `reason` says why scale matters then."""
 
     before: str
     after: str | None
@@ -40,8 +40,8 @@ def mlp_norms(model: PreTrainedModel, architecture: Architecture, i: int) -> MLP
     if is_pre_norm(model, family):
         assert family.ffn_norm is not None
         reason = (
-            f"{architecture.model_type} norms before it reads (pre-norm): what its feed-forward parts write is added to "
-            "a stream that keeps its scale, so a map that is right up to a factor is wrong"
+            f"{architecture.model_type} norms before it reads (pre-norm): what its feed-forward parts write is added "
+            "to a stream that keeps its scale, so a map that is right up to a factor is wrong"
         )
         return MLPNorms(block + family.ffn_norm, None, reason)
     assert family.norms_after is not None

@@ -41,9 +41,9 @@ from functools import cached_property
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from slimformer.linalg.damped import damped
+from slimformer.linalg.sphere import unit_rows
 
 RIDGE = 1e-6
 SWEEPS = 500
@@ -77,7 +77,7 @@ class Directions:
     @classmethod
     def of(cls, V: Float[Tensor, "n d"], Y: Float[Tensor, "n p"], *, ridge: float = RIDGE) -> Directions:
         """From rows and targets of any length; a bias is a column of ones in V."""
-        return cls(V, normalize(Y, dim=1), ridge)
+        return cls(V, unit_rows(Y), ridge)
 
     @cached_property
     def factor(self) -> Float[Tensor, "d d"]:
@@ -162,7 +162,7 @@ def aligned(data: Directions, A: Float[Tensor, "p d"], *, turns: int = TURNS, rt
 
 def mean_cosine(data: Directions, A: Float[Tensor, "p d"]) -> float:
     """E cos(A v, u)."""
-    return float((normalize(data.V @ A.mT, dim=1) * data.U).sum(1).mean())
+    return float((unit_rows(data.V @ A.mT) * data.U).sum(1).mean())
 
 
 def _scaled(data: Directions, A: Float[Tensor, "p d"]) -> tuple[Float[Tensor, "p d"], float]:

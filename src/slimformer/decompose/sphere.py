@@ -26,11 +26,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from slimformer.errors import TooManyHarmonics
 from slimformer.linalg.moments import Moments
-from slimformer.linalg.sphere import MOST_DIMENSIONS, harmonic_count, harmonics, legendre
+from slimformer.linalg.sphere import MOST_DIMENSIONS, harmonic_count, harmonics, legendre, unit_rows
 
 RTOL_GAIN = 1e-3  # of the largest |γ|: a coordinate with a smaller one is all but switched off, and cannot be undone
 
@@ -61,7 +60,7 @@ class Features:
 def on_sphere(X: Float[Tensor, "*n D"], gain: Float[Tensor, " D"], shift: Float[Tensor, " D"]) -> Float[Tensor, "*n D"]:
     """s of x = γ s + β, of length one. Coordinates whose γ is all but zero are left out."""
     usable = gain.abs() > RTOL_GAIN * gain.abs().max()
-    return normalize(((X - shift) / gain.where(usable, 1.0)).where(usable, 0.0), dim=-1)
+    return unit_rows(((X - shift) / gain.where(usable, 1.0)).where(usable, 0.0))
 
 
 def fourier_features(
@@ -84,7 +83,7 @@ def gegenbauer_features(
     count: int, gain: Float[Tensor, " D"], shift: Float[Tensor, " D"], *, seed: int = 0, degree: int = 2
 ) -> Features:
     """Zonal features P_k about random directions."""
-    W = normalize(_normal(count, len(gain), seed).to(gain), dim=1)
+    W = unit_rows(_normal(count, len(gain), seed)).to(gain)
     return Features("gegenbauer", W, torch.zeros_like(W[:, 0]), degree, gain, shift)
 
 
@@ -125,9 +124,8 @@ def _harmonic(features: Features, S: Float[Tensor, "n D"]) -> Float[Tensor, "n p
     """|z| Y(z/|z|): of the degree one in |z|, so that a token far out does not own the fit."""
     Z = S @ features.W.mT + features.a
     length = Z.norm(dim=1, keepdim=True)
-    unit = Z / length.clamp_min(torch.finfo(Z.dtype).tiny)
     known = 1 + Z.shape[1]  # degrees zero and one
-    return length * harmonics(unit, features.degree)[:, known:]
+    return length * harmonics(unit_rows(Z), features.degree)[:, known:]
 
 
 KINDS: dict[str, Callable[[Features, Tensor], Tensor]] = {

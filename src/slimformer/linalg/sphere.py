@@ -37,6 +37,11 @@ from slimformer.errors import TooManyHarmonics
 MOST_DIMENSIONS = 8
 
 
+def unit_rows(X: Float[Tensor, "*n q"]) -> Float[Tensor, "*n q"]:
+    """x / |x|; nothing stays nothing."""
+    return X / X.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(X.dtype).tiny ** 0.5)
+
+
 def harmonic_count(q: int, k: int) -> int:
     """N(q, k): how many independent harmonics of degree k there are on the sphere in ℝ^q."""
     if q == 1:

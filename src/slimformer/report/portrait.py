@@ -50,14 +50,16 @@ def activations_table(data: dict[str, Any]) -> Table:
     title = (
         f"activations on {data['name']}, {data['tokens']:,} tokens: share of the width that holds 99 % of the variance"
     )
-    table = _table(title, ["block", *streams, "mean", "symmetric W_qk, score error"])
+    table = _table(title, ["block", *streams, "mean", "MLP linear: R²", "its rank", "symmetric W_qk, score error"])
     for block in data["activations"]:
         shares = [_share(block["streams"][name]["rank99"]) for name in streams]
         mean = _share(max(block["streams"][name]["mean_share"] for name in streams))
-        table.add_row(str(block["block"]), *shares, mean, _range(block["symmetry_on_data"]))
+        linear = [_share(block["mlp_linear"][name]) for name in ("r2", "rank95")]
+        table.add_row(str(block["block"]), *shares, mean, *linear, _range(block["symmetry_on_data"]))
     table.caption = (
-        "mean: largest share of E‖x‖² that is the mean of a stream. score error: of the best symmetric W_qk under the "
-        "data, mean over heads (least … most)"
+        "mean: largest share of E‖x‖² that is the mean of a stream. MLP linear: what the best affine map explains of "
+        "the feed-forward part, on data that were not fitted; its rank: share of the width that 95 % of that takes. "
+        "score error: of the best symmetric W_qk under the data, mean over heads (least … most)"
     )
     return table
 

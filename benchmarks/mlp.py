@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -47,8 +47,8 @@ AMOUNTS = {
     "stories15M": Amount(fit=16_384, select=512, windows=8),
     "minilm": Amount(fit=16_384, examples=400),
 }
-FEW = {"smollm2": ("some",)}  # with all 30 blocks replaced there is no language left to measure
-LEFT_OUT = {"smollm2": (0.5,)}
+FEW = {"smollm2"}  # of which only every third block is looked at: with all 30 replaced there is no language left
+LEFT_OUT = {"smollm2": (0.5, 2.0)}
 EVERY = 3
 
 
@@ -61,15 +61,20 @@ def made(name: str, quick: bool) -> Subject:
 
 
 @torch.inference_mode()
-def parts(subject: Subject) -> Iterator[Part]:
-    """One block after the other, with its rows of the calibration and of the report."""
+def parts(subject: Subject, chosen: Container[int]) -> Iterator[Part]:
+    """The chosen blocks, one after the other, with their rows of the calibration and of the report."""
     model = subject.model.eval()
     architecture = describe(model)
     report = next(iter(subject.reports.values()))
     walks = [list(rehearse(model, architecture, batches)) for batches in (subject.calibration["fit"], report)]
     for i in range(architecture.n_blocks):
-        fit, held = (rows_of(model, architecture, i, stages) for stages in walks)
-        yield Part(model, architecture, i, fit, held)
+        if i in chosen:
+            fit, held = (rows_of(model, architecture, i, stages) for stages in walks)
+            yield Part(model, architecture, i, fit, held)
+            continue
+        for stage in (stage for stages in walks for stage in stages):
+            block = model.get_submodule(f"{architecture.blocks}.{i}")
+            stage.state = through(block, stage.state, stage.calls[i])
 
 
 def rows_of(model: PreTrainedModel, architecture: Architecture, i: int, stages: Sequence[Stage]) -> Rows:
@@ -98,13 +103,13 @@ Cell = tuple[str, float]
 
 
 def replaced(
-    subject: Subject, only: Sequence[str]
-) -> tuple[dict[Cell, list[nn.Module]], dict[Cell, list[tuple[float, float]]], dict[str, str]]:
+    subject: Subject, only: Sequence[str], chosen: Container[int]
+) -> tuple[dict[Cell, dict[int, nn.Module]], dict[Cell, list[tuple[float, float]]], dict[str, str]]:
     """For every method and budget the modules of all blocks, what they leave, and the reasons of those not offered."""
-    modules: dict[Cell, list[nn.Module]] = {}
+    modules: dict[Cell, dict[int, nn.Module]] = {}
     left: dict[Cell, list[tuple[float, float]]] = {}
     reasons: dict[str, str] = {}
-    for part in parts(subject):
+    for part in parts(subject, chosen):
         began = time.process_time()
         for name, (make, budgets) in METHODS.items():
             for budget in budgets:
@@ -114,7 +119,7 @@ def replaced(
                     with torch.inference_mode():
                         module = make(part, budget).eval()
                         left.setdefault((name, budget), []).append(held_out(part, module))
-                    modules.setdefault((name, budget), []).append(module)
+                    modules.setdefault((name, budget), {})[part.block] = module
                 except ScaleMatters as error:
                     reasons[name] = str(error).partition(": ")[2]
         print(f"{subject.name}: block {part.block} {time.process_time() - began:.1f} s", flush=True)
@@ -141,8 +146,10 @@ def run(name: str, quick: bool, only: Sequence[str], known: Sequence[dict[str, A
     """All methods at all budgets; with `only` these, the rows of the others as they are known."""
     began = time.process_time()
     subject = made(name, quick)
-    modules, left, reasons = replaced(subject, only)
     architecture = describe(subject.model)
+    some = range(1, architecture.n_blocks, EVERY)
+    ways = {"some": some} if name in FEW else {"some": some, "all": range(architecture.n_blocks)}
+    modules, left, reasons = replaced(subject, only, list(ways.values())[-1])
     rows = [row for row in known if only and row["method"] not in only]
     for (method, budget), each in modules.items():
         r2, cosines = zip(*left[method, budget], strict=True)
@@ -150,9 +157,8 @@ def run(name: str, quick: bool, only: Sequence[str], known: Sequence[dict[str, A
             "method": method, "budget": budget, "r2": fmean(r2), "cosine": fmean(cosines),
             "blocks": {"r2": [round(x, 5) for x in r2], "cosine": [round(x, 5) for x in cosines]},
         }  # fmt: skip
-        for which in FEW.get(name, ("some", "all")):
-            some = {i: module for i, module in enumerate(each) if which == "all" or i % EVERY == 1}
-            row[which] = end(with_parts(subject, some), subject)
+        for which, blocks in ways.items():
+            row[which] = end(with_parts(subject, {i: each[i] for i in blocks}), subject)
         rows.append(row)
         print(json.dumps({"model": name, **{key: row[key] for key in row if key != "blocks"}}), flush=True)
     site = architecture["blocks.0.ffn.hidden"]

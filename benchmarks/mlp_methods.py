@@ -91,7 +91,8 @@ class Part:
 
     @cached_property
     def affine(self):
-        return affine_of(self.model.get_submodule(mlp_norms(self.model, self.architecture, self.block).before))
+        norms = mlp_norms(self.model, self.architecture, self.block)
+        return affine_of(self.model.get_submodule(norms.before or ""))
 
     @cached_property
     def pairs(self) -> Pairs:

@@ -25,7 +25,7 @@ def subject(model_type: str) -> Any:
 
 @pytest.fixture(scope="module", params=["bert", "llama"])
 def part(request) -> Part:
-    return list(mlp.parts(subject(request.param)))[1]
+    return next(mlp.parts(subject(request.param), [1]))
 
 
 def multiplications(module: torch.nn.Module) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -33,6 +35,15 @@ def test_the_scale_is_free_exactly_where_a_norm_reads_the_sum(model_type, sizes)
         else:
             with pytest.raises(ScaleMatters, match=f"block {i}: {model_type} norms before it reads"):
                 require_scale_free(model, architecture, i)
+
+
+def test_a_family_that_says_nothing_of_its_norms_is_refused_with_that_reason():
+    model = tiny("llama")
+    architecture = describe(model)
+    silent = replace(architecture, family=replace(architecture.family, ffn_norm=None))
+    assert mlp_norms(model, silent, 0).before is None
+    with pytest.raises(ScaleMatters, match="nobody has said which norms"):
+        require_scale_free(model, silent, 0)
 
 
 @every_kind

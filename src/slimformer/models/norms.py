@@ -21,7 +21,7 @@ from slimformer.models.architecture import Architecture, is_pre_norm
 class MLPNorms:
     """Modules by full name. `after` is None where the sum goes on as it is; `reason` says why scale matters then."""
 
-    before: str
+    before: str | None
     after: str | None
     reason: str
 
@@ -37,6 +37,8 @@ class Affine:
 def mlp_norms(model: PreTrainedModel, architecture: Architecture, i: int) -> MLPNorms:
     """The norm that the feed-forward part of block i reads, and the one that reads the sum with it, if there is one."""
     family, block = architecture.family, f"{architecture.blocks}.{i}."
+    if family.ffn_norm is None and family.norms_after is None:
+        return MLPNorms(None, None, f"nobody has said which norms stand around the feed-forward parts of {family.name}")
     if is_pre_norm(model, family):
         assert family.ffn_norm is not None
         reason = (

@@ -142,15 +142,15 @@ def end(small: PreTrainedModel, subject: Subject) -> float:
     return float(state_similarity(subject.model, small, batches).cosine_pooled or 0.0)
 
 
-def run(name: str, quick: bool, only: Sequence[str], known: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """All methods at all budgets; with `only` these, the rows of the others as they are known."""
+def run(name: str, quick: bool, only: Sequence[str]) -> dict[str, Any]:
+    """All methods at all budgets, or `only` these."""
     began = time.process_time()
     subject = made(name, quick)
     architecture = describe(subject.model)
     some = range(1, architecture.n_blocks, EVERY)
     ways = {"some": some} if name in FEW else {"some": some, "all": range(architecture.n_blocks)}
     modules, left, reasons = replaced(subject, only, list(ways.values())[-1])
-    rows = [row for row in known if only and row["method"] not in only]
+    rows: list[dict[str, Any]] = []
     for (method, budget), each in modules.items():
         r2, cosines = zip(*left[method, budget], strict=True)
         row: dict[str, Any] = {
@@ -168,8 +168,19 @@ def run(name: str, quick: bool, only: Sequence[str], known: Sequence[dict[str, A
         "dense": end(subject.model, subject) if subject.language else 1.0,
         "dense_budget": (len(site.writers) + 1) * site.units / architecture.hidden, "every": EVERY,
         "n_blocks": architecture.n_blocks, "not_offered": reasons, "cpu_seconds": round(time.process_time() - began),
-        "rows": sorted(rows, key=lambda row: (list(METHODS).index(row["method"]), row["budget"])),
+        "rows": rows,
     }  # fmt: skip
+
+
+def added(known: dict[str, Any], found: dict[str, Any], only: Sequence[str]) -> dict[str, Any]:
+    """What was found, beside what is known of the other methods."""
+    rows = [row for row in known["rows"] if row["method"] not in only] + found["rows"]
+    return {
+        **found,
+        "not_offered": {**known["not_offered"], **found["not_offered"]},
+        "cpu_seconds": known["cpu_seconds"] + found["cpu_seconds"],
+        "rows": sorted(rows, key=lambda row: (list(METHODS).index(row["method"]), row["budget"])),
+    }
 
 
 def stored() -> dict[str, Any]:
@@ -188,11 +199,11 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     for name in args.models or ("stories15M", "minilm", "smollm2"):
-        known = stored()["models"].get(name, {}).get("rows", [])
-        found = run(name, args.quick, args.only, known)
+        found = run(name, args.quick, args.only)
         if not args.quick:
-            results = stored()  # again: another run may have added to it
-            results["models"][name] = found
+            results = stored()  # now: another run may have added to it
+            known = results["models"].get(name)
+            results["models"][name] = added(known, found, args.only) if known and args.only else found
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 

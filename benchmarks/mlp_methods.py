@@ -8,6 +8,7 @@ Budgets are counted in D² multiplications a token, D the width of the stream; a
     unit            1       post-norm: least squares to the *direction* of the sum. Pre-norm, where the scale of what
                             is written matters: every token weighted by 1 / ‖stream‖², as the norm that follows does
     scales          1       A v ≈ λu, λ by the eigenvector; post-norm only
+    gauge           1       A v ≈ λu, λ by the linear solve; post-norm only
     cosine          1       A v ≈ λu by the greatest mean cosine; post-norm only
     fourier, arc-cosine, gegenbauer, harmonics    2, 3    features of the sphere beside the linear map
     elimination     ½ … 3   neurons kept by elimination, the output refitted
@@ -29,7 +30,7 @@ from transformers.activations import ACT2FN
 from slimformer.decompose import Width, select
 from slimformer.decompose.elimination import elimination
 from slimformer.decompose.linear_map import AffineMap, linear_map, reduced_rank
-from slimformer.decompose.scale_free import Directions, Scales, aligned, top_scales
+from slimformer.decompose.scale_free import Directions, Scales, aligned, gauged_scales, top_scales
 from slimformer.decompose.sphere import (
     Features,
     arc_cosine_features,
@@ -171,6 +172,11 @@ def scales(part: Part, _budget: float) -> nn.Module:
     return _of_the_sum(part, part.scales.A)
 
 
+def gauge(part: Part, _budget: float) -> nn.Module:
+    require_scale_free(part.model, part.architecture, part.block)
+    return _of_the_sum(part, gauged_scales(part.directions, ε=1e-2, sweeps=SWEEPS, rtol=1e-3).A)
+
+
 def cosine(part: Part, _budget: float) -> nn.Module:
     require_scale_free(part.model, part.architecture, part.block)
     start = max(
@@ -264,6 +270,7 @@ METHODS: dict[str, tuple[Callable[[Part, float], nn.Module], tuple[float, ...]]]
     "least-squares": (least_squares, (1.0,)),
     "unit": (unit, (1.0,)),
     "scales": (scales, (1.0,)),
+    "gauge": (gauge, (1.0,)),
     "cosine": (cosine, (1.0,)),
     "fourier": (fourier, (2.0, 3.0)),
     "arc-cosine": (arc_cosine, (2.0, 3.0)),

@@ -12,6 +12,7 @@ WAYS = {
     "least-squares": "linear, least squares",
     "unit": "linear, least squares to unit targets",
     "scales": "linear, A v ≈ λu, λ by the eigenvector",
+    "gauge": "linear, A v ≈ λu, λ by the linear solve",
     "cosine": "linear, A v ≈ λu, greatest mean cosine",
     "fourier": "linear + random Fourier features",
     "arc-cosine": "linear + arc-cosine features",
@@ -21,7 +22,12 @@ WAYS = {
     "bypass": "neurons by elimination + bypass of rank D/4",
 }
 PRE_NORM = {"unit": "linear, tokens weighted by 1/‖stream‖²"}
-DIRECTIONS_ONLY = {"unit", "scales", "cosine"}  # post-norm: fitted to a direction, so R² of the output says nothing
+DIRECTIONS_ONLY = {
+    "unit",
+    "scales",
+    "gauge",
+    "cosine",
+}  # post-norm: fitted to a direction, so R² of the output says nothing
 
 
 def mlp(results: dict[str, Any], model: str | None) -> str:

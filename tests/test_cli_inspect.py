@@ -22,6 +22,7 @@ def test_without_data_only_weights_are_looked_at(shelf):
     macs = found["macs_per_token"]
     assert macs["attn.projections"] + macs["attn.scores"] == macs["attn.heads"]
     assert macs["attn.heads"] + macs["ffn.hidden"] == macs["blocks"]
+    assert "norms before it reads" in found["scale_free_mlp"]["reason"]
 
 
 def test_two_data_sets_stand_side_by_side(shelf):
@@ -31,7 +32,9 @@ def test_two_data_sets_stand_side_by_side(shelf):
     for part in found["data"]:
         assert [attention["length"] for attention in part["attention"]] == [4, 8]
         assert len(part["activations"]) == found["blocks"]
+        assert all(block["mlp_linear"]["r2"] <= block["mlp_linear"]["r2_fit"] <= 1 for block in part["activations"])
     assert found["data"][0]["activations"] != found["data"][1]["activations"]
+    assert found["scale_free_mlp"] == {"offered": True, "reason": None}
     said = done("inspect", shelf / "bert", *data).out
     assert "text.txt" in said
     assert "table.tsv" in said

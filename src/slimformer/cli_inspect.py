@@ -57,7 +57,7 @@ def inspect(
     """Show what a model is made of and what can be cut: sizes, exact MACs and parameters, spectra, asymmetry of heads.
 
     Without --data only weights are read. With --data also spectra of activations and of attention, beside attention
-    that means nothing.
+    that means nothing, and how linear every feed-forward part is.
     """
     from slimformer.analyze.portrait import weights_portrait
     from slimformer.calibrate.gather import sequence_length
@@ -142,8 +142,8 @@ def _look(loaded: Any, architecture: Any, given: Any, rows: dict[int, Any], prog
     """One data set: what flows through the model on it."""
     from slimformer.analyze.portrait import data_portrait
 
-    batches = given.splits["fit"]
-    portrait = data_portrait(loaded.model, architecture, batches, rows, seed=given.seed, progress=progress)
+    batches, held = given.splits["fit"], given.splits["report"]
+    portrait = data_portrait(loaded.model, architecture, batches, rows, held=held, seed=given.seed, progress=progress)
     read_tokens = sum(batch.tokens for batch in batches)
     return {"name": given.name, "hash": given.hash, "tokens": read_tokens, "seq_len": given.seq_len, **portrait}
 

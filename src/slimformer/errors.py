@@ -41,6 +41,14 @@ class RankTooHigh(SlimformerError):
     """More directions were asked for than the calibration data span."""
 
 
+class TooManyHarmonics(SlimformerError):
+    """Explicit spherical harmonics were asked for in a dimension where their number is astronomical."""
+
+
+class ScaleMatters(SlimformerError):
+    """A map up to scale was asked for where the scale of what is written is not forgotten."""
+
+
 class NotFinite(SlimformerError):
     """NaN or infinite values appeared in activations."""
 

@@ -13,6 +13,7 @@ from slimformer.analyze.activations import BlockActivations, StreamSpectrum, obs
 from slimformer.analyze.attention import attention_spectra
 from slimformer.analyze.compressibility import compressibility
 from slimformer.analyze.heads import head_factors
+from slimformer.analyze.linearity import linearity
 from slimformer.analyze.weights import BlockWeights, block_weights, score_map
 from slimformer.calibrate.text import Batch
 from slimformer.linalg.symmetry import shared_basis, symmetry_error_on_data
@@ -49,11 +50,17 @@ def data_portrait(
     batches: Sequence[Batch],
     rows: Mapping[int, Sequence[Batch]],
     *,
+    held: Sequence[Batch],
     seed: int = 0,
     progress: Progress = _silent,
 ) -> dict[str, Any]:
-    """Activations and symmetric scores over `batches`; attention over sequences of one length each, by that length."""
+    """Activations and symmetric scores over `batches`; attention over sequences of one length each, by that length.
+
+    How linear feed-forward parts are is measured on `held`, other data of the same kind.
+    """
     streams = [_streams(model, architecture, block) for block in observe(model, architecture, batches, progress)]
+    for block, linear in zip(streams, linearity(model, architecture, batches, held, progress), strict=True):
+        block["mlp_linear"] = linear.to_json()
     attention = [
         {
             "length": length,

@@ -57,6 +57,9 @@ class Family:
     ffn_key: str
     kv_key: str | None = None
     ffn_norm: str | None = None  # the norm before the feed-forward part; none where norms come after (post-norm)
+    norms_after: tuple[str, str] | None = None  # post-norm: the norms of the sums with attention and with the MLP
+    mlp: str = ""  # the module that can stand for the whole feed-forward part
+    mlp_inert: tuple[str, ...] = ()  # modules before it that then have nothing to do
     final_norm: str | None = None  # from the base model to the norm after the last block
     derived: tuple[Derived, ...] = ()
     rotary: bool = False  # are queries and keys turned by their position, plane by plane?
@@ -177,8 +180,12 @@ def reads_windows(model: PreTrainedModel, family: Family) -> bool:
 
 def ffn_entry(model: PreTrainedModel, family: Family) -> str:
     """The module of a block that is given the stream the feed-forward part will be added to."""
-    pre_norm = getattr(model.config, "do_layer_norm_before", True)  # OPT comes both ways
-    return family.ffn_norm if family.ffn_norm and pre_norm else family.ffn_in[0]
+    return family.ffn_norm if family.ffn_norm and is_pre_norm(model, family) else family.ffn_in[0]
+
+
+def is_pre_norm(model: PreTrainedModel, family: Family) -> bool:
+    """Is the stream itself normed only before it is read, never after it was added to? OPT comes both ways."""
+    return family.norms_after is None or (family.ffn_norm is not None and bool(model.config.do_layer_norm_before))
 
 
 def describe(model: PreTrainedModel) -> Architecture:

@@ -15,6 +15,9 @@ BERT = Family(
     head_dim="attention.self.attention_head_size",
     heads_key="num_attention_heads",
     ffn_key="intermediate_size",
+    norms_after=("attention.output.LayerNorm", "output.LayerNorm"),
+    mlp="output.dense",
+    mlp_inert=("intermediate",),
     derived=(
         Derived("attention.self.num_attention_heads", "heads"),
         Derived("attention.self.all_head_size", "heads", factor="head_dim"),

@@ -15,5 +15,7 @@ DISTILBERT = Family(
     head_dim="attention.attention_head_size",
     heads_key="n_heads",
     ffn_key="hidden_dim",
+    norms_after=("sa_layer_norm", "output_layer_norm"),
+    mlp="ffn",
     derived=(Derived("attention.n_heads", "heads"),),
 )

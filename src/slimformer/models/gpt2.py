@@ -16,6 +16,7 @@ GPT2 = Family(
     heads_key="n_head",
     ffn_key="n_inner",
     ffn_norm="ln_2",
+    mlp="mlp",
     final_norm="ln_f",
     derived=(
         Derived("attn.num_heads", "heads"),

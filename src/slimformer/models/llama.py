@@ -17,6 +17,7 @@ LLAMA = Family(
     kv_key="num_key_value_heads",
     ffn_key="intermediate_size",
     ffn_norm="post_attention_layernorm",
+    mlp="mlp",
     final_norm="norm",
     derived=(Derived("self_attn.num_key_value_groups", "heads", over="kv_heads"),),
     rotary=True,

@@ -16,6 +16,7 @@ VIT = Family(
     heads_key="num_attention_heads",
     ffn_key="intermediate_size",
     ffn_norm="layernorm_after",
+    mlp="mlp",
     final_norm="layernorm",
     derived=(Derived("attention.num_attention_heads", "heads"),),
     image=True,

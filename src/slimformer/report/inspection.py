@@ -14,6 +14,7 @@ from slimformer.analyze.parameters import parameter_formula
 from slimformer.models import Architecture
 from slimformer.models.architecture import KINDS
 from slimformer.models.load import Loaded
+from slimformer.models.norms import mlp_norms
 from slimformer.plan.cost import block_cost, full_size, kv_cache_bytes, outside_macs, site_cost
 from slimformer.plan.profile import least_cost
 from slimformer.plan.recipe import load_recipe
@@ -55,6 +56,7 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         "kv_cache_bytes": kv_cache_bytes(architecture, seq_len, loaded.dtype.itemsize),
         "least_macs": {name: _least(architecture, seq_len, plain=name == "plain") for name in ("ragged", "plain")},
         "lossless": [each.to_json() for each in lossless],
+        "scale_free_mlp": _scale_free(loaded, architecture),
         "sites": [
             {
                 "site": site.name, "units": site.units, "unit": site.unit, "kv_heads": site.units // max(1, site.group),
@@ -63,6 +65,12 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
             for site in architecture
         ],
     }  # fmt: skip
+
+
+def _scale_free(loaded: Loaded, architecture: Architecture) -> dict[str, Any]:
+    """May a feed-forward part be replaced by a map that is right up to scale? If not, why."""
+    norms = mlp_norms(loaded.model, architecture, 0)
+    return {"offered": norms.after is not None, "reason": norms.reason or None}
 
 
 def _least(architecture: Architecture, seq_len: int, *, plain: bool) -> float | None:
@@ -100,6 +108,7 @@ def show_inspection(found: dict[str, Any], console: Console) -> None:
         ("  feed-forward", f"{macs['ffn.hidden']:,}"),
         ("MACs outside blocks per token", f"{macs['outside']:,}"),
         *_cache(found),
+        ("MLP up to scale (A v ≈ λu)", "yes, a norm follows" if found["scale_free_mlp"]["offered"] else "no, pre-norm"),
         ("smallest --macs, ragged", f"{found['least_macs']['ragged']:.3f}"),
         ("smallest --macs, plain", "none: the blocks differ" if plain is None else f"{plain:.3f}"),
     ]

@@ -18,7 +18,7 @@ def show_portrait(found: dict[str, Any], console: Console) -> None:
     """Weights first, then every data set."""
     console.print(weights_table(found["weights"]), symmetry_table(found["weights"]), sep="\n")
     for data in found.get("data", []):
-        console.print(activations_table(data))
+        console.print(activations_table(data), maps_table(data), sep="\n")
         for attention in data["attention"]:
             if attention["blocks"]:
                 console.print(*attention_tables(data, attention), sep="\n")
@@ -58,15 +58,26 @@ def activations_table(data: dict[str, Any]) -> Table:
     title = (
         f"activations on {data['name']}, {data['tokens']:,} tokens: share of the width that holds 99 % of the variance"
     )
-    table = _table(title, ["block", *streams, "mean", "score error", "least … most"])
+    table = _table(title, ["block", *streams, "mean"])
     for block in data["activations"]:
         shares = [_share(block["streams"][name]["rank99"]) for name in streams]
         mean = _share(max(block["streams"][name]["mean_share"] for name in streams))
-        errors = block["symmetry_on_data"]
-        table.add_row(str(block["block"]), *shares, mean, _mean(errors), _limits(errors))
+        table.add_row(str(block["block"]), *shares, mean)
+    table.caption = "mean: largest share of E‖x‖² that is the mean of a stream"
+    return table
+
+
+def maps_table(data: dict[str, Any]) -> Table:
+    """How linear feed-forward parts are, and how symmetric scores, on data."""
+    table = _table(
+        f"simpler maps on {data['name']}", ["block", "MLP linear: R²", "its rank", "score error", "least … most"]
+    )
+    for block in data["activations"]:
+        linear, errors = [_share(block["mlp_linear"][name]) for name in ("r2", "rank95")], block["symmetry_on_data"]
+        table.add_row(str(block["block"]), *linear, _mean(errors), _limits(errors))
     table.caption = (
-        "mean: largest share of E‖x‖² that is the mean of a stream. score error: of the best symmetric W_qk under the "
-        "data, over heads"
+        "MLP linear: what the best affine map explains of the feed-forward part, on data that were not fitted; its rank: "
+        "share of the width that 95 % of that takes. score error: of the best symmetric W_qk under the data, over heads"
     )
     return table
 

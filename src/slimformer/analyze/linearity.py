@@ -1,0 +1,82 @@
+"""How linear is every feed-forward part? The R² of the best affine map from what it reads to what it writes.
+
+The map is fitted on some of the data and measured on the rest. The part alone is measured, without the stream it is
+added to: with it R² would be near one whatever the part does. `rank95` is the least rank whose map explains 95 % of
+what the whole map explains, over the width of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.collect import Stage, listening, real_rows, rehearse, through
+from slimformer.calibrate.text import Batch
+from slimformer.decompose.linear_map import RankMaps, errors_at_every_rank, reduced_rank
+from slimformer.linalg.pairs import Pairs
+from slimformer.models import Architecture
+
+SHARE = 0.95
+
+
+@dataclass(frozen=True)
+class Linearity:
+    """Of one block: R² on data that were not fitted, on those that were, and the rank the map needs."""
+
+    block: int
+    r2: float
+    r2_fit: float
+    rank95: float
+
+    def to_json(self) -> dict[str, float]:
+        """As `slimformer inspect --json` prints it."""
+        return {name: round(getattr(self, name), 5) for name in ("r2", "r2_fit", "rank95")}
+
+
+@torch.inference_mode()
+def linearity(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    fit: Sequence[Batch],
+    held: Sequence[Batch],
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> Iterator[Linearity]:
+    """One block at a time. Cost: one pass over both data sets, n D² for the sums and O(D³) for each block."""
+    model.eval()
+    walks = [list(rehearse(model, architecture, batches)) for batches in (fit, held)]
+    for i in range(architecture.n_blocks):
+        known, other = (_pairs(model, architecture, i, stages) for stages in walks)
+        progress("linearity", i + 1, architecture.n_blocks)
+        yield how_linear(i, known, other)
+
+
+def how_linear(block: int, fit: Pairs, held: Pairs) -> Linearity:
+    """From the sums of pairs alone."""
+    maps = reduced_rank(fit)
+    known, other = (_explained(pairs, maps) for pairs in (fit, held))
+    rank = int((other < SHARE * other[-1]).sum()) if float(other[-1]) > 0 else 0
+    return Linearity(block, float(other[-1]), float(known[-1]), rank / fit.x.width)
+
+
+def _explained(pairs: Pairs, maps: RankMaps) -> Tensor:
+    """R² at every rank; what does not vary is explained."""
+    variance = pairs.variance
+    return 1 - errors_at_every_rank(pairs, maps) / variance if variance > 0 else torch.ones(1 + len(maps.V))
+
+
+def _pairs(model: PreTrainedModel, architecture: Architecture, i: int, stages: Sequence[Stage]) -> Pairs:
+    """Sums over what the feed-forward part of block i reads and writes; the stages move on by one block."""
+    block, site = model.get_submodule(f"{architecture.blocks}.{i}"), architecture[f"blocks.{i}.ffn.hidden"]
+    total = Pairs.zero(architecture.hidden, site.outer)
+    for stage in stages:
+        heard: dict[str, Tensor] = {}
+        ears = {name: partial(heard.__setitem__, name) for name in ("read", "written")}
+        with listening(model, inputs={site.writers[0].module: ears["read"]}, outputs={site.reader: ears["written"]}):
+            stage.state = through(block, stage.state, stage.calls[i])
+        total += Pairs.of(*(real_rows(heard[name], stage.rows) for name in ("read", "written")))
+    return total

@@ -1,0 +1,66 @@
+"""The norms around a feed-forward part: on which sphere its input lies, and whether the scale of its output matters.
+
+post-norm    x = Norm(h + attention),   h' = Norm(x + mlp(x))     what reads the sum is a norm: it may be λ times itself
+pre-norm     x = Norm(h),               h' = h + mlp(x)           mlp(x) is added to a stream that keeps its scale
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.errors import ScaleMatters
+from slimformer.models.architecture import Architecture, is_pre_norm
+
+
+@dataclass(frozen=True)
+class MLPNorms:
+    """Modules by full name. `after` is None where the sum goes on as it is; `reason` says why scale matters then."""
+
+    before: str | None
+    after: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Affine:
+    """What a norm does after it has normed: x = gain · s + shift."""
+
+    gain: Tensor
+    shift: Tensor
+
+
+def mlp_norms(model: PreTrainedModel, architecture: Architecture, i: int) -> MLPNorms:
+    """The norm that the feed-forward part of block i reads, and the one that reads the sum with it, if there is one."""
+    family, block = architecture.family, f"{architecture.blocks}.{i}."
+    if family.ffn_norm is None and family.norms_after is None:
+        return MLPNorms(None, None, f"nobody has said which norms stand around the feed-forward parts of {family.name}")
+    if is_pre_norm(model, family):
+        assert family.ffn_norm is not None
+        reason = (
+            f"{architecture.model_type} norms before it reads (pre-norm): what its feed-forward parts write is added "
+            "to a stream that keeps its scale, so a map that is right up to a factor is wrong"
+        )
+        return MLPNorms(block + family.ffn_norm, None, reason)
+    assert family.norms_after is not None
+    before, after = family.norms_after
+    return MLPNorms(block + before, block + after, "")
+
+
+def require_scale_free(model: PreTrainedModel, architecture: Architecture, i: int) -> str:
+    """The norm that forgets the scale of the sum with the feed-forward part of block i; refused where there is none."""
+    found = mlp_norms(model, architecture, i)
+    if found.after is None:
+        raise ScaleMatters(f"no scale-free map for block {i}: {found.reason}")
+    return found.after
+
+
+def affine_of(norm: Any) -> Affine:
+    """Gain and shift of a LayerNorm or RMSNorm; ones and zeros where it has none."""
+    gain, shift = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    gain = torch.ones(norm.normalized_shape) if gain is None else gain.detach()
+    return Affine(gain, torch.zeros_like(gain) if shift is None else shift.detach())

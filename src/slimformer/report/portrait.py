@@ -76,8 +76,8 @@ def maps_table(data: dict[str, Any]) -> Table:
         linear, errors = [_share(block["mlp_linear"][name]) for name in ("r2", "rank95")], block["symmetry_on_data"]
         table.add_row(str(block["block"]), *linear, _mean(errors), _limits(errors))
     table.caption = (
-        "MLP linear: what the best affine map explains of the feed-forward part, on data that were not fitted; its rank: "
-        "share of the width that 95 % of that takes. score error: of the best symmetric W_qk under the data, over heads"
+        "MLP linear: what the best affine map explains of the feed-forward part, on data that were not fitted; its "
+        "rank: share of the width that 95 % of that takes. score error: of the best symmetric W_qk under the data"
     )
     return table
 

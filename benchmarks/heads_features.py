@@ -30,7 +30,8 @@ from slimformer.heads.features import Reading, feature_chunks, pooled
 from slimformer.models.load import Loaded, load_model
 
 Features = dict[str, Tensor]
-PAIRS = 2400  # sentences for matching two text encoders
+PAIRS = 1200  # sentences for matching two text encoders
+MRPC_TRAIN, MNIST_TRAIN = 2000, 10_000  # rows of the training parts that are read
 EMOJI = "emoji-datasource-google-16.0.0.tgz"
 
 
@@ -60,37 +61,47 @@ def named(prefix: str, found: Features) -> Features:
 
 
 def sst2() -> Features:
-    """Frozen MiniLM on all of SST-2."""
-    parts = {"train": "train_full", "dev": "dev", "test": "test-labeled"}
-    return {
-        key: value
-        for part, file in parts.items()
-        for key, value in named(
-            part, texts("demo:minilm", read_documents(shared_file("data", "sst2", f"{file}.tsv")), ("cls", "mean"), 64)
-        ).items()
-    }
+    """Frozen MiniLM on all of SST-2, held-out parts first; parts of 4,096 rows are kept, so that it can be resumed."""
+    folder = cache_folder() / "sst2"
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, file in {"dev": "dev", "test": "test-labeled", "train": "train_full"}.items():
+        documents = read_documents(shared_file("data", "sst2", f"{file}.tsv"))
+        for start in range(0, len(documents), 4096):
+            place = folder / f"{part}-{start:05d}.safetensors"
+            if not place.is_file():
+                rows = documents[start : start + 4096]
+                save_file(named(part, texts("demo:minilm", rows, ("cls", "mean"), 64)), place.with_suffix(".partial"))
+                place.with_suffix(".partial").rename(place)
+    return sst2_so_far()
 
 
-def pairs(task: str, files: dict[str, Path]) -> Features:
-    """Frozen MiniLM on sentence pairs: both read together, and compared one by one."""
+def sst2_so_far() -> Features:
+    """The parts of SST-2 that are there."""
+    files = sorted((cache_folder() / "sst2").glob("*.safetensors"))
+    parts = [load_file(file) for file in files]
+    keys = sorted({key for part in parts for key in part})
+    return {key: torch.cat([part[key] for part in parts if key in part]) for key in keys}
+
+
+def pairs(files: dict[str, tuple[Path, int | None]]) -> Features:
+    """Frozen MiniLM on sentence pairs, each sentence alone: |u − v| and u ∘ v."""
     found: Features = {}
-    for part, path in files.items():
-        documents = read_documents(path)
-        found |= named(part, texts("demo:minilm", documents, ("mean",), 128))
-        compared = texts("demo:minilm", documents, ("mean",), 64, compare=True)
-        found[f"{part}.compare"] = compared["mean"].contiguous()
+    for part, (path, most) in files.items():
+        compared = texts("demo:minilm", read_documents(path)[:most], ("mean",), 64, compare=True)
+        found |= named(part, {"compare": compared["mean"], "y": compared["y"]})
     return found
 
 
 def mrpc() -> Features:
-    return pairs(
-        "mrpc",
-        {part: shared_file("data", "mrpc", f"msr_paraphrase_{part}.txt") for part in ("train", "test")},
-    )
+    """Paraphrases; of the training part the first rows only."""
+    part = "msr_paraphrase_{}.txt"
+    train, test = (shared_file("data", "mrpc", part.format(name)) for name in ("train", "test"))
+    return pairs({"train": (train, MRPC_TRAIN), "test": (test, None)})
 
 
 def stsb() -> Features:
-    return pairs("stsb", {part: shared_file("data", "stsb", f"{part}.tsv") for part in ("train", "dev")})
+    """Likeness of two sentences, 0 to 5."""
+    return pairs({part: (shared_file("data", "stsb", f"{part}.tsv"), None) for part in ("train", "dev")})
 
 
 def vit_states(images: Tensor) -> Tensor:
@@ -109,7 +120,7 @@ def mnist_digits() -> Features:
     """MNIST: raw pixels, and the small ViT (which was trained on the training part)."""
     found: Features = {}
     for part, split in (("train", "train"), ("test", "t10k")):
-        images, labels = mnist(split)
+        images, labels = (rows[:MNIST_TRAIN] for rows in mnist(split))
         found |= {f"{part}.pixels": images.flatten(1).contiguous(), f"{part}.y": labels}
         found[f"{part}.vit"] = vit_states(images)
     return found

@@ -19,9 +19,9 @@ LAYERS = (
     ("errors",), ("linalg",), ("decompose",), ("models",), ("calibrate",), ("plan",), ("nn",), ("rewrite",),
     ("checkpoint",),
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
-    ("report",), ("stages",), ("assess", "probe", "timings", "front"),
+    ("report",), ("stages",), ("assess", "probe", "timings", "front", "classify", "pairing", "lm_adapt"),
     ("refine",), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
-    ("shell", "options"), ("cli_front",), ("cli",),
+    ("shell", "options"), ("cli_front",), ("cli_heads",), ("cli",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, saved_line
+from slimformer.cli_heads import HEADS
 from slimformer.errors import OutputExists, SlimformerError
 from slimformer.options import (
     AsJson,
@@ -330,7 +331,7 @@ def recipes_show(
     emit(found.model_dump(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))
 
 
-for command, example in FRONT.items():
+for command, example in {**FRONT, **HEADS}.items():
     app.command(epilog=f"Example: {example}")(command)
 
 

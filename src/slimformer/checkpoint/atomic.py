@@ -21,7 +21,13 @@ from types import FrameType
 
 from slimformer.errors import CannotWrite, OutputExists, SlimformerError
 
-OURS = {"plan.json": "slimformer_plan", "stats.json": "slimformer_stats", "cascade.json": "slimformer_cascade"}
+OURS = {
+    "plan.json": "slimformer_plan",
+    "stats.json": "slimformer_stats",
+    "cascade.json": "slimformer_cascade",
+    "probe.json": "slimformer_probe",
+    "match.json": "slimformer_match",
+}
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space, or choose another place",
     errno.EDQUOT: "the disk quota is used up; free some space, or choose another place",

@@ -198,7 +198,7 @@ class AnalyticHead:
         return float((1 - (w[:, None] * (Y - P) ** 2).sum(0) / spread).mean())
 
     def to_linear(self) -> nn.Module:
-        """The head as a module, float32: its softmax (sigmoid for labels) gives `predict_proba`; numbers come as they are.
+        """The head as a module, float32: its softmax (sigmoid for labels) gives `predict_proba`; numbers are predicted.
 
         Random features become a fixed layer before it.
         """

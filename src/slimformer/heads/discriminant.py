@@ -5,8 +5,8 @@ Classes with means m_c and one covariance Σ, the pooled one within classes, giv
     s_c(x) = wᵀx + b,   w = Σ_γ⁻¹ m_c,   b = −½ m_cᵀ Σ_γ⁻¹ m_c + log π_c,   Σ_γ = (1 − γ) Σ + γ (tr Σ / d) I
 
 in coordinates scaled by the standard deviations within classes. It is the best rule if classes are Gaussian with
-equal covariance, a good one if not. γ = 1 with equal priors is the nearest class mean. With S = Σ (n − C) = Q Λ Qᵀ every
-Σ_γ is diagonal in Q; leaving one row out of class c (r = x − m_c, N = n_c, weight u) changes it by a rank of one,
+equal covariance, a good one if not. γ = 1 with equal priors is the nearest class mean. With S = Σ (n − C) = Q Λ Qᵀ
+every Σ_γ is diagonal in Q; leaving one row out of class c (r = x − m_c, N = n_c, weight u) changes it by a rank of one,
 
     m_c' = m_c − u r / (N − u),     S' = S − κ r rᵀ,   κ = u N / (N − u),
 
@@ -85,9 +85,10 @@ def left_out_scores(
 ) -> Float[Tensor, "n C"]:
     """Scores of every row by the moments without it: −½ (x − m)ᵀ Σ_γ⁻¹ (x − m) + log π, exactly. Cost n d C.
 
-    Z are the rows as `found.turned` gives them. `u` is the weight that is left out of each row; log_prior None means empirical priors, which then lose the row,
-    too. `omega` are class weights; they and the scale of the coordinates stay those of all rows. For a row that is its
-    class there is nothing left to measure the distance to: its own score is −∞.
+    Z are the rows as `found.turned` gives them. `u` is the weight that is left out of each row; log_prior None means
+    empirical priors, which then lose the row, too. `omega` are class weights; they and the scale of the coordinates
+    stay those of all rows. For a row that is its class there is nothing left to measure the distance to: its own score
+    is −∞.
     """
     gamma = max(gamma, BARELY)
     omega = torch.ones_like(found.counts) if omega is None else omega

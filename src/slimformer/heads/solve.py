@@ -33,7 +33,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class Left:
-    """Rows to be left out one by one: features, class or targets, the weight left out and the weight they count with."""
+    """Rows to be left out one by one: features, class or targets, the weight left out, the weight they count with."""
 
     X: Tensor
     y: Tensor  # class numbers, or targets
@@ -139,9 +139,9 @@ def _calibrated(S: Tensor, left: Left) -> tuple[float, float]:
 
 
 def _least(losses: dict[float, float]) -> float:
-    """The best; of equal ones the most shrunk."""
+    """The best; of those that are as good up to rounding, the most shrunk."""
     best = min(losses.values())
-    return max(g for g, loss in losses.items() if loss <= best)
+    return max(g for g, loss in losses.items() if loss <= best + 1e-7 * abs(best) + 1e-12)
 
 
 def _require_rows(left: Left) -> None:

@@ -1,0 +1,98 @@
+"""Folders that hold a model and its new head: a stock classifier, or a sentence-transformers model.
+
+No stock classifier takes the mean over positions. A sentence-transformers folder can say it: transformer, mean pooling,
+one dense layer without activation; `SentenceTransformer(folder).encode(texts)` gives the scores.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from transformers import AutoModel, PreTrainedModel
+
+from slimformer.checkpoint.atomic import writing
+from slimformer.checkpoint.save import write_model
+from slimformer.checkpoint.verify import verify
+from slimformer.heads.analytic import AnalyticHead
+from slimformer.heads.attach import rows_of_layer
+from slimformer.heads.features import Reading
+
+MODULES = ("Transformer", "Pooling", "Dense")
+
+
+def save_classifier(
+    model: PreTrainedModel, folder: Path, *, processor: Any, head: AnalyticHead, report: dict[str, Any], force: bool
+) -> None:
+    """A classifier with its head, the moments of the head, and probe.json; reloaded in a fresh process."""
+    with _folder(model, folder, processor, head, report, force):
+        pass
+
+
+def save_sentence_classifier(
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    processor: Any,
+    head: AnalyticHead,
+    reading: Reading,
+    seq_len: int,
+    report: dict[str, Any],
+    force: bool,
+) -> None:
+    """The encoder up to the layer that is read, mean pooling, and the head as a dense layer."""
+    W, b = rows_of_layer(head)
+    bare = encoder_up_to(model, reading.layer)
+    with _folder(bare, folder, processor, head, report, force) as partial:
+        kinds = [
+            {
+                "idx": i,
+                "name": str(i),
+                "path": f"{i}_{kind}" if i else "",
+                "type": f"sentence_transformers.models.{kind}",
+            }
+            for i, kind in enumerate(MODULES)
+        ]
+        _write(partial / "modules.json", kinds)
+        _write(partial / "sentence_bert_config.json", {"max_seq_length": seq_len, "do_lower_case": False})
+        pooling = {"word_embedding_dimension": W.shape[1], "pooling_mode_mean_tokens": True}
+        _write(partial / "1_Pooling" / "config.json", {**pooling, "pooling_mode_cls_token": False})
+        dense = {"in_features": W.shape[1], "out_features": W.shape[0], "bias": True}
+        activation = {"activation_function": "torch.nn.modules.linear.Identity"}
+        _write(partial / "2_Dense" / "config.json", {**dense, **activation})
+        tensors = {"linear.weight": W.contiguous(), "linear.bias": b.contiguous()}
+        save_file(tensors, partial / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
+
+
+def encoder_up_to(model: PreTrainedModel, layer: int) -> PreTrainedModel:
+    """The bare model with its first `layer` blocks."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = layer
+    bare: Any = AutoModel.from_config(config)
+    there = bare.state_dict()
+    bare.load_state_dict({k: v for k, v in model.base_model.state_dict().items() if k in there}, strict=False)
+    return bare.to(model.dtype).eval()
+
+
+@contextmanager
+def _folder(
+    model: PreTrainedModel, folder: Path, processor: Any, head: AnalyticHead, report: dict[str, Any], force: bool
+) -> Iterator[Path]:
+    with writing(folder, force=force) as partial:
+        write_model(model, partial)
+        if processor is not None:
+            processor.save_pretrained(partial)
+        head.save(partial / "head.safetensors")
+        _write(partial / "probe.json", report)
+        yield partial
+        verify(model, partial)
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")

@@ -15,15 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.documents import Document
+from slimformer.calibrate.gather import Data
 from slimformer.calibrate.images import read_images
+from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.stream import require_labels, stream_documents
-from slimformer.calibrate.tasks import Purpose
+from slimformer.calibrate.tasks import Purpose, read_data
 from slimformer.calibrate.text import Batch
 from slimformer.errors import DataUnreadable, HeadDoesNotFit
+from slimformer.evaluate.compare import compare
 from slimformer.evaluate.perplexity import evaluating
 from slimformer.evaluate.scores import classification_scores, regression_scores
 from slimformer.heads.analytic import AnalyticHead
@@ -32,6 +35,8 @@ from slimformer.heads.features import Chunk, Reading, batches_of, feature_chunks
 from slimformer.models import describe, family_of
 from slimformer.models.architecture import is_bare
 from slimformer.models.load import Loaded
+from slimformer.report.report import Report
+from slimformer.rewrite.sizes import auto_class
 from slimformer.stages import Progress, silent
 
 FORMAT = 1
@@ -244,3 +249,36 @@ def _class_number(label: Any, names: Sequence[str]) -> int:
 def _parts(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
     while part := list(islice(documents, size)):
         yield part
+
+
+def held_out_texts(
+    data: Any, loaded: Loaded, *, columns: Sequence[str] | None, samples: int | None, seed: int
+) -> set[tuple[str, str | None]]:
+    """What the report and certify splits of `data` hold: a fresh head must not be fitted on it."""
+    if isinstance(data, Tensor):
+        return set()
+    if family_of(loaded.model.config.model_type).image:
+        documents = read_images(data, samples=samples, seed=seed)
+    else:
+        documents = read_data(data, columns=columns, limit=samples)
+    parts = split_documents(documents, seed=seed)
+    return {(document.text, document.pair) for part in ("report", "certify") for document in parts[part]}
+
+
+def rehead(
+    loaded: Loaded, small: PreTrainedModel, report: Report, source: str | Path, kept_out: set[tuple[str, str | None]],
+    data: Data, columns: Sequence[str] | None, progress: Progress,
+) -> tuple[PreTrainedModel, Report]:  # fmt: skip
+    """The cut model with a fresh head, and the report with the metrics of both heads on the report split.
+
+    A bare encoder becomes a classifier; its own metrics, of states, stay what they were.
+    """
+    rows = labelled(loaded, source, columns=columns, seed=data.seed)
+    allowed = (document for document in rows if (document.text, document.pair) not in kept_out)
+    bare = is_bare(small)
+    length = min(data.seq_len, 128)
+    fresh, head = fresh_head(loaded, small, allowed, seq_len=length, progress=progress)
+    if bare:
+        return fresh, replace(report, head=head, load_class=auto_class(fresh))
+    metrics = [metric.to_json() for metric in compare(loaded.model, fresh, data.splits["report"], seed=data.seed)]
+    return fresh, replace(report, head={**head, "old_head": report.metrics}, metrics=metrics)

@@ -29,6 +29,7 @@ from slimformer.options import (
     EvalTokens,
     Force,
     Format,
+    HeadData,
     Latency,
     Macs,
     MaxKl,
@@ -237,6 +238,7 @@ def compress(
     device: Device = "cpu",
     dtype: Dtype = "float32",
     refine: Refine = None,
+    head_data: HeadData = None,
     timing: Timing = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
@@ -263,7 +265,7 @@ def compress(
         result = pipeline.compress(
             model, data, **asked, recipe=chosen, format=format, seq_len=seq_len, tokens=tokens, samples=samples,
             columns=column_names(columns), seed=seed, device=place, dtype=usable_precision(dtype, place),
-            refine=refine, timing=timing, progress=progress,
+            refine=refine, head_data=head_data, timing=timing, progress=progress,
         )  # fmt: skip
         progress("save and verify", 0, 1)
         result.save(out_folder, force=force)

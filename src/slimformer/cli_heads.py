@@ -8,10 +8,22 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from slimformer.cli_front import emit
-from slimformer.options import AsJson, Columns, Device, Force, Model, Quiet, Samples, Seed
+from slimformer.options import (
+    AsJson,
+    Columns,
+    DataOption,
+    Device,
+    Force,
+    Model,
+    Quiet,
+    Samples,
+    Seed,
+    SeqLen,
+    Tokens,
+)
+from slimformer.report.heads import show_adapted, show_match, show_probe
 from slimformer.shell import column_names, progress_bars, usable_device
 
 err = Console(stderr=True)
@@ -36,6 +48,23 @@ Length = Annotated[int, typer.Option("--seq-len", min=2, metavar="N", help="toke
 Compare = Annotated[bool, typer.Option("--compare", help="pairs: encode each text alone, use |u − v| and u ∘ v")]
 ClassWeight = Annotated[bool, typer.Option("--balanced", help="every class weighs the same, however many rows it has")]
 Shrinkage = Annotated[str, typer.Option(metavar="VALUE", help="loo, ledoit-wolf, or a number")]
+Side = Annotated[
+    str, typer.Option("--source", metavar="FEATURES|MODEL", help="a .safetensors or .npy file of rows, or a model")
+]
+Side2 = Annotated[str, typer.Option("--target", metavar="FEATURES|MODEL", help="the same for the other side")]
+PairData = Annotated[
+    str,
+    typer.Option(
+        "--data", metavar="DATA", help="what both models read: a table with image and caption columns, or text",
+        show_default=False,
+    ),
+]  # fmt: skip
+Method = Annotated[
+    str, typer.Option(metavar="NAMES", help="ridge, procrustes, cca, scale-free, relative; several by commas, or all")
+]
+SidePool = Annotated[str, typer.Option(metavar="NAME", help="cls, mean or last", show_default="mean; cls for images")]
+SidePool2 = Annotated[str, typer.Option(metavar="NAME", help="cls, mean or last", show_default="mean; cls for images")]
+MapOut = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="save the best map here")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="save the model with its head here")]
 
 
@@ -88,12 +117,151 @@ def probe(
             progress("save and verify", 0, 1)
             report["saved"] = _save(loaded, found, out_folder, report, seq_len, force)
             progress("save and verify", 1, 1)
-    emit(report, as_json, quiet, lambda: show_probe(report, out_folder))
+    emit(report, as_json, quiet, lambda: show_probe(report, out_folder, out))
+
+
+def match(
+    source: Side,
+    target: Side2,
+    data: PairData = "",
+    out_folder: MapOut = None,
+    method: Method = "all",
+    source_pool: SidePool = "",
+    target_pool: SidePool2 = "",
+    samples: Samples = None,
+    seq_len: Length = 64,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Match two models on pairs, in closed form: recall both ways on pairs set aside, method by method."""
+    from slimformer import pairing
+    from slimformer.checkpoint.atomic import require_free
+    from slimformer.errors import DataNotFound
+    from slimformer.stages import require_apart
+
+    if out_folder is not None:
+        require_apart(out_folder, source, target, data)
+        require_free(out_folder, force)
+    methods = _methods(method)
+    if not data and not (pairing.is_features(source) and pairing.is_features(target)):
+        raise DataNotFound("models are matched on things both read; name them with --data, e.g. captions.jsonl")
+    how: dict[str, Any] = {"seq_len": seq_len, "device": usable_device(device), "samples": samples}
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        X, Y = (
+            pairing.read_features(name)[:samples] if pairing.is_features(name)
+            else pairing.model_features(name, data, pool=pool or None, progress=progress, **how)
+            for name, pool in ((source, source_pool), (target, target_pool))
+        )  # fmt: skip
+        found = pairing.fit_and_retrieve(X, Y, methods, seed=seed, progress=progress)
+        report = {**found.report, "source": source, "target": target, "data": data, "seed": seed}
+        if out_folder is not None:
+            _save_map(found.best, out_folder, report, force)
+    emit(report, as_json, quiet, lambda: show_match(report, out_folder, out))
+
+
+def adapt(
+    model: Model,
+    data: DataOption,
+    out_folder: Out = None,
+    source_data: Annotated[
+        str, typer.Option("--source-data", metavar="DATA", help="text of the old domain, to see what is forgotten")
+    ] = "",
+    method: Annotated[str, typer.Option(metavar="NAME", help="bohning, discriminant or least-squares")] = "bohning",
+    columns: Columns = "",
+    tokens: Tokens = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Adapt the head of a language model to the domain of --data, in closed form; perplexity before and after."""
+    from slimformer import lm_adapt
+    from slimformer.calibrate.gather import gather
+    from slimformer.checkpoint.atomic import require_free
+    from slimformer.models import describe
+    from slimformer.models.load import load_model
+    from slimformer.stages import require_apart
+
+    if out_folder is not None:
+        require_apart(out_folder, model, data, source_data)
+        require_free(out_folder, force)
+    loaded = load_model(model, device=usable_device(device))
+    how: dict[str, Any] = {
+        "seq_len": seq_len, "tokens": tokens, "samples": samples, "columns": column_names(columns), "seed": seed
+    }  # fmt: skip
+    architecture = describe(loaded.model)
+    splits = gather(data, loaded.model, loaded.processor, architecture, **how).splits
+    texts = {"domain": splits["report"]}
+    if source_data:
+        old = gather(source_data, loaded.model, loaded.processor, architecture, **how, purpose="evaluation")
+        texts["source"] = old.splits["report"]
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        progress("states", 0, 2)
+        fit, select = (lm_adapt.states_of(loaded.model, splits[name]) for name in ("fit", "select"))
+        progress("states", 2, 2)
+        found = lm_adapt.adapt_head(loaded.model, fit, select, method, progress=progress)
+        adapted, warning = lm_adapt.with_head(loaded.model, found.W)
+        measured = lm_adapt.before_and_after(loaded.model, adapted, texts, seed=seed)
+        report = {
+            "slimformer_probe": 1, "model": loaded.name, "method": method, "chosen": found.chosen, "data": data,
+            "source_data": source_data, "tokens": len(fit.t), "perplexity": measured, "warning": warning,
+        }  # fmt: skip
+        if out_folder is not None:
+            _save_adapted(loaded, adapted, out_folder, report, force)
+    emit(report, as_json, quiet, lambda: show_adapted(report, out_folder, out))
 
 
 HEADS: dict[Callable[..., None], str] = {
     probe: "slimformer probe demo:minilm --data train.tsv --eval dev.tsv --out classifier",
+    match: "slimformer match --source ./vit --target demo:minilm --data captions.jsonl --out map",
+    adapt: "slimformer adapt demo:smollm2 --data domain.txt --source-data builtin --out adapted",
 }
+
+
+def _save_map(found: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
+    import json
+
+    from slimformer.checkpoint.atomic import writing
+    from slimformer.heads.match_file import write_match
+
+    with writing(folder, force=force) as partial:
+        write_match(found, partial / "match.safetensors")
+        (partial / "match.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+
+def _save_adapted(loaded: Any, adapted: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
+    import json
+
+    from slimformer.checkpoint.atomic import writing
+    from slimformer.checkpoint.save import copy_companions, write_model
+    from slimformer.checkpoint.verify import verify
+
+    adapted = adapted.to(loaded.dtype)
+    with writing(folder, force=force) as partial:
+        write_model(adapted, partial)
+        if loaded.processor is not None:
+            loaded.processor.save_pretrained(partial)
+        if loaded.companions is not None:
+            copy_companions(loaded.companions, partial)
+        (partial / "probe.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        verify(adapted, partial)
+
+
+def _methods(text: str) -> tuple[str, ...]:
+    from slimformer.errors import UnknownMethod
+    from slimformer.heads.match import METHODS
+
+    chosen = tuple(METHODS) if text == "all" else tuple(column_names(text) or ())
+    strange = [name for name in chosen if name not in METHODS]
+    if strange:
+        raise UnknownMethod(f"--method {strange[0]!r} is not known; choose from {', '.join(METHODS)} or all")
+    return chosen
 
 
 def _save(loaded: Any, found: Any, folder: Path, report: dict[str, Any], seq_len: int, force: bool) -> str:
@@ -110,49 +278,6 @@ def _save(loaded: Any, found: Any, folder: Path, report: dict[str, Any], seq_len
     classifier = attach(loaded.model, found.head, found.reading, pad=padding(loaded.processor))
     save_classifier(classifier, folder, **rest)
     return type(classifier).__name__
-
-
-def show_probe(report: dict[str, Any], folder: Path | None) -> None:
-    """What was tried, what it scores, and where it is."""
-    tried = Table(title=f"{report['kind']} on {report['rows']:,} rows: leave-one-out", title_justify="left")
-    for name in ("features", "loss", "error", "shrinkage"):
-        tried.add_column(name, justify="right")
-    for row in report["tried"]:
-        best = {"pool": row["pool"], "layer": row["layer"]} == report["reading"]
-        values = ["" if row[name] is None else f"{row[name]:.4g}" for name in ("loss", "error", "shrinkage")]
-        tried.add_row(f"{row['pool']} of layer {row['layer']}", *values, style="bold" if best else None)
-    out.print(tried)
-    if scores := report.get("scores"):
-        out.print(scores_table(scores))
-    if matrix := (scores or {}).get("confusion"):
-        out.print(confusion_table(matrix))
-    if folder is not None:
-        typer.echo(f"\nsaved in {folder} as a {report['saved']}")
-
-
-def scores_table(scores: dict[str, Any]) -> Table:
-    """Scores with their intervals."""
-    table = Table(title=f"{scores['data']}: {scores['examples']:,} examples", title_justify="left")
-    for name in ("score", "value", "95 % interval"):
-        table.add_column(name, justify="right")
-    for name, value in scores.items():
-        if isinstance(value, dict) and "value" in value:
-            interval = f"{value['low']:.4f} … {value['high']:.4f}" if "low" in value else ""
-            table.add_row(name.replace("_", " "), f"{value['value']:.4f}", interval)
-        elif isinstance(value, float):
-            table.add_row(name.replace("_", " "), f"{value:.4f}", "")
-    return table
-
-
-def confusion_table(matrix: dict[str, Any]) -> Table:
-    """True labels down, predicted ones across; left out where there are too many to read."""
-    labels = matrix["labels"][:20]
-    table = Table(title="confusion (rows: true, columns: predicted)", title_justify="left")
-    for name in ("", *labels):
-        table.add_column(name, justify="right")
-    for name, row in zip(labels, matrix["counts"], strict=False):
-        table.add_row(name, *(str(n) for n in row[: len(labels)]))
-    return table
 
 
 def _pools(text: str) -> tuple[str, ...]:

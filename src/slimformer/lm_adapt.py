@@ -143,7 +143,7 @@ def _bohning(W0: Tensor, moments: TokenMoments, fit: States, select: States, pro
 
 
 def with_head(model: PreTrainedModel, W: Tensor) -> tuple[PreTrainedModel, str | None]:
-    """A copy of the model with another head. Tied embeddings are untied, which is said: the inputs stay as they were."""
+    """A copy of the model with another head. Tied embeddings are untied, which is said: the inputs stay as before."""
     out: Any = copy.deepcopy(model)
     layer = out.get_output_embeddings()
     tied = layer.weight is out.get_input_embeddings().weight

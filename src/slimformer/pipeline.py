@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from slimformer.assess import evaluate
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import gather, sequence_length
+from slimformer.classify import held_out_texts, rehead
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model, require_usable
 from slimformer.plan import Budget, Plan, check_budget
@@ -62,6 +63,7 @@ def compress(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     refine: bool | None = None,
+    head_data: str | Path | None = None,
     timing: bool = True,
     progress: Progress = silent,
 ) -> Result:
@@ -73,6 +75,7 @@ def compress(
     `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
     (sequences × length), or a folder of images. `tokens` limits what is fitted on. The same seed gives the same model.
     `refine` (the recipe says, unless told here) corrects every reader on what the cut model really sends it.
+    `head_data` are labelled rows a fresh head is fitted on, in closed form, for the features of the cut model.
     Cost: one forward pass, one Gram matrix and one elimination per width; the refinement costs about four passes more.
     """
     seconds: dict[str, float] = {}
@@ -100,6 +103,11 @@ def compress(
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
     with timed(seconds, "evaluate"):
         report = evaluate(loaded, made.model, made.plan, batches, timing=timing, progress=progress)
+    if head_data is not None:
+        with timed(seconds, "head"):
+            kept = held_out_texts(data, loaded, columns=columns, samples=samples, seed=seed)
+            small, report = rehead(loaded, made.model, report, head_data, kept, batches, columns, progress)
+            made = replace(made, model=small)
     corrections = [asdict(each) for each in made.corrections]
     report = replace(report, seconds=seconds, correction=corrections, certificate=certificate)
     return Result(made.model, made.plan, report, loaded)

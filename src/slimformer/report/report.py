@@ -39,6 +39,7 @@ class Report:
     budget_by: str = "macs"
     correction: list[dict[str, Any]] = field(default_factory=list)
     certificate: dict[str, Any] | None = None
+    head: dict[str, Any] | None = None  # of a fresh head: how it was fitted, and the metrics of the old one
     metrics: list[dict[str, Any]] = field(default_factory=list)
     latency: dict[str, Any] | None = None
     samples: dict[str, str] | None = None

@@ -15,10 +15,11 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from render_heads import HEADS, markdown
 from verdicts import grid, level_text, metric_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,13 +44,6 @@ NAMES = {
 
 class NothingToRender(Exception):
     """A document names results that are not there."""
-
-
-def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table, numbers to the right."""
-    head = list(header)
-    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def quality(results: dict[str, Any], report: str | None) -> str:
@@ -95,7 +89,7 @@ def speed(results: dict[str, Any], _report: str | None) -> str:
     return f"Ratios within one run, {threads} threads:\n\n{markdown(['ratio', 'measured', 'target'], rows)}"
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {"quality": quality, "speed": speed}
+RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {"quality": quality, "speed": speed, **HEADS}
 
 
 def table(name: str) -> str:

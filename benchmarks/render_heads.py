@@ -91,7 +91,7 @@ def rehead(results: Results, _report: str | None) -> str:
         for name, found in results["tests"].items()
     ]
     text = (
-        f"MiniLM fine-tuned on SST-2 at {results['macs']:.2f} of its block MACs; fresh head: {results['fresh']['kind']} "
+        f"MiniLM tuned on SST-2 at {results['macs']:.2f} of its block MACs; fresh head: {results['fresh']['kind']} "
         f"on {results['fresh']['rows']:,} rows:"
     )
     return f"{text}\n\n{markdown(['SST-2', 'dense', 'cut, old head', 'cut, fresh head', 'p'], rows)}"

@@ -123,7 +123,7 @@ def probe(
         progress("solve", i, len(heads))
         tried.append({**vars(reading), "loss": head.loo_loss_, "error": head.loo_error_, "shrinkage": head.shrinkage_})
     progress("solve", len(heads), len(heads))
-    best = min(heads, key=lambda reading: heads[reading].loo_loss_ or float("inf"))
+    best = readings[min(range(len(tried)), key=lambda i: (tried[i]["loss"] is None, tried[i]["loss"] or 0.0))]
     report = {
         "slimformer_probe": FORMAT, "model": loaded.name, "kind": kind, "target": target, "rows": rows,
         "seq_len": seq_len, "compare": compare, "reading": vars(best), "tried": tried,
@@ -187,6 +187,8 @@ def fresh_head(
         wanted = ("last",) if family_of(model.config.model_type).causal else ("cls",)
         found = probe(here, documents, kind=kind, pools=wanted, seq_len=seq_len, progress=progress)
         return attach(model, found.head, found.reading, pad=padding(loaded.processor)), found.report
+    if family_of(model.config.model_type).causal and model.config.pad_token_id is None:
+        model.config.pad_token_id = padding(loaded.processor)  # else a decoder cannot tell where rows end
     names = [model.config.id2label[i] for i in range(model.config.num_labels)]
     target = "numbers" if len(names) == 1 else "classes"
     head = AnalyticHead("ridge" if target == "numbers" and kind in ("lda", "ncm") else kind, target=target)

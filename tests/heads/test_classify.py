@@ -174,3 +174,37 @@ def test_rows_are_streamed_in_order(tmp_path):
     (tmp_path / "bare.tsv").write_text("sentence\tother\none\t1\n")
     with pytest.raises(ColumnNotFound, match="no label"):
         list(classify.labelled(opened("bert"), tmp_path / "bare.tsv"))
+
+
+def test_a_cut_encoder_is_read_below_its_last_block():
+    small = tiny_ragged(tiny("bert", "bare"))
+    reading, batch = Reading("cls", 2), tiny_batches(small, 1, rows=30)[0]
+    X = pooled(small, batch, [reading])[reading]
+    head = AnalyticHead(shrinkage=0.1).fit(X, np.arange(30) % 3)
+    with torch.no_grad():
+        logits = attach(small, head, reading)(**batch.inputs).logits
+    np.testing.assert_allclose(logits.softmax(1), head.predict_proba(X), atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["bare", "classify"])
+def test_compress_with_head_data_gives_a_classifier_that_opens(kind, tmp_path, trusting):
+    import slimformer
+
+    rows = texts(160)
+    (tmp_path / "rows.tsv").write_text("sentence\tlabel\n" + "".join(f"{d.text}\t{d.label}\n" for d in rows))
+    loaded = opened("bert", kind)
+    if kind == "classify":
+        loaded.model.config.id2label = {0: "no", 1: "yes", 2: "maybe", 3: "never", 4: "always"}
+        loaded.model.config.label2id = {name: i for i, name in loaded.model.config.id2label.items()}
+    result = slimformer.compress(
+        loaded.model, str(tmp_path / "rows.tsv"), macs=0.6, processor=loaded.processor, seq_len=16, refine=False,
+        recipe="uniform", timing=False, head_data=str(tmp_path / "rows.tsv"),
+    )  # fmt: skip
+    head = result.report.head
+    assert head["rows"] < 160  # what is reported on was not fitted on
+    assert ("old_head" in head) == (kind == "classify")
+    result.save(tmp_path / "out")
+    again = slimformer.load(tmp_path / "out")
+    batch = tiny_batches(loaded.model, 1)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(again(**batch.inputs).logits, result.model(**batch.inputs).logits)

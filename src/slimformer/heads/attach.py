@@ -24,6 +24,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSequenceCl
 from slimformer.errors import HeadDoesNotFit
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.features import Reading
+from slimformer.heads.lm_head import constant
 from slimformer.models import family_of
 
 EPSILON = 2.0**-12  # a power of two: dividing by it rounds nothing
@@ -84,16 +85,12 @@ def put_head(model: PreTrainedModel, head: AnalyticHead) -> None:
 def folded(head: AnalyticHead, W: Tensor, b: Tensor) -> Tensor:
     """W + b vᵀ with vᵀh ≈ 1 on the rows of the fit: a bias for layers that have none."""
     moments = head.moments_
-    G = moments.gram
-    x = moments.sums.sum(0) if hasattr(moments, "sums") else moments.x
-    ridge = 1e-9 * G.diagonal().mean() * torch.eye(len(G), dtype=G.dtype)
-    v = torch.linalg.solve(G + ridge, x)
-    return W + torch.outer(b.double(), v).to(W.dtype)
+    total = moments.sums.sum(0) if hasattr(moments, "sums") else moments.x
+    return W + torch.outer(b.double(), constant(moments.gram, total)).to(W.dtype)
 
 
 def _config(model: PreTrainedModel, head: AnalyticHead, reading: Reading, pad: int | None) -> Any:
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = reading.layer
+    config = config_up_to(model, reading.layer)
     if head.target == "numbers":
         config.problem_type, names = "regression", ["score"]
     else:
@@ -103,6 +100,16 @@ def _config(model: PreTrainedModel, head: AnalyticHead, reading: Reading, pad: i
     config.label2id = {name: i for i, name in enumerate(names)}
     if getattr(config, "pad_token_id", None) is None and pad is not None:
         config.pad_token_id = pad
+    return config
+
+
+def config_up_to(model: PreTrainedModel, layer: int) -> Any:
+    """The config of the model with its first `layer` blocks; blocks with sizes of their own keep them."""
+    config = copy.deepcopy(model.config)
+    sizes = getattr(config, "per_layer_config", None)
+    if sizes and getattr(config, "slimformer", None):
+        config.per_layer_config = {i: sizes[i] for i in range(layer)}
+    config.num_hidden_layers = layer
     return config
 
 

@@ -6,7 +6,6 @@ one dense layer without activation; `SentenceTransformer(folder).encode(texts)` 
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from slimformer.checkpoint.atomic import writing
 from slimformer.checkpoint.save import write_model
 from slimformer.checkpoint.verify import verify
 from slimformer.heads.analytic import AnalyticHead
-from slimformer.heads.attach import rows_of_layer
+from slimformer.heads.attach import config_up_to, rows_of_layer
 from slimformer.heads.features import Reading
 
 MODULES = ("Transformer", "Pooling", "Dense")
@@ -71,9 +70,7 @@ def save_sentence_classifier(
 
 def encoder_up_to(model: PreTrainedModel, layer: int) -> PreTrainedModel:
     """The bare model with its first `layer` blocks."""
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = layer
-    bare: Any = AutoModel.from_config(config)
+    bare: Any = AutoModel.from_config(config_up_to(model, layer))
     there = bare.state_dict()
     bare.load_state_dict({k: v for k, v in model.base_model.state_dict().items() if k in there}, strict=False)
     return bare.to(model.dtype).eval()

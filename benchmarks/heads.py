@@ -279,6 +279,7 @@ def lm() -> dict[str, Any]:
     from slimformer import lm_adapt
     from slimformer.calibrate.documents import read_documents
     from slimformer.calibrate.text import packed_batches
+    from slimformer.evaluate.perplexity import perplexity
     from slimformer.models.load import load_model
 
     folder = shared_file("models", "stories15M", "config.json").parent
@@ -288,19 +289,20 @@ def lm() -> dict[str, Any]:
         documents = read_documents(shared_file("data", *where))[skip:]
         return packed_batches(documents, loaded.processor, seq_len=256, tokens=tokens)
 
-    valid = windows("wikitext2", "valid.txt", tokens=12_288)
+    valid = windows("wikitext2", "valid.txt", tokens=6_144)
     texts = {
-        "WikiText-2 (domain)": windows("wikitext2", "test.txt", tokens=8_192),
-        "TinyStories (source)": windows("tinystories_sample", "tinystories_sample.txt", tokens=8_192, skip=1000),
+        "WikiText-2 (domain)": windows("wikitext2", "test.txt", tokens=4_096),
+        "TinyStories (source)": windows("tinystories_sample", "tinystories_sample.txt", tokens=4_096, skip=1000),
     }
-    fit, select = (lm_adapt.states_of(loaded.model, part) for part in (valid[:4], valid[4:]))
+    fit, select = (lm_adapt.states_of(loaded.model, part) for part in (valid[:2], valid[2:]))
+    before = {name: perplexity(loaded.model, batches) for name, batches in texts.items()}
     rows = []
     for method in lm_adapt.METHODS:
         started = time.process_time()
         found = lm_adapt.adapt_head(loaded.model, fit, select, method)
         seconds = time.process_time() - started
         adapted, warning = lm_adapt.with_head(loaded.model, found.W)
-        measured = lm_adapt.before_and_after(loaded.model, adapted, texts)
+        measured = lm_adapt.before_and_after(loaded.model, adapted, texts, before=before)
         rows.append({"method": method, "chosen": found.chosen, "cpu_seconds": seconds, "perplexity": measured})
     return {"model": "stories15M", "fit_tokens": len(fit.t), "select_tokens": len(select.t), "methods": rows,
             "warning": warning}  # fmt: skip

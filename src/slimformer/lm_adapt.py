@@ -20,7 +20,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import HeadDoesNotFit, TooFewTokens
 from slimformer.evaluate.compare import is_language_model
 from slimformer.evaluate.intervals import paired_difference
-from slimformer.evaluate.perplexity import evaluating, perplexity
+from slimformer.evaluate.perplexity import Perplexity, evaluating, perplexity
 from slimformer.heads.lm_head import (
     TokenMoments,
     bohning_step,
@@ -28,14 +28,15 @@ from slimformer.heads.lm_head import (
     discriminant_head,
     least_squares_head,
     mean_loss,
+    mean_losses,
 )
 from slimformer.stages import Progress, silent
 
 RIDGES = (1e-3, 1e-2, 1e-1)
 BETAS = (1.0, 3.0, 10.0, 20.0, 40.0)
-TAUS = (1.0, 10.0, 100.0, 1e3, 1e4)
-PRIORS = (1e2, 1e4, 1e6)
-PENALTIES = (1e-3, 1e-2, 1e-1)
+TAUS = (10.0, 100.0, 1e3, 1e4)
+PRIORS = (1e3, 1e5)
+PENALTIES = (1e-2, 1e-1)
 SWEEPS = 5
 METHODS = ("least-squares", "discriminant", "bohning")
 
@@ -98,8 +99,8 @@ def _least_squares(W0: Tensor, moments: TokenMoments, fit: States, select: State
     tried: dict[tuple[float, float], float] = {}
     for i, ridge in enumerate(RIDGES):
         progress("least squares", i, len(RIDGES))
-        W = least_squares_head(moments, ridge).float()
-        tried |= {(ridge, beta): mean_loss(beta * W, select.H, select.t) for beta in BETAS}
+        losses = mean_losses(least_squares_head(moments, ridge).float(), select.H, select.t, BETAS)
+        tried |= {(ridge, beta): loss for beta, loss in zip(BETAS, losses, strict=True)}
     ridge, beta = min(tried, key=lambda key: tried[key])
     W = beta * least_squares_head(moments, ridge).float()
     return Adapted("least-squares", W, {"ridge": ridge, "beta": beta}, tried[ridge, beta])
@@ -159,12 +160,21 @@ def with_head(model: PreTrainedModel, W: Tensor) -> tuple[PreTrainedModel, str |
 
 
 def before_and_after(
-    dense: PreTrainedModel, adapted: PreTrainedModel, texts: dict[str, Sequence[Batch]], *, seed: int = 0
+    dense: PreTrainedModel,
+    adapted: PreTrainedModel,
+    texts: dict[str, Sequence[Batch]],
+    *,
+    seed: int = 0,
+    before: dict[str, Perplexity] | None = None,
 ) -> dict[str, Any]:
-    """Perplexity of both models on each text, and the difference in nats per token with its interval."""
+    """Perplexity of both models on each text, and the difference in nats per token with its interval.
+
+    `before` is what is known of the dense model already.
+    """
     out: dict[str, Any] = {}
     for name, batches in texts.items():
-        old, new = perplexity(dense, batches), perplexity(adapted, batches)
+        old = before[name] if before else perplexity(dense, batches)
+        new = perplexity(adapted, batches)
         out[name] = {"tokens": old.tokens, "before": old.ppl, "after": new.ppl}
         if len(old.nll_per_window) > 1:
             gap = paired_difference(

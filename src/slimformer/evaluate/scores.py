@@ -10,7 +10,7 @@ References: Efron, Tibshirani (1993); McNemar (1947); Guo et al. (2017) for the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ RESAMPLES = 1000
 Array = NDArray[Any]
 
 
-def confusion(truth: Sequence[Any], predicted: Sequence[Any], labels: Sequence[Any]) -> list[list[int]]:
+def confusion(truth: Iterable[Any], predicted: Iterable[Any], labels: Sequence[Any]) -> list[list[int]]:
     """Rows are true labels, columns predicted ones, both in the order of `labels`."""
     index = {label: i for i, label in enumerate(labels)}
     table = np.zeros((len(labels), len(labels)), int)

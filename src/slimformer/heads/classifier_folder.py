@@ -15,9 +15,8 @@ from typing import Any
 from safetensors.torch import save_file
 from transformers import AutoModel, PreTrainedModel
 
+from slimformer.checkpoint import save as checkpoint
 from slimformer.checkpoint.atomic import writing
-from slimformer.checkpoint.save import write_model
-from slimformer.checkpoint.verify import verify
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import config_up_to, rows_of_layer
 from slimformer.heads.features import Reading
@@ -81,13 +80,13 @@ def _folder(
     model: PreTrainedModel, folder: Path, processor: Any, head: AnalyticHead, report: dict[str, Any], force: bool
 ) -> Iterator[Path]:
     with writing(folder, force=force) as partial:
-        write_model(model, partial)
+        checkpoint.write_model(model, partial)
         if processor is not None:
             processor.save_pretrained(partial)
         head.save(partial / "head.safetensors")
         _write(partial / "probe.json", report)
         yield partial
-        verify(model, partial)
+        checkpoint.verify_reload(model, partial)
 
 
 def _write(path: Path, value: Any) -> None:

@@ -14,7 +14,8 @@ References: Böhning (1992); Bishop (2006), 4.2 for the discriminant with a soft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,10 +71,10 @@ def discriminant_head(
     n = moments.counts[:, None]
     means = (moments.sums + tau * before) / (n + tau)
     log_prior = (before * W.double()).sum(1) / 2
-    expected = (log_prior - log_prior.logsumexp(0)).exp()
-    pi = (moments.counts + prior * expected) / (moments.counts.sum() + prior)
+    expected = log_prior.log_softmax(0) + math.log(prior)  # in logarithms: most tokens are rarer than 10⁻³⁰⁰ here
+    log_pi = torch.logaddexp(moments.counts.log(), expected)
     new = torch.linalg.solve(S, means.mT).mT
-    return new, pi.clamp(min=1e-30).log() - (new * means).sum(1) / 2
+    return new, log_pi.log_softmax(0) - (new * means).sum(1) / 2
 
 
 def bohning_step(
@@ -101,13 +102,19 @@ def constant(gram: Float[Tensor, "d d"], total: Float[Tensor, " d"]) -> Float[Te
     return torch.linalg.solve(damped(gram, 1e-9), total)
 
 
-def mean_loss(
-    W: Float[Tensor, "V d"], H: Float[Tensor, "n d"], t: Int[Tensor, " n"], bias: Float[Tensor, " V"] | None = None
-) -> float:
-    """Mean of −log softmax(W h + b)_t, in nats."""
-    total = 0.0
+def mean_loss(W: Float[Tensor, "V d"], H: Float[Tensor, "n d"], t: Int[Tensor, " n"]) -> float:
+    """Mean of −log softmax(W h)_t, in nats."""
+    return mean_losses(W, H, t, (1.0,))[0]
+
+
+def mean_losses(
+    W: Float[Tensor, "V d"], H: Float[Tensor, "n d"], t: Int[Tensor, " n"], betas: Sequence[float]
+) -> list[float]:
+    """The same of softmax(β W h) for several β, from one product."""
+    totals = [0.0] * len(betas)
     for h, y in zip(H.split(ROWS), t.split(ROWS), strict=True):
         S = h.to(W.dtype) @ W.mT
-        S = S if bias is None else S + bias.to(W.dtype)
-        total += float(torch.nn.functional.cross_entropy(S, y, reduction="sum"))
-    return total / len(H)
+        for i, beta in enumerate(betas):
+            scores = S if beta == 1 else beta * S
+            totals[i] += float(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
+    return [total / len(H) for total in totals]

@@ -37,6 +37,7 @@ def classifiers(rows: list[dict[str, Any]], *, f1: bool = False) -> str:
 
 
 def sst2(results: Results, _report: str | None) -> str:
+    """Heads on dev and test."""
     text = f"SST-2, frozen MiniLM, mean of the last states; fitted on {results['rows']:,} rows:"
     return f"{text}\n\n{classifiers(results['heads'])}"
 
@@ -55,11 +56,13 @@ def memory(results: Results, _report: str | None) -> str:
 
 
 def digits(results: Results, report: str | None) -> str:
+    """One table for each set of features."""
     parts = {name: rows for name, rows in results["sets"].items() if report in (None, name)}
     return "\n\n".join(f"{name}:\n\n{classifiers(rows)}" for name, rows in parts.items())
 
 
 def pairs(results: Results, _report: str | None) -> str:
+    """A regression and a classifier of pairs."""
     rows = [[row["head"], interval(row), f"{row.get('cpu_seconds', 0):.2f}"] for row in results["stsb"]]
     text = f"STS-B dev, Spearman:\n\n{markdown(['head', 'Spearman', 'fit, CPU s'], rows)}"
     if "mrpc" in results:
@@ -68,6 +71,7 @@ def pairs(results: Results, _report: str | None) -> str:
 
 
 def few(results: Results, _report: str | None) -> str:
+    """Sizes × heads, then unequal classes."""
     sizes = list(results["few"])
     rows = [
         [row["head"], *(f"{results['few'][n][i]['accuracy']:.3f} ± {results['few'][n][i]['sd']:.3f}" for n in sizes)]
@@ -86,6 +90,7 @@ def few(results: Results, _report: str | None) -> str:
 
 
 def rehead(results: Results, _report: str | None) -> str:
+    """Old and fresh head of the cut model."""
     rows = [
         [name, f"{found['dense']:.3f}", interval(found["old"]), interval(found["fresh"]), f"{found['p']:.3f}"]
         for name, found in results["tests"].items()
@@ -98,6 +103,7 @@ def rehead(results: Results, _report: str | None) -> str:
 
 
 def lm(results: Results, _report: str | None) -> str:
+    """Heads × texts."""
     texts = list(results["methods"][0]["perplexity"])
     rows = [["pretrained head", *(f"{results['methods'][0]['perplexity'][t]['before']:.1f}" for t in texts), "", ""]]
     for row in results["methods"]:

@@ -8,6 +8,7 @@ on the training data alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -223,19 +224,17 @@ def _logits(model: Any, batch: Batch) -> Any:
     return model(**replace(batch, labels=None).to(model.device).inputs).logits.float().cpu()
 
 
-class _without_last_layer:
-    """The model gives what its last layer would be given, inside the block."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        path, self.name = last_layer(model).rpartition(".")[::2]
-        self.parent = model.get_submodule(path)
-
-    def __enter__(self) -> None:
-        self.layer = getattr(self.parent, self.name)
-        setattr(self.parent, self.name, nn.Identity())
-
-    def __exit__(self, *_: object) -> None:
-        setattr(self.parent, self.name, self.layer)
+@contextmanager
+def _without_last_layer(model: PreTrainedModel) -> Iterator[None]:
+    """Inside the block the model gives what its last layer would be given."""
+    path, name = last_layer(model).rpartition(".")[::2]
+    parent = model.get_submodule(path)
+    layer = getattr(parent, name)
+    setattr(parent, name, nn.Identity())
+    try:
+        yield
+    finally:
+        setattr(parent, name, layer)
 
 
 def _class_number(label: Any, names: Sequence[str]) -> int:

@@ -258,7 +258,7 @@ def compress(
         return _dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
     if out_folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
-    stages.require_apart(out_folder, model, data, *data.split(","))
+    stages.require_apart(out_folder, model, head_data, data, *data.split(","))
     require_free(out_folder, force)
     place = usable_device(device)
     with progress_bars(err, hidden=quiet or as_json) as progress:

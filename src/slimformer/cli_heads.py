@@ -209,7 +209,7 @@ def adapt(
         adapted, warning = lm_adapt.with_head(loaded.model, found.W)
         measured = lm_adapt.before_and_after(loaded.model, adapted, texts, seed=seed)
         report = {
-            "slimformer_probe": 1, "model": loaded.name, "method": method, "chosen": found.chosen, "data": data,
+            "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": found.chosen, "data": data,
             "source_data": source_data, "tokens": len(fit.t), "perplexity": measured, "warning": warning,
         }  # fmt: skip
         if out_folder is not None:
@@ -238,19 +238,18 @@ def _save_map(found: Any, folder: Path, report: dict[str, Any], force: bool) -> 
 def _save_adapted(loaded: Any, adapted: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
     import json
 
+    from slimformer.checkpoint import save as checkpoint
     from slimformer.checkpoint.atomic import writing
-    from slimformer.checkpoint.save import copy_companions, write_model
-    from slimformer.checkpoint.verify import verify
 
     adapted = adapted.to(loaded.dtype)
     with writing(folder, force=force) as partial:
-        write_model(adapted, partial)
+        checkpoint.write_model(adapted, partial)
         if loaded.processor is not None:
             loaded.processor.save_pretrained(partial)
         if loaded.companions is not None:
-            copy_companions(loaded.companions, partial)
-        (partial / "probe.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-        verify(adapted, partial)
+            checkpoint.copy_companions(loaded.companions, partial)
+        (partial / "adapt.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        checkpoint.verify_reload(adapted, partial)
 
 
 def _methods(text: str) -> tuple[str, ...]:

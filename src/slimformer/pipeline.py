@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from slimformer.assess import evaluate
 from slimformer.calibrate.documents import Source
-from slimformer.calibrate.gather import gather, sequence_length
+from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.classify import held_out_texts, rehead
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model, require_usable
@@ -80,10 +80,7 @@ def compress(
     """
     seconds: dict[str, float] = {}
     with timed(seconds, "load"):
-        if isinstance(model, PreTrainedModel):
-            loaded = in_memory(model, processor)
-        else:
-            loaded = load_model(model, dtype=dtype, device=device)
+        loaded = _opened(model, processor, dtype, device)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
@@ -103,14 +100,29 @@ def compress(
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
     with timed(seconds, "evaluate"):
         report = evaluate(loaded, made.model, made.plan, batches, timing=timing, progress=progress)
-    if head_data is not None:
-        with timed(seconds, "head"):
-            kept = held_out_texts(data, loaded, columns=columns, samples=samples, seed=seed)
-            small, report = rehead(loaded, made.model, report, head_data, kept, batches, columns, progress)
-            made = replace(made, model=small)
+    how = (head_data, data, batches, columns, samples, seconds, progress)
+    small, report = _reheaded(loaded, made.model, report, *how)
     corrections = [asdict(each) for each in made.corrections]
     report = replace(report, seconds=seconds, correction=corrections, certificate=certificate)
-    return Result(made.model, made.plan, report, loaded)
+    return Result(small, made.plan, report, loaded)
+
+
+def _reheaded(
+    loaded: Loaded, small: PreTrainedModel, report: Report, head_data: str | Path | None, data: Source | Tensor,
+    batches: Data, columns: Sequence[str] | None, samples: int | None, seconds: dict[str, float], progress: Progress,
+) -> tuple[PreTrainedModel, Report]:  # fmt: skip
+    """The cut model with a head fitted on its own features; rows that are reported on are kept out of the fit."""
+    if head_data is None:
+        return small, report
+    with timed(seconds, "head"):
+        kept_out = held_out_texts(data, loaded, columns=columns, samples=samples, seed=batches.seed)
+        return rehead(loaded, small, report, head_data, kept_out, batches, columns, progress)
+
+
+def _opened(model: str | Path | PreTrainedModel, processor: Any, dtype: torch.dtype, device: str) -> Loaded:
+    if isinstance(model, PreTrainedModel):
+        return in_memory(model, processor)
+    return load_model(model, dtype=dtype, device=device)
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:

@@ -27,6 +27,7 @@ OURS = {
     "cascade.json": "slimformer_cascade",
     "probe.json": "slimformer_probe",
     "match.json": "slimformer_match",
+    "adapt.json": "slimformer_adapt",
 }
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space, or choose another place",

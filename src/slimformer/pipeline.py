@@ -100,8 +100,7 @@ def compress(
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
     with timed(seconds, "evaluate"):
         report = evaluate(loaded, made.model, made.plan, batches, timing=timing, progress=progress)
-    how = (head_data, data, batches, columns, samples, seconds, progress)
-    small, report = _reheaded(loaded, made.model, report, *how)
+    small, report = _reheaded(loaded, made.model, report, head_data, data, batches, columns, samples, seconds, progress)
     corrections = [asdict(each) for each in made.corrections]
     report = replace(report, seconds=seconds, correction=corrections, certificate=certificate)
     return Result(small, made.plan, report, loaded)

@@ -57,6 +57,8 @@ class AnalyticHead:
     Cost: fit n d² / 2 + d³, memory d² + keep · d whatever n. Formulas: `discriminant`, `ridge`, `random_features`.
     """
 
+    _solution: Solution | None = None  # of the moments as they are; none after a change
+
     def __init__(
         self,
         kind: str = "lda",
@@ -244,10 +246,9 @@ class AnalyticHead:
     def solution(self) -> Solution:
         """Weights, bias, shrinkage and temperature; solved when first asked for after a change."""
         self._require_rows()
-        if getattr(self, "_solution", None) is None:
+        if self._solution is None:
             self._solution = self._solve()
-        found: Solution = self._solution
-        return found
+        return self._solution
 
     # --- keeping it ---
 
@@ -295,7 +296,7 @@ class AnalyticHead:
             moments = moments + ClassMoments.zero(sorted(missing), moments.width, apart=moments.apart)
         self.moments_: Any = moments
         self.kept_ = kept
-        self._solution: Solution | None = None
+        self._solution = None
 
     def _counted(
         self, rows: Tensor, targets: NDArray[Any], weights: Tensor
@@ -335,8 +336,9 @@ class AnalyticHead:
             targets = torch.from_numpy(np.asarray(self.kept_.targets, np.float64))
             binary = self.target == "labels"
             left = self._left(targets)
-            how = {"shrinkage": self.shrinkage, "standardize": self.standardize}
-            return solve_targets(self.moments_, left, binary=binary, **how)
+            return solve_targets(
+                self.moments_, left, shrinkage=self.shrinkage, binary=binary, standardize=self.standardize
+            )
         index = {label: i for i, label in enumerate(self.moments_.labels)}
         left = self._left(torch.tensor([index[label] for label in self.kept_.targets.tolist()], dtype=torch.long))
         omega = self._class_weights()

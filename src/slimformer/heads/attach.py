@@ -106,10 +106,12 @@ def _config(model: PreTrainedModel, head: AnalyticHead, reading: Reading, pad: i
 def config_up_to(model: PreTrainedModel, layer: int) -> Any:
     """The config of the model with its first `layer` blocks; blocks with sizes of their own keep them."""
     config = copy.deepcopy(model.config)
-    sizes = getattr(config, "per_layer_config", None)
-    if sizes and getattr(config, "slimformer", None):
-        config.per_layer_config = {i: sizes[i] for i in range(layer)}
+    if layer == config.num_hidden_layers:
+        return config
+    sizes = config.to_dict().get("per_layer_config") or {}
     config.num_hidden_layers = layer
+    if sizes:
+        config.per_layer_config = {int(i): size for i, size in sizes.items() if int(i) < layer}
     return config
 
 

@@ -33,8 +33,9 @@ import numpy as np
 import torch
 
 from heads_features import cache_folder, features, sst2_so_far
-from slimformer.evaluate.intervals import mean_interval
-from slimformer.evaluate.scores import calibration_error, f1_scores, mcnemar, resampled, spearman
+from slimformer.evaluate.intervals import mcnemar, mean_interval, score_interval
+from slimformer.evaluate.predictions import calibration_error, macro_f1
+from slimformer.evaluate.scores import spearman
 from slimformer.heads.analytic import AnalyticHead
 
 RESULTS = Path(__file__).parent / "results"
@@ -84,7 +85,7 @@ def classify(train: Part, tests: dict[str, Part], heads: dict[str, dict[str, Any
             right = predicted == y
             found = vars(mean_interval(right.astype(float).tolist()))
             found["ece"] = calibration_error(model.predict_proba(X), right.astype(float))
-            found["macro_f1"] = float(np.mean(f1_scores(y, predicted, np.unique(y).tolist())))
+            found["macro_f1"] = macro_f1(predicted, y)
             if name != TRAINED:
                 found["p"] = mcnemar(fitted[TRAINED][0].predict(X) == y, right)
             row["tests"][part] = found
@@ -133,7 +134,7 @@ def pairs() -> dict[str, Any]:
 
 
 def _spearman(predicted: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-    return vars(resampled(lambda i: spearman(predicted[i], truth[i]), len(truth), resamples=500))
+    return vars(score_interval(spearman, predicted, truth, resamples=500))
 
 
 def sst2() -> dict[str, Any]:

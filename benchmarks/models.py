@@ -1,12 +1,12 @@
 """Trained models that no package registry carries, made once, seeded, and cached as Hugging Face folders.
 
-    python benchmarks/models.py                  make the four models (about 25 minutes on two cores)
+    python benchmarks/models.py                  make the five models (about half an hour on two cores)
     python benchmarks/models.py vit-mnist        make one
     python benchmarks/models.py --list           show what exists, and how good it is
 
 `model_folder(name)` gives the folder to other benchmarks and makes the model when it is missing. How each is
-trained stands in `recipes.py`. The same seed, machine and versions give the same weights; other machines
-round differently.
+trained stands in `recipes.py` and `reading.py`. The same seed, machine and versions give the same weights; other
+machines round differently.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ import tokenizers
 import torch
 import transformers
 
-from recipes import END_OF_STORY, RECIPES, InputMissing, Recipe, stories_split
+from reading import READING
+from recipes import END_OF_STORY, InputMissing, Recipe, stories_split
+from recipes import RECIPES as OTHERS
 
 __all__ = ["END_OF_STORY", "RECIPES", "InputMissing", "UnknownModel", "model_folder", "stories_split"]
+
+RECIPES = {**OTHERS, **READING}
 
 SEED = 0
 N_THREADS = 2

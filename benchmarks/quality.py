@@ -6,7 +6,8 @@
 
 Every method gets the same calibration tokens, sizes and exact MACs (`baselines.py`); models and data are in
 `subjects.py`. Every model measured is truly cut, but for those of `simulated.py` (ranks, the residual stream), which
-say what they would cost. Methods that drop whole blocks meet a budget from below, all others within 1 %.
+say what they would cost. Methods that drop whole blocks meet a budget from below, plain sizes within 5 %, all others
+within 1 %.
 
 Two methods are compared example by example (windows, sentences, images): the paired bootstrap gives an interval of
 (method − balanced), and where it leaves out zero the difference is called significant. Exit code 1 when `balanced` is
@@ -24,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -52,6 +53,7 @@ from simulated import SIMULATED
 from simulated_evidence import Evidence, Smaller
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.store import Statistics, open_statistics
+from slimformer.fisher import fisher_metric
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.plan.recipe import load_recipe
@@ -61,7 +63,8 @@ from slimformer.stages import calibrate, carry_out, make_plan, profile, versions
 from subjects import SUBJECTS, Scores, Subject, digest, subject
 from verdicts import OURS, console_tables, holds, summary
 
-RECIPES = {"uniform": "uniform", "nested": OURS, OURS: OURS}  # nested: what `cut` makes, without refinement
+# nested: what `cut` makes, without refinement; plain: one size for all blocks, as a stock config can say it
+RECIPES = {"uniform": "uniform", "nested": OURS, "plain": OURS, OURS: OURS}
 METHODS = (*BASELINES, *SIMULATED, *RECIPES)
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5)
 Say = Callable[[str], None]
@@ -84,7 +87,8 @@ class Options:
 
 def statistics_of(subject: Subject, say: Say) -> Statistics:
     """What one calibration pass found, kept on disk until the model, the tokens or the code changes."""
-    places = ("calibrate/collect.py", "calibrate/respond.py", "decompose/response.py", "linalg/moments.py")
+    places = ("calibrate/collect.py", "calibrate/respond.py", "decompose/response.py", "decompose/metric.py",
+              "fisher.py", "linalg/moments.py")  # fmt: skip
     code = code_hash([PACKAGE / place for place in places])
     key = settings_hash(
         {
@@ -98,9 +102,15 @@ def statistics_of(subject: Subject, say: Say) -> Statistics:
         say("calibrate")
         splits = {split: list(batches) for split, batches in subject.calibration.items()}
         data = Data(splits, subject.data, key, subject.settings()["seed"], subject.seq_len)
-        calibrate(subject.loaded, data, folder, progress=lambda stage, i, n: say(f"{stage} {i}/{n}"))
+        tell = partial(_tell, say)
+        metric = fisher_metric(subject.model, splits["fit"], seed=data.seed, progress=tell)
+        calibrate(subject.loaded, data, folder, metric=metric, progress=tell)
     _forget_old_findings(folder)
     return open_statistics(folder)
+
+
+def _tell(say: Say, stage: str, done: int, total: int) -> None:
+    say(f"{stage} {done}/{total}")
 
 
 def _forget_old_findings(folder: Path) -> None:
@@ -175,6 +185,8 @@ class Bench:
 
     def left_out(self, method: str) -> str | None:
         """Why a method cannot be had for this model; None if it can."""
+        if method == "plain" and not self.given.architecture.family.plain_heads:
+            return "a stock config of this family says no number of heads, so only neurons could be cut"
         return SIMULATED[method].refuses(self.subject.model) if method in SIMULATED else None
 
     def _smaller(self, method: str, budget: float, curves: Callable[[], Curves]) -> Smaller:
@@ -186,7 +198,8 @@ class Bench:
             small = baseline_model(method, given, curves(), plan)
         else:
             recipe = load_recipe(RECIPES[method])
-            plan = make_plan(model, self.statistics, curves(), macs=budget, recipe=recipe)
+            format = "plain" if method == "plain" else "ragged"
+            plan = make_plan(model, self.statistics, curves(), macs=budget, recipe=recipe, format=format)
             small = carry_out(plan, model, self.statistics, curves())
             if recipe.refine and method != "nested":
                 refine(small, model, plan, self.statistics, curves(), self.subject.calibration)
@@ -195,7 +208,7 @@ class Bench:
     def _step(self, method: str) -> float:
         """How far below a budget a method may stay: 1 % of the MACs, or a block where only whole blocks go."""
         coarse = method in SIMULATED and SIMULATED[method].whole_blocks
-        return 1 / self.given.architecture.n_blocks if coarse else 0.01
+        return 1 / self.given.architecture.n_blocks if coarse else 0.05 if method == "plain" else 0.01
 
 
 def prepare(options: Options, say: Say) -> Bench:

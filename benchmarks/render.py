@@ -19,7 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from render_heads import HEADS, markdown
+from rank_tables import attention_speed, truncation
+from render_heads import HEADS
+from spectra_tables import spectra_table
+from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
+from task_tables import tasks
 from verdicts import grid, level_text, metric_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,17 +41,16 @@ NAMES = {
     "shortgpt": "ShortGPT, blocks dropped",
     "replaceme": "ReplaceMe, blocks made linear",
     "nested": "slimformer `balanced --no-refine`",
+    "plain": "slimformer `balanced --format plain`",
     "uniform": "slimformer `uniform`",
     "balanced": "**slimformer `balanced`**",
 }
 
 
-class NothingToRender(Exception):
-    """A document names results that are not there."""
-
-
 def quality(results: dict[str, Any], report: str | None) -> str:
     """Methods × budgets, for one report or for all of them."""
+    if report == "targets":
+        return targets(results)
     if report is not None and report not in results["dense"]:
         raise NothingToRender(f"there is no report {report!r}; choose from {', '.join(results['dense'])}")
     parts = []
@@ -72,6 +75,70 @@ def caption(results: dict[str, Any], report: str, dense: dict[str, Any]) -> str:
     )
 
 
+VARIANTS = {
+    "balanced": "`balanced`",
+    "interpolative": "interpolative decomposition",
+    "squares": "squared errors (probes tempered by 0.75)",
+    "token-weights": "squared errors in the metric, tokens weighted by 1/σ² of the stream",
+    "no-probes": "by the metric alone",
+    "probes-believed": "probes believed as measured",
+    "uniform": "equal shares, whole heads (beside: whole heads only)",
+    "heads": "whole heads only",
+    "ranks": "ranks only",
+    "nested": "least squares on the dense model's features (`--no-refine`)",
+    "heads-nested": "the same, whole heads only",
+    "heads-no-correction": "whole heads, no least squares, only the mean absorbed",
+}
+
+
+# Excess nats to reach on held-out text of the calibrated kind, by share of the block MACs; most of STAT's excess
+TARGETS = {
+    "stories15M": {0.8: 0.22, 0.7: 0.43, 0.6: 0.68, 0.5: 0.95},
+    "smollm2": {0.8: 0.27, 0.7: 0.45, 0.6: 0.62, 0.5: 0.90},
+}
+SHARE_OF_STAT = {"balanced": 0.65, "plain": 0.8}
+
+
+def targets(results: dict[str, Any]) -> str:
+    """What was to be reached, and what was."""
+    name, report = results["settings"]["model"], next(iter(results["dense"]))
+    found = {(row["method"], row["budget"]): row["reports"][report]["excess"] for row in results["cells"]}
+    budgets = list(TARGETS[name])
+    rows = [["excess nats of `balanced`", *(_against(found["balanced", b], TARGETS[name][b]) for b in budgets)]]
+    for method, most in SHARE_OF_STAT.items():
+        if (method, budgets[0]) in found:
+            shares = (found[method, b] / found["stat-uniform", b] for b in budgets)
+            title = f"`{method}` over STAT, uniform" if method == "balanced" else "`--format plain` over STAT, uniform"
+            rows.append([title, *(_against(share, most) for share in shares)])
+    header = ["measured (target)", *(f"{100 * b:g} %" for b in budgets)]
+    return f"{name}, {report}; targets that are missed are marked ✗:\n\n{markdown(header, rows)}"
+
+
+def _against(value: float, most: float) -> str:
+    return f"{value:.2f} (≤ {most:g}){'' if value <= most else ' ✗'}"
+
+
+def ablation(results: dict[str, Any], _report: str | None) -> str:
+    """What was changed × budgets, in excess nats, with marks for what is no different and what is better."""
+    (report,) = results["dense"]
+    budgets = sorted({row["budget"] for row in results["cells"]}, reverse=True)
+    found: dict[str, list[Any]] = {}
+    for row in sorted(results["cells"], key=lambda row: -row["budget"]):
+        found.setdefault(row["method"], []).append(row["reports"][report])
+    marks = {"better": "", "tie": " =", "worse": " !", "ours": ""}
+    rows = [
+        [part, VARIANTS.get(name, name), *(f"{at['excess']:.3f}{marks[at['verdict']]}" for at in found[name])]
+        for name, part in results["parts"].items()
+    ]
+    settings = results["settings"]
+    what = (
+        f"{settings['model']}, {report}: ln(perplexity / dense perplexity) at kept block MACs "
+        f"({settings['examples'][report]:,} held-out windows; = no significant difference to `balanced`, "
+        "! significantly better than it)"
+    )
+    return f"{what}\n\n{markdown(['part', 'in place of the default', *(f'{100 * b:g} %' for b in budgets)], rows)}"
+
+
 def speed(results: dict[str, Any], _report: str | None) -> str:
     """Three ratios, each with its target."""
     rows = []
@@ -89,7 +156,20 @@ def speed(results: dict[str, Any], _report: str | None) -> str:
     return f"Ratios within one run, {threads} threads:\n\n{markdown(['ratio', 'measured', 'target'], rows)}"
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {"quality": quality, "speed": speed, **HEADS}
+def spectra(results: dict[str, Any], report: str | None) -> str:
+    """One of several tables about the same models."""
+    found = spectra_table(results, report)
+    if found is None:
+        raise NothingToRender(f"there is no table {report!r} of spectra")
+    caption, header, rows = found
+    return f"{caption}:\n\n{markdown(header, rows)}"
+
+
+RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
+    "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
+    "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
+    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, **HEADS,
+}  # fmt: skip
 
 
 def table(name: str) -> str:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
+
+from tables import markdown
 
 TRAINED = "logistic regression"
 Results = dict[str, Any]
-
-
-def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table, numbers to the right."""
-    head = list(header)
-    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def interval(found: dict[str, float]) -> str:

@@ -77,8 +77,8 @@ def verdict_statement(cell: Cell, score: Score, ours: Score | None) -> Statement
 
 
 def _claimed(row: Statement) -> Iterator[Statement]:
-    """Reports the claim is about: those of baselines; the recipe `uniform` is ours as well."""
-    if row["method"] not in (OURS, "uniform"):
+    """Reports the claim is about: those of baselines; others of ours are none."""
+    if row["method"] not in (OURS, "uniform", "plain", "nested"):
         yield from row["reports"].values()
 
 

@@ -56,7 +56,8 @@ BRIEF = ("--tokens", 600, "--no-timing")
 
 def compress(model: Path | str, shelf: Path, out: Path | str, *more: object) -> tuple[object, ...]:
     """The arguments of a short compression; what comes later counts."""
-    return ("compress", model, "--macs", 0.6, "--data", shelf / "text.txt", *BRIEF, "--out", out, *more)
+    data = () if "--data" in more else ("--data", shelf / "text.txt")  # given twice, both would be read
+    return ("compress", model, "--macs", 0.6, *data, *BRIEF, "--out", out, *more)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -23,6 +23,8 @@ COMMANDS = [
     ["apply"],
     ["compress"],
     ["eval"],
+    ["cascade"],
+    ["bench"],
     ["recipes", "ls"],
     ["recipes", "show"],
 ]
@@ -197,6 +199,7 @@ def commands(shelf, stats, plan, folder):
         ["cut", stats, "--macs", 0.7, "--out", folder / "cut"],
         ["frontier", stats, "--out", folder / "front.json"],
         ["sweep", stats, "--data", shelf / "text.txt", "--tokens", 600, "--macs", "0.8"],
+        ["cascade", stats, "--data", shelf / "text.txt", "--tokens", 600, "--out", folder / "cascade"],
         ["recipes", "ls"],
         ["recipes", "show", "stat"],
     ]
@@ -259,7 +262,7 @@ def test_odd_names_are_printed_as_they_are(shelf, tmp_path):
 
 
 def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(monkeypatch, shelf):
-    def broken(_name):
+    def broken(_name, **_options):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("slimformer.models.load.load_model", broken)
@@ -280,3 +283,38 @@ def test_plain_sizes_are_not_promised_for_a_ragged_model(stats, plan, tmp_path):
     assert "none: the blocks differ" in done("inspect", tmp_path / "small").out
     line = refused("compress", tmp_path / "small", "--macs", 0.9, "--format", "plain", "--dry-run")
     assert "differ in size already" in line
+
+
+def test_other_data_are_measured_beside(shelf, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(texts(60, seed=5)))
+    beside = ("--eval-data", other, "--eval-data", shelf / "text.txt")
+    found = json.loads(done(*compress(shelf / "llama", shelf, tmp_path / "one", "--no-refine", *beside, "--json")).out)
+    assert [each["name"] for each in found["other_data"]] == [str(other), str(shelf / "text.txt")]
+    unseen, same = found["other_data"]
+    assert [metric["name"] for metric in unseen["metrics"]] == [metric["name"] for metric in found["metrics"]]
+    assert unseen["metrics"] != found["metrics"] == same["metrics"]  # of the data calibrated on, what was held out
+    done(*compress(shelf / "llama", shelf, tmp_path / "two", "--no-refine", "-q"))
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+    how = ("--against", shelf / "llama", "--data", shelf / "text.txt", *BRIEF)
+    again = json.loads(done("eval", tmp_path / "one", *how, *beside, "--json").out)
+    assert [each["metrics"] for each in again["other_data"]] == [each["metrics"] for each in found["other_data"]]
+    assert "other.txt" in done("eval", tmp_path / "one", *how, *beside).out.replace("\n", "")
+
+
+def test_several_sources_by_commas_or_one_by_one_are_the_same(shelf, tmp_path):
+    (tmp_path / "b.txt").write_text("\n\n".join(texts(80, seed=6)))
+    a, b, brief = shelf / "text.txt", tmp_path / "b.txt", ("--tokens", 600, "-q")
+    done("calibrate", shelf / "llama", "--data", f"{a},{b}", "--out", tmp_path / "one", *brief)
+    done("calibrate", shelf / "llama", "--data", a, "--data", b, "--out", tmp_path / "two", *brief)
+    assert (tmp_path / "one" / "stats.json").read_text() == (tmp_path / "two" / "stats.json").read_text()
+
+
+def test_a_certificate_is_about_documents(shelf, tmp_path):
+    data = ("--data", shelf / "text.txt", "--tokens", 2000, "--no-timing", "--no-refine")
+    found = json.loads(
+        done("compress", shelf / "llama", "--max-kl", 0.5, *data, "--out", tmp_path / "out", "--json").out
+    )
+    certificate = found["certificate"]
+    assert certificate["documents"] >= 12
+    assert f"{certificate['documents']} documents" in certificate["promise"]

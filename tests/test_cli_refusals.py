@@ -39,7 +39,7 @@ def llama(shelf, tmp_path):
         (["compress", "x", "--macs", "0.5", "--out", "y", "--tokens", "0"], "greater than or equal to 1"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--tokens", "many"], "Invalid value for '--tokens'"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--seed", "-1"], "greater than or equal to 0"),
-        (["compress", "x", "--macs", "0.5", "--out", "y", "--recipe", "nope"], "choose from balanced, stat, uniform"),
+        (["compress", "x", "--macs", "0.5", "--out", "y", "--recipe", "nope"], "choose from balanced, lossless, stat"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--recipe", "nope.yaml"], "No such file"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "cuda:99"], "--device 'cuda:99' cannot be used"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "meta"], "--device 'meta' cannot be used"),
@@ -369,8 +369,8 @@ BROKEN_STATISTICS = {
     "moments missing": (lambda f: (f / "moments" / "block-001.safetensors").unlink(), "the moments cannot be read"),
     "moments of another block": (swapped, "are not those of blocks.1.attn.heads"),
     "no JSON": (with_text("stats.json", "{"), "holds no statistics"),
-    "another format": (with_text("stats.json", '{"slimformer_stats": 99}'), "format 99, this version reads 1"),
-    "fields missing": (with_text("stats.json", '{"slimformer_stats": 1}'), "model: Field required"),
+    "another format": (with_text("stats.json", '{"slimformer_stats": 99}'), "format 99, this version reads 2"),
+    "fields missing": (with_text("stats.json", '{"slimformer_stats": 2}'), "model: Field required"),
     "probes no JSON": (with_text("probes.json", "{"), "probes.json cannot be read"),
     "probes of another form": (with_text("probes.json", '{"a": {"b": 1}}'), "probes.json: a.site cannot be used"),
 }  # fmt: skip
@@ -387,7 +387,7 @@ def test_broken_statistics_are_one_line(name, stats, tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "null"])
 def test_broken_curves_are_computed_again(text, stats, plan, tmp_path):
     folder = Path(shutil.copytree(stats, tmp_path / "stats"))
-    (curves,) = folder.glob("curves-*-ranks.json")
+    (curves,) = folder.glob("curves-*-ranks-fisher.json")
     curves.write_text(text)
     done("plan", folder, "--macs", 0.6, "--out", tmp_path / "plan.json", "-q")
     assert (tmp_path / "plan.json").read_text() == plan.read_text()

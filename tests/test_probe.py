@@ -4,6 +4,7 @@ import torch
 from calibrated import outputs, recipe, stock
 from families import MODEL_TYPES, heads
 from slimformer.calibrate.collect import starting_at, states_before_blocks
+from slimformer.decompose import Curve
 from slimformer.evaluate.fidelity import harm
 from slimformer.models import describe
 from slimformer.plan.sensitivity import Probe, sensitivities
@@ -64,11 +65,18 @@ def test_a_probe_measures_what_cutting_that_site_alone_does(kind):
 
 def test_tempering_goes_from_equal_relative_errors_to_what_was_measured():
     probes = {"a": Probe("a", 1, 2.0, 8.0), "b": Probe("b", 1, 1.0, 0.5)}
-    assert sensitivities(probes, temper=1.0) == pytest.approx({"a": 4.0, "b": 0.5})
-    assert sensitivities(probes, temper=0.0) == pytest.approx({"a": 1.0, "b": 2.0})  # h̄ = 2, over the error
+    assert sensitivities(probes, {}, temper=1.0, nats=False) == pytest.approx({"a": 4.0, "b": 0.5})
+    assert sensitivities(probes, {}, temper=0.0, nats=False) == pytest.approx({"a": 1.0, "b": 2.0})  # h̄ = 2, over e
+    assert sensitivities(probes, {}, temper=0.0, nats=True) == pytest.approx({"a": 2**0.5, "b": 2**0.5})  # mean of h/e
+
+
+def test_weights_turn_the_errors_of_the_curves_in_use_into_harm_whatever_their_unit():
+    probe = {"a": Probe("a", 1, 2.0, 8.0)}
+    curve = Curve("elimination", (0, 1), (0, 1, 2), (0, 1, 2), (9.0, 3.0, 0.0), (9.0, 4.0, 0.0), (0.0, 0.0, 0.0))
+    assert sensitivities(probe, {"a": curve}, temper=1.0, nats=False) == pytest.approx({"a": 2.0})
 
 
 def test_a_site_without_harm_counts_as_the_least_harmful():
     probes = {"a": Probe("a", 1, 2.0, 8.0), "b": Probe("b", 1, 0.0, 0.0)}
-    assert sensitivities(probes, temper=1.0)["b"] == pytest.approx(4.0)
-    assert sensitivities({}, temper=1.0) == {}
+    assert sensitivities(probes, {}, temper=1.0, nats=False)["b"] == pytest.approx(4.0)
+    assert sensitivities({}, {}, temper=1.0, nats=False) == {}

@@ -18,7 +18,8 @@ from slimformer.calibrate.tasks import TASKS
 from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
 from slimformer.evaluate import generate_text, model_latency, parameter_count
-from slimformer.evaluate.compare import compare, is_language_model
+from slimformer.evaluate.compare import compare, first_tokens, is_language_model
+from slimformer.evaluate.neighbours import LENGTH, SENTENCES, neighbours
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
@@ -39,6 +40,26 @@ def evaluate(
     report = describe_result(loaded, small, plan)
     report = replace(report, warnings=[*report.warnings, *thin_data(describe(loaded.model), data)])
     return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
+
+
+def beside(
+    report: Report, loaded: Loaded, small: PreTrainedModel, others: Sequence[Data], *, known: dict[str, Any]
+) -> Report:
+    """The report with the same metrics on other data, out of domain beside in domain.
+
+    Of each as many tokens are read as of the report split. Where other data are those that were calibrated on
+    (`known`), only what was held out of them.
+    """
+    found, notes = [], list(report.warnings)
+    for data in others:
+        batches, said = _unfitted(known, data, small=report.model)
+        batches = first_tokens(batches, report.data["tokens"]["report"])
+        metrics = [metric.to_json() for metric in compare(loaded.model, small, batches, seed=data.seed)]
+        found.append({
+            "name": data.name, "hash": data.hash, "tokens": sum(batch.tokens for batch in batches), "metrics": metrics
+        })  # fmt: skip
+        notes += [f"--eval-data {data.name}: {note}" for note in said]
+    return replace(report, other_data=found, warnings=notes)
 
 
 def thin_data(architecture: Architecture, data: Data) -> list[str]:
@@ -91,11 +112,11 @@ def measure(
     progress("evaluate", 1, 3)
     measured = _latency(loaded.model, small, describe(loaded.model), batches) if timing else None
     progress("evaluate", 2, 3)
-    samples = _samples(loaded, small)
+    samples, alike = _samples(loaded, small), _neighbours(loaded, small)
     progress("evaluate", 3, 3)
     tokens = {**data.tokens, "report": sum(batch.tokens for batch in batches)}
     provenance = data_provenance(describe(loaded.model), data.name, data.hash, data.seed, tokens)
-    return replace(report, metrics=metrics, latency=measured, samples=samples, data=provenance)
+    return replace(report, metrics=metrics, latency=measured, samples=samples, neighbours=alike, data=provenance)
 
 
 def data_provenance(
@@ -107,11 +128,12 @@ def data_provenance(
 
 
 def evaluate_pair(
-    loaded: Loaded, small: Loaded, data: Data, *, timing: bool = True, progress: Progress = silent
-) -> Report:
+    loaded: Loaded, small: Loaded, data: Data, others: Sequence[Data] = (), *, timing: bool = True,
+    progress: Progress = silent,
+) -> Report:  # fmt: skip
     """Compare two models on all of `data`; if `small` was calibrated on these data, only on the part held out then."""
     before, after = describe(loaded.model), describe(small.model)
-    _require_relatives(loaded, small, before, after)
+    require_relatives(loaded, small)
     made = _own_file(small, "report.json")
     batches, notes = _held_out(small, made, data)
     origin = _own_file(small, "plan.json").get("fingerprint") or fingerprint(loaded.model)
@@ -125,11 +147,14 @@ def evaluate_pair(
         small=footprint(small.model, after, data.seq_len, small.dtype), sites=site_table(before, after),
         versions=versions(), warnings=notes,
     )  # fmt: skip
-    return measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
+    report = measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
+    calibrated = made.get("data")
+    return beside(report, loaded, small.model, others, known=calibrated if isinstance(calibrated, dict) else {})
 
 
-def _require_relatives(loaded: Loaded, small: Loaded, before: Architecture, after: Architecture) -> None:
+def require_relatives(loaded: Loaded, small: Loaded) -> None:
     """Refuse to compare models of which one cannot have come from the other."""
+    before, after = describe(loaded.model), describe(small.model)
     kinds = [type(one.model).__name__ for one in (small, loaded)]
     if kinds[0] != kinds[1]:
         raise PlanDoesNotFit(
@@ -154,24 +179,39 @@ def _same_ends(dense: PreTrainedModel, small: PreTrainedModel, *, image: bool) -
 def _held_out(small: Loaded, made: dict[str, Any], data: Data) -> tuple[list[Batch], list[str]]:
     """What of `data` the small model was not calibrated on, and what there is to say about it."""
     calibrated = made.get("data")
-    known = calibrated if isinstance(calibrated, dict) else {}
-    everything = [batch for part in data.splits.values() for batch in part]
+    return _unfitted(calibrated if isinstance(calibrated, dict) else {}, data, small=small.name)
+
+
+def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Batch], list[str]]:
+    """The same by what is known of the data that were calibrated on."""
     if known.get("hash") != data.hash:
         again = sorted(_sources(str(known.get("name", ""))) & _sources(data.name))
-        note = f"{small.name} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
-        return everything, [note] if again else []
+        note = f"{small} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
+        return everything(data), [note] if again else []
     if known.get("seed") != data.seed:
-        raise PlanDoesNotFit(
-            f"{small.name} was calibrated on these data with --seed {known.get('seed')}; use the same seed"
-        )
+        raise PlanDoesNotFit(f"{small} was calibrated on these data with --seed {known.get('seed')}; use the same seed")
     return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
+
+
+def calibrated_on(small: Loaded, data: str | None) -> list[str]:
+    """A note where the model says that it was calibrated on the file or folder it is to be judged on."""
+    calibrated = _own_file(small, "report.json").get("data")
+    known = _sources(str(calibrated.get("name", ""))) if isinstance(calibrated, dict) else set()
+    again = sorted(known & _sources(data)) if data else []
+    return [f"{small.name} was calibrated on {', '.join(again)}: these are not held-out figures"] if again else []
+
+
+def everything(data: Data) -> list[Batch]:
+    """All of data that nothing was fitted on; where the rows of *certify* are of another kind, without them."""
+    splits = ("report", "select", "fit", *(() if data.windows else ("certify",)))
+    return [batch for split in splits for batch in data.splits[split]]
 
 
 def held_out_batches(made: Provenance, data: Data) -> tuple[list[Batch], list[str]]:
     """Of data that were calibrated on, the part that was held out; of others all of it."""
-    if made.data_hash == data.hash:
-        return list(data.splits["report"]), ["these data were calibrated on, so only the part held out then is used"]
-    return [batch for part in data.splits.values() for batch in part], []
+    known = {"name": made.data, "hash": made.data_hash, "seed": made.seed}
+    batches, notes = _unfitted(known, data, small="the model")
+    return list(batches), notes
 
 
 def _sources(name: str) -> set[str]:
@@ -250,3 +290,13 @@ def _samples(loaded: Loaded, small: PreTrainedModel) -> dict[str, str] | None:
         return None
     models = {"dense": loaded.model, "small": small}
     return {name: generate_text(model, loaded.processor, PROMPT, min(24, room)) for name, model in models.items()}
+
+
+def _neighbours(loaded: Loaded, small: PreTrainedModel) -> list[dict[str, Any]] | None:
+    """What encoders of text find alike, where there are a tokenizer that can say it and room for it."""
+    family = describe(loaded.model).family
+    if loaded.processor is None or family.causal or family.image:
+        return None
+    ids = [i for sentence in SENTENCES for i in loaded.processor(sentence)["input_ids"]]
+    fits = positions(loaded.model.config) >= LENGTH and ids and max(ids) < vocabulary(loaded.model)
+    return neighbours(loaded.model, small, loaded.processor) if fits else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,27 +27,26 @@ from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_cascade, save_cascade
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture
+from slimformer.evaluate.answers import classes, logits_of, observe, read_windows, require_answers
 from slimformer.evaluate.compare import is_language_model
-from slimformer.evaluate.perplexity import device_of, evaluating, pieces
+from slimformer.evaluate.perplexity import evaluating
 from slimformer.evaluate.routing import (
-    Answers,
     Macs,
     Outcomes,
     Point,
-    WindowScores,
     at_threshold,
     entropy,
     handed_on,
     paired,
     threshold_for_macs,
     threshold_within,
-    window_scores,
 )
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
 from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.refine import refine
+from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import Progress, carry_out, make_plan, require_apart, require_same_model, silent
-from slimformer.workbench import round_weights
 
 TOLERANCE = 0.005  # half a point of accuracy, or half a percent of perplexity
 
@@ -98,11 +97,11 @@ class Cascade:
         if self.scores_text:
             raise UnknownArchitecture("this is a cascade of language models, which scores text; use its `score`")
         with evaluating(self.small, self.large):
-            logits = _logits(self.small, inputs)
+            logits = logits_of(self.small, inputs)
             unsure = entropy(logits)
             routed = handed_on(unsure, self.threshold)
             if routed.any():
-                logits[routed] = _logits(self.large, _rows(inputs, routed)).to(logits)
+                logits[routed] = logits_of(self.large, _rows(inputs, routed)).to(logits)
         # copies, because tensors made in inference mode may not be changed outside it
         return Routed(logits.clone(), routed.cpu().clone(), unsure.cpu().clone())
 
@@ -116,12 +115,12 @@ class Cascade:
         real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         batch = Batch({"input_ids": input_ids, "attention_mask": real.long()}, real)
         with evaluating(self.small, self.large):
-            first = _read(self.small, batch)
+            first = read_windows(self.small, batch)
             routed = handed_on(first.entropy, self.threshold)
             nats = first.nats.clone()
             if routed.any():
                 again = Batch(_rows(batch.inputs, routed), real[routed.to(real.device)])
-                nats[routed] = _read(self.large, again).nats
+                nats[routed] = read_windows(self.large, again).nats
         return Scored(nats.clone(), first.tokens.clone(), routed.clone(), first.entropy.clone())
 
     def mean_macs(self, routed: Tensor) -> float:
@@ -140,14 +139,21 @@ class CascadeResult:
     point: Point
     loaded: Loaded = field(repr=False)
 
-    def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
-        """Both checkpoints and the threshold as one folder, in the precision of the original."""
+    def measured(self, batches: Sequence[Batch], *, progress: Progress = silent) -> Outcomes:
+        """What both models make of other inputs; `report/cascade.py` turns it into numbers. Cost: a pass of both."""
+        return paired(*(observe(m, batches, progress=progress) for m in (self.cascade.small, self.cascade.large)))
+
+    def save(
+        self, folder: str | Path, *, report: dict[str, Any] | None = None, force: bool = False, verify: bool = True
+    ) -> Path:
+        """Both checkpoints, the threshold and `report`, if given, as one folder, in the precision of the original."""
         require_apart(Path(folder), self.loaded.folder, self.loaded.name)
         models = {"small": self.cascade.small, "large": self.cascade.large}
         stored = {role: _in_precision(model, self.loaded.dtype) for role, model in models.items()}
         save_cascade(
             self.record.with_threshold(self.cascade.threshold), stored, self.plans, folder,
-            processor=self.loaded.processor, source_folder=self.loaded.companions, force=force, verify=verify,
+            processor=self.loaded.processor, source_folder=self.loaded.companions, report=report,
+            force=force, verify=verify,
         )  # fmt: skip
         return Path(folder)
 
@@ -163,6 +169,7 @@ def make_cascade(
     format: str = "ragged",
     tolerance: float = TOLERANCE,
     mean_macs: float | None = None,
+    refine_on: Mapping[str, Sequence[Batch]] | None = None,
     progress: Progress = silent,
 ) -> CascadeResult:
     """Cut the model twice from one calibration and set the threshold on `select_batches`.
@@ -170,12 +177,16 @@ def make_cascade(
     `budgets` are fractions of block MACs to keep; 1 is the dense model itself. The threshold is the one of least mean
     MACs that loses at most `tolerance` to the large model (share of errors, or of disagreements where there are no
     labels; nats per token for language models); with `mean_macs` it is the lowest that costs no more than that.
-    Cost: two cuts, and one pass of both models over the select split.
+    With `refine_on`, the splits that were calibrated on, both cuts are refined as `compress` does; without, they are
+    what `cut` makes. Cost: two cuts, and one pass of both models over the select split; refinement as in `compress`.
     """
     _require_nested(budgets)
     require_answers(loaded.model)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    cuts = [cut(loaded, statistics, curves, macs, chosen, format=format, progress=progress) for macs in budgets]
+    cuts = [
+        cut(loaded, statistics, curves, macs, chosen, format=format, refine_on=refine_on, progress=progress)
+        for macs in budgets
+    ]
     (small, _), (large, _) = cuts
     members = [Member(macs, plan.macs if plan else 1.0) for macs, (_, plan) in zip(budgets, cuts, strict=True)]
     macs = (members[0].macs, members[1].macs)
@@ -203,14 +214,20 @@ def cut(
     recipe: Recipe,
     *,
     format: str = "ragged",
+    refine_on: Mapping[str, Sequence[Batch]] | None = None,
     progress: Progress = silent,
 ) -> tuple[PreTrainedModel, Plan | None]:
-    """The model at one budget, rounded to the precision it is stored in, and its plan; at 1 the dense model itself."""
+    """The model at one budget, rounded to the precision it is stored in, and its plan; at 1 the dense model itself.
+
+    With `refine_on` (the fit and select splits that were calibrated on) it is refined as `compress` does.
+    """
     if macs == 1:
         require_same_model(loaded.model, statistics)
         return loaded.model, None
     plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=recipe, format=format)
     small = carry_out(plan, loaded.model, statistics, curves, progress=progress)
+    if refine_on is not None and plan.macs < 1:
+        refine(small, loaded.model, plan, statistics, curves, refine_on, progress=progress)
     round_weights(small, loaded.dtype)
     return small.eval(), plan
 
@@ -223,55 +240,15 @@ def load_cascade(
     return Cascade(small, large, record.nats, (record.small.macs, record.large.macs))
 
 
-def observe(model: PreTrainedModel, batches: Sequence[Batch], *, progress: Progress = silent) -> Answers:
-    """Entropy and loss of a model, input by input. Cost: one pass.
-
-    Classifiers lose 1 for a wrong label, language models the nats per token of a window. Classifiers without labels
-    lose nothing by themselves: what counts is then whether two of them disagree.
-    """
-    require_answers(model)
-    language = is_language_model(model)
-    labelled = not language and all(_has_classes(model, batch.labels) for batch in batches)
-    measure = "nats per token" if language else "error" if labelled else "disagreement"
-    rows: list[tuple[Any, ...]] = []
-    progress("observe", 0, len(batches))
-    with evaluating(model):
-        for i, batch in enumerate(batches):
-            rows += _windows(model, batch) if language else _examples(model, batch)
-            progress("observe", i + 1, len(batches))
-    if not rows:
-        raise ValueError("there are no inputs to route: no batches, or nothing to predict in them")
-    unsure, losses, choices, weights, lengths = zip(*rows, strict=True)
-    return Answers(measure, unsure, () if measure == "disagreement" else losses, choices, weights, lengths)
-
-
-def require_answers(model: PreTrainedModel) -> None:
-    """Refuse models without an output whose entropy says how sure they are."""
-    config = model.config
-    classifies = type(model).__name__.endswith(("SequenceClassification", "ImageClassification"))
-    one_of_many = _classes(model) > 1 and getattr(config, "problem_type", None) in (
-        None, "single_label_classification",
-    )  # fmt: skip
-    if not is_language_model(model) and not (classifies and one_of_many):
-        raise UnknownArchitecture(
-            f"{type(model).__name__} gives neither the probabilities of classes nor of next tokens, so there is no "
-            "entropy to route by; use a classifier of 2 or more classes, or a causal language model"
-        )
-
-
 def require_same_task(small: PreTrainedModel, large: PreTrainedModel) -> None:
     """Refuse two models whose answers cannot stand for each other."""
     require_answers(small)
     same_kind = type(small).__name__ == type(large).__name__
-    if not same_kind or _classes(small) != _classes(large) or _inputs(small) != _inputs(large):
+    if not same_kind or classes(small) != classes(large) or _inputs(small) != _inputs(large):
         raise PlanDoesNotFit(
             f"{type(small).__name__} and {type(large).__name__} differ in class, labels or vocabulary; a cascade needs "
             "two cuts of one model"
         )
-
-
-def _classes(model: PreTrainedModel) -> int:
-    return int(model.config.num_labels or 0)
 
 
 def _inputs(model: PreTrainedModel) -> int:
@@ -292,52 +269,6 @@ def _summary(outcomes: Outcomes, macs: Macs, point: Point) -> dict[str, Any]:
     alone = {"small_loss": small, "large_loss": large}
     chosen = {"loss": point.loss, "routed": point.routed, "macs": point.macs, "token_macs": point.token_macs}
     return {"measure": outcomes.measure, "inputs": len(outcomes.entropy), **chosen, **alone}
-
-
-def _has_classes(model: PreTrainedModel, labels: Tensor | None) -> bool:
-    """Has every example one of the model's classes? GLUE writes −1 where it keeps the label to itself."""
-    if labels is None or labels.is_floating_point():
-        return False
-    return int(labels.min()) >= 0 and int(labels.max()) < _classes(model)
-
-
-def _examples(model: PreTrainedModel, batch: Batch) -> Iterator[tuple[Any, ...]]:
-    """Entropy, loss, choice, weight and length of every example of a batch."""
-    logits = _logits(model, batch.inputs).cpu()
-    choices = logits.argmax(-1)
-    wrong = torch.zeros(len(logits)) if batch.labels is None else choices != batch.labels.cpu()
-    ones = torch.ones(len(logits))
-    lengths = ones if batch.mask is None else batch.mask.sum(1)
-    columns = (entropy(logits), wrong.double(), choices, ones, lengths.double())
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
-def _windows(model: PreTrainedModel, batch: Batch) -> Iterator[tuple[Any, ...]]:
-    """The same for every window that predicts something; language models make no choice."""
-    found = _read(model, batch)
-    some = found.tokens > 0
-    tokens = found.tokens[some]
-    # one more is read than predicted
-    columns = (found.entropy[some], found.nats[some] / tokens, 0 * tokens, tokens.double(), tokens.double() + 1)
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
-def _logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Tensor:
-    place = device_of(model)
-    here = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    logits: Tensor = model(**here).logits
-    return logits
-
-
-def _read(model: PreTrainedModel, batch: Batch) -> WindowScores:
-    """Scores of every window, as many at a time as leave room for their logits."""
-    parts = []
-    for part in pieces(model, batch):
-        ids = part.inputs["input_ids"]
-        real = torch.ones_like(ids, dtype=torch.bool) if part.mask is None else part.mask
-        parts.append(window_scores(model(**part.inputs).logits, ids, real))
-    columns = ([part.nats for part in parts], [part.entropy for part in parts], [part.tokens for part in parts])
-    return WindowScores(*(torch.cat(column) for column in columns))
 
 
 def _rows(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:

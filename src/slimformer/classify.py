@@ -29,7 +29,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import DataUnreadable, HeadDoesNotFit
 from slimformer.evaluate.compare import compare
 from slimformer.evaluate.perplexity import evaluating
-from slimformer.evaluate.scores import classification_scores, regression_scores
+from slimformer.evaluate.predictions import classification_scores, regression_scores
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import attach, last_layer, put_head
 from slimformer.heads.features import Chunk, Reading, batches_of, feature_chunks, readings_of
@@ -190,7 +190,8 @@ def fresh_head(
         return attach(model, found.head, found.reading, pad=padding(loaded.processor)), found.report
     if family_of(model.config.model_type).causal and model.config.pad_token_id is None:
         model.config.pad_token_id = padding(loaded.processor)  # else a decoder cannot tell where rows end
-    names = [model.config.id2label[i] for i in range(model.config.num_labels)]
+    config: Any = model.config
+    names = [config.id2label[i] for i in range(config.num_labels)]
     target = "numbers" if len(names) == 1 else "classes"
     head = AnalyticHead("ridge" if target == "numbers" and kind in ("lda", "ncm") else kind, target=target)
     rows = 0
@@ -250,6 +251,16 @@ def _class_number(label: Any, names: Sequence[str]) -> int:
 def _parts(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
     while part := list(islice(documents, size)):
         yield part
+
+
+def require_headroom(model: PreTrainedModel, *, lossless: bool = False) -> None:
+    """Refuse, before the long work, a fresh head where there is nothing to mend or no place for it."""
+    if lossless:
+        raise HeadDoesNotFit(
+            "a recipe that changes no output leaves the old head as good as it was; use --head-data with a budget"
+        )
+    if not is_bare(model):
+        last_layer(model)
 
 
 def held_out_texts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slimformer.errors import OutputExists, SlimformerError
 from slimformer.options import (
+    BUILTIN,
     AsJson,
     Columns,
     DataOption,
@@ -28,9 +31,18 @@ from slimformer.options import (
     Source,
     Stats,
     Tokens,
+    Verify,
 )
 from slimformer.shell import budget as budget_from
-from slimformer.shell import column_names, precision, progress_bars, python_line
+from slimformer.shell import (
+    column_names,
+    joined,
+    precision,
+    progress_bars,
+    python_line,
+    usable_device,
+    usable_precision,
+)
 
 err = Console(stderr=True)
 out = Console()
@@ -49,7 +61,7 @@ def cut(
     format: Format = "ragged",
     model: Source = "",
     seed: NoSeed = 0,
-    verify: Annotated[bool, typer.Option(help="reload the result in a fresh process and compare")] = True,
+    verify: Verify = True,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -58,8 +70,10 @@ def cut(
     from slimformer import assess, stages
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free
+    from slimformer.menu import menu
     from slimformer.plan.recipe import load_recipe
-    from slimformer.workbench import priced, round_weights
+    from slimformer.rewrite.surgery import round_weights
+    from slimformer.workbench import priced
 
     budget, chosen, statistics = budget_from(macs, params, latency), load_recipe(recipe), open_statistics(stats)
     stages.require_apart(out_folder, stats, model or statistics.provenance.model)
@@ -71,7 +85,8 @@ def cut(
         plan = stages.make_plan(loaded.model, statistics, curves, budget=budget, recipe=chosen, format=format)
         small = stages.carry_out(plan, loaded.model, statistics, curves, progress=progress)
         round_weights(small, loaded.dtype)
-        report = assess.describe_result(loaded, small, plan, statistics.provenance)
+        offered = menu(loaded.model, statistics, curves, recipe=chosen, budget=budget, format=format)
+        report = replace(assess.describe_result(loaded, small, plan, statistics.provenance), front=offered)
         progress("save and verify", 0, 1)
         stages.save_result(loaded, small, plan, report, out_folder, force=force, verify=verify)
         progress("save and verify", 1, 1)
@@ -107,7 +122,7 @@ def frontier(
 
 def sweep(
     stats: Stats,
-    data: DataOption = "builtin",
+    data: DataOption = BUILTIN,
     budgets: Budgets = "0.9,0.8,0.7,0.6,0.5",
     columns: Columns = "",
     tokens: Tokens = None,
@@ -132,11 +147,16 @@ def sweep(
         loaded, statistics, curves, points = _front(stats, budgets, recipe, format, model, progress)
         made = statistics.provenance
         read = gather(
-            data, loaded.model, loaded.processor, describe(loaded.model), seq_len=made.seq_len, tokens=tokens,
+            joined(data), loaded.model, loaded.processor, describe(loaded.model), seq_len=made.seq_len, tokens=tokens,
             samples=samples, columns=column_names(columns), seed=made.seed, purpose="evaluation",
         )  # fmt: skip
         batches, notes = held_out_batches(made, read)
-        rows = list(front.sweep(loaded.model, statistics, curves, points, batches, seed=made.seed, progress=progress))
+        rows = list(
+            front.sweep(
+                loaded.model, statistics, curves, points, batches,
+                dtype=loaded.dtype, seed=made.seed, progress=progress,
+            )
+        )  # fmt: skip
     pairs = [(row["predicted_kl"], kl) for row in rows if (kl := measured_kl(row)) is not None and row["predicted_kl"]]
     found = {"slimformer_sweep": 1, "points": rows, "rank_correlation": front.correlation(pairs), "notes": notes}
     for note in notes if not (quiet or as_json) else ():
@@ -171,6 +191,17 @@ def curves_of(loaded: Any, statistics: Any, recipe: Any, progress: Any) -> Any:
     return stages.profile(loaded.model, statistics, recipe, progress=progress)
 
 
+def require_plan(path: Path) -> None:
+    """--force is for plans: it must not cost anyone another file."""
+    from slimformer.plan import Plan
+
+    if path.is_file():
+        try:
+            Plan.load(path)
+        except SlimformerError:
+            raise OutputExists(f"{path} is there already and is not a plan; choose another file") from None
+
+
 def measured_kl(row: dict[str, Any]) -> float | None:
     """The mean divergence that was measured, where there is one."""
     return next((m["small"] for m in row.get("metrics", []) if m["name"] == "kl"), None)
@@ -194,6 +225,32 @@ def loaded_for(statistics: Any, moved: str) -> Any:
     from slimformer.models.load import load_model
 
     return load_model(moved or statistics.provenance.model, dtype=precision(statistics.provenance.dtype))
+
+
+def read_both(
+    model: str, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
+    device: str, dtype: str, purpose: Any = "calibration",
+) -> tuple[Any, Any]:  # fmt: skip
+    """A model and its data, in the precision and on the device asked for."""
+    from slimformer.models.load import load_model
+
+    place = usable_device(device)
+    loaded = load_model(model, dtype=usable_precision(dtype, place), device=place)
+    return loaded, read_data(loaded, data, columns, tokens, samples, seq_len, seed, purpose)
+
+
+def read_data(
+    loaded: Any, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
+    purpose: Any,
+) -> Any:  # fmt: skip
+    """Data for a model that is loaded already."""
+    from slimformer.calibrate.gather import gather
+    from slimformer.models import describe
+
+    return gather(
+        data, loaded.model, loaded.processor, describe(loaded.model),
+        seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
+    )  # fmt: skip
 
 
 def emit(found: Any, as_json: bool, quiet: bool, tables: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from slimformer.options import (
     Tokens,
 )
 from slimformer.report.heads import show_adapted, show_match, show_probe
-from slimformer.shell import column_names, progress_bars, usable_device
+from slimformer.shell import column_names, joined, progress_bars, usable_device
 
 err = Console(stderr=True)
 out = Console()
@@ -188,15 +188,16 @@ def adapt(
     from slimformer.models.load import load_model
     from slimformer.stages import require_apart
 
+    name = joined(data)
     if out_folder is not None:
-        require_apart(out_folder, model, data, source_data)
+        require_apart(out_folder, model, *name.split(","), source_data)
         require_free(out_folder, force)
     loaded = load_model(model, device=usable_device(device))
     how: dict[str, Any] = {
         "seq_len": seq_len, "tokens": tokens, "samples": samples, "columns": column_names(columns), "seed": seed
     }  # fmt: skip
     architecture = describe(loaded.model)
-    splits = gather(data, loaded.model, loaded.processor, architecture, **how).splits
+    splits = gather(name, loaded.model, loaded.processor, architecture, **how).splits
     texts = {"domain": splits["report"]}
     if source_data:
         old = gather(source_data, loaded.model, loaded.processor, architecture, **how, purpose="evaluation")
@@ -209,7 +210,7 @@ def adapt(
         adapted, warning = lm_adapt.with_head(loaded.model, found.W)
         measured = lm_adapt.before_and_after(loaded.model, adapted, texts, seed=seed)
         report = {
-            "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": found.chosen, "data": data,
+            "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": found.chosen, "data": name,
             "source_data": source_data, "tokens": len(fit.t), "perplexity": measured, "warning": warning,
         }  # fmt: skip
         if out_folder is not None:

@@ -33,6 +33,10 @@ class PlanDoesNotFit(SlimformerError):
     """The plan, or the statistics, were made for another model."""
 
 
+class NotLossless(SlimformerError):
+    """Rewrites that change nothing on paper changed the outputs by more than rounding."""
+
+
 class RankTooHigh(SlimformerError):
     """More directions were asked for than the calibration data span."""
 
@@ -79,6 +83,14 @@ class SequenceTooLong(SlimformerError):
 
 class UnknownTask(SlimformerError):
     """There is no named data set of that name."""
+
+
+class ReportNotFound(SlimformerError):
+    """There is no report.json at the place, or none that can be read."""
+
+
+class TrackerNotFound(SlimformerError):
+    """There is no tracker of that name, or its package is not installed."""
 
 
 class RowsUnusable(SlimformerError, ValueError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.store import Statistics
@@ -18,6 +21,7 @@ from slimformer.plan import Budget, Plan
 from slimformer.plan.profile import least_cost
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import predicted_harm
+from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import Progress, carry_out, make_plan, read_probes, silent
 
 STEP = 0.05
@@ -51,13 +55,14 @@ def frontier(
     """Plans from the largest budget to the smallest. Without `budgets`: every 5 % the format can reach."""
     probes = read_probes(statistics)
     points = []
-    for fraction in sorted(budgets or _reachable(model, statistics, recipe, format), reverse=True):
+    for fraction in sorted(budgets or reachable(model, statistics, recipe, format), reverse=True):
         plan = make_plan(model, statistics, curves, budget=Budget(fraction), recipe=recipe, format=format)
         points.append(FrontPoint(plan, predicted_harm(probes, curves, plan.sizes) if probes else None))
     return points
 
 
-def _reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, format: str) -> list[float]:
+def reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, format: str) -> list[float]:
+    """Every 5 % the format can reach, from 1 down."""
     architecture, seq_len = describe(model), statistics.provenance.seq_len
     least = least_cost(
         architecture, seq_len,
@@ -71,6 +76,21 @@ def _reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, f
     return found
 
 
+def budgets_at(points: Sequence[FrontPoint], harms: Sequence[float]) -> list[float]:
+    """Budgets at which the predicted divergence is each of `harms`, the largest budget first.
+
+    Between two points log harm is taken to be linear in the budget; beyond the ends the last point counts. Where
+    nothing was probed, the budgets of the points themselves.
+    """
+    known = [(point.plan.budget, point.predicted_kl) for point in points if point.plan.budget < 1]
+    rising = [(budget, math.log(harm)) for budget, harm in known if harm is not None and harm > 0]
+    if len(rising) < 2:
+        return [budget for budget, _ in known]
+    budgets, logs = zip(*rising, strict=True)
+    found = np.interp(np.log(harms), np.maximum.accumulate(logs), budgets)
+    return sorted({round(float(budget), 3) for budget in found}, reverse=True)
+
+
 def sweep(
     model: PreTrainedModel,
     statistics: Statistics,
@@ -78,6 +98,7 @@ def sweep(
     points: Sequence[FrontPoint],
     batches: Sequence[Batch],
     *,
+    dtype: torch.dtype = torch.float32,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Iterator[dict[str, Any]]:
@@ -85,6 +106,7 @@ def sweep(
     progress("sweep", 0, len(points))
     for i, point in enumerate(points):
         small = carry_out(point.plan, model, statistics, curves)
+        round_weights(small, dtype)  # as it would be saved
         metrics = [metric.to_json() for metric in compare(model, small, batches, seed=seed)]
         progress("sweep", i + 1, len(points))
         yield {**point.to_json(), "metrics": metrics}

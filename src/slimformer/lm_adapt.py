@@ -8,7 +8,7 @@ the source domain where that is given.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,7 +162,7 @@ def with_head(model: PreTrainedModel, W: Tensor) -> tuple[PreTrainedModel, str |
 def before_and_after(
     dense: PreTrainedModel,
     adapted: PreTrainedModel,
-    texts: dict[str, Sequence[Batch]],
+    texts: Mapping[str, Sequence[Batch]],
     *,
     seed: int = 0,
     before: dict[str, Perplexity] | None = None,

@@ -7,14 +7,21 @@ import typer
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="a folder, a hub id, demo:smollm2 or demo:minilm")]
 Stats = Annotated[Path, typer.Argument(metavar="STATS", help="the folder `slimformer calibrate` wrote")]
+BUILTIN = ["builtin"]
 DataOption = Annotated[
-    str,
+    list[str],
     typer.Option(
         "--data",
         "--task",
         metavar="DATA",
-        help="text, jsonl, tsv, csv or parquet file (several by commas), an image folder, a data set's name such as "
-        "sst2 or wikitext2, or builtin",
+        help="text, jsonl, tsv, csv or parquet file, an image folder, a data set's name such as sst2 or wikitext2, or "
+        "builtin; several (by commas, or --data again) are mixed evenly",
+    ),
+]
+EvalData = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--eval-data", metavar="DATA", help="other data, never fitted on, to measure on beside; may be given again"
     ),
 ]
 Columns = Annotated[
@@ -43,6 +50,7 @@ MaxKl = Annotated[
 Refine = Annotated[
     bool | None, typer.Option(help="correct every reader on what the cut model sends it", show_default="recipe")
 ]
+Verify = Annotated[bool, typer.Option(help="reload the result in a fresh process and compare")]
 HeadData = Annotated[
     str | None,
     typer.Option(
@@ -73,13 +81,16 @@ Dtype = Annotated[
     str, typer.Option(metavar="NAME", help="precision to compute in: float32, float64, bfloat16 or float16")
 ]
 RecipeName = Annotated[
-    str, typer.Option("--recipe", metavar="NAME", help="balanced, stat, uniform, or a path to a .yaml file")
+    str, typer.Option("--recipe", metavar="NAME", help="balanced, stat, uniform, lossless, or a path to a .yaml file")
 ]
 Format = Annotated[
     str,
     typer.Option(
         "--format", metavar="NAME", help="ragged: every block its own sizes; plain: sizes the stock config can say"
     ),
+]
+Track = Annotated[
+    str | None, typer.Option(metavar="NAME", help="record the numbers with trackio, wandb or tensorboard, offline")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, no tables")]

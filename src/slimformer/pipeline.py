@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.assess import evaluate
+from slimformer.assess import beside, evaluate
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
-from slimformer.classify import held_out_texts, rehead
+from slimformer.classify import held_out_texts, rehead, require_headroom
+from slimformer.errors import BudgetOutOfReach
+from slimformer.lossless import make_lossless
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model, require_usable
-from slimformer.plan import Budget, Plan, check_budget
+from slimformer.plan import Budget, Plan, check_budget, require_budget_allowed
 from slimformer.plan.budget import budget_of
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.report.report import Report
 from slimformer.stages import Progress, save_result, silent
-from slimformer.workbench import priced, smallest_certified, timed, workbench
+from slimformer.workbench import Bench, Made, priced, require_certifiable, smallest_certified, timed, workbench
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def compress(
     tokens: int | None = None,
     samples: int | None = None,
     columns: Sequence[str] | None = None,
+    eval_data: Sequence[Source] = (),
     seed: int = 0,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -69,59 +73,92 @@ def compress(
 ) -> Result:
     """Shrink `model` to a fraction of its block MACs (`macs`), block parameters (`params`) or measured block latency
     on this machine (`latency`), without retraining; or to the smallest model of a front whose mean KL divergence from
-    the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md).
+    the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md). The
+    recipe `lossless` takes neither budget nor data.
 
     `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`; `device` and
     `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
-    (sequences × length), or a folder of images. `tokens` limits what is fitted on. The same seed gives the same model.
-    `refine` (the recipe says, unless told here) corrects every reader on what the cut model really sends it.
-    `head_data` are labelled rows a fresh head is fitted on, in closed form, for the features of the cut model.
+    (sequences × length), or a folder of images; `eval_data` are measured on beside its held-out part. `tokens` limits
+    what is fitted on. The same seed, the same model. `refine` corrects readers on what the cut model really sends them.
+    `head_data` are labelled rows to fit a fresh head on, in closed form, for the features of the cut model.
     Cost: one forward pass, one Gram matrix and one elimination per width; the refinement costs about four passes more.
     """
-    seconds: dict[str, float] = {}
-    with timed(seconds, "load"):
-        loaded = _opened(model, processor, dtype, device)
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    architecture = describe(loaded.model)
-    length = sequence_length(loaded.model, architecture, seq_len)
-    budget = Budget(1.0) if max_kl is not None else budget_of(macs=macs, params=params, latency=latency)
-    if budget.by != "latency":
-        check_budget(architecture, budget, seq_len=length, recipe=chosen, format=format)  # before the long work
+    loaded, seconds = _opened(model, processor, dtype, device)
+    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    if head_data is not None:
+        require_headroom(loaded.model, lossless=bool(chosen.rewrites))
+    if chosen.rewrites:
+        require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
+        return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
+    budget = _asked(max_kl, macs=macs, params=params, latency=latency)
+    afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
+    if budget.by != "latency":  # before the long work
+        afford(sequence_length(loaded.model, describe(loaded.model), seq_len))
     with timed(seconds, "data"):
-        batches = gather(
-            data, loaded.model, loaded.processor, architecture,
-            seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed,
-        )  # fmt: skip
+        read = partial(_read, loaded, seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed)
+        batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
+    require_certifiable(batches, max_kl)
     if budget.by == "latency":  # at the length the data has, as the plan counts
-        budget = priced(budget, loaded.model, batches.seq_len, progress)
-        check_budget(architecture, budget, seq_len=batches.seq_len, recipe=chosen, format=format)
+        budget = afford(batches.seq_len)
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
-    with timed(seconds, "evaluate"):
-        report = evaluate(loaded, made.model, made.plan, batches, timing=timing, progress=progress)
-    small, report = _reheaded(loaded, made.model, report, head_data, data, batches, columns, samples, seconds, progress)
-    corrections = [asdict(each) for each in made.corrections]
-    report = replace(report, seconds=seconds, correction=corrections, certificate=certificate)
-    return Result(small, made.plan, report, loaded)
+        front = bench.menu(replace(budget, fraction=made.plan.budget))
+    report = _assessed(bench, made, timing=timing, certificate=certificate, front=front)
+    small, report = _reheaded(bench, made, report, head_data, data, columns, samples)
+    return Result(small, made.plan, beside(report, loaded, made.model, others, known=report.data), loaded)
+
+
+def _opened(
+    model: str | Path | PreTrainedModel, processor: Any, dtype: torch.dtype, device: str
+) -> tuple[Loaded, dict[str, float]]:
+    """The model, and the seconds of every stage so far."""
+    seconds: dict[str, float] = {}
+    with timed(seconds, "load"):
+        if isinstance(model, PreTrainedModel):
+            return in_memory(model, processor), seconds
+        return load_model(model, dtype=dtype, device=device), seconds
+
+
+def _read(loaded: Loaded, source: Source | Tensor, **how: Any) -> Data:
+    return gather(source, loaded.model, loaded.processor, describe(loaded.model), **how)
+
+
+def _asked(max_kl: float | None, **fractions: float | None) -> Budget:
+    """The one budget that was given; none but the whole model where a divergence is."""
+    if max_kl is None:
+        return budget_of(**fractions)
+    if any(fraction is not None for fraction in fractions.values()):
+        raise BudgetOutOfReach("max_kl looks for the smallest budget itself; give it, or a budget, not both")
+    return Budget(1.0)
+
+
+def _affordable(
+    budget: Budget, model: PreTrainedModel, recipe: Recipe, format: str, progress: Progress, seq_len: int
+) -> Budget:
+    """The budget with its prices, if it can be reached; else an error that names the minimum."""
+    budget = priced(budget, model, seq_len, progress)
+    check_budget(describe(model), budget, seq_len=seq_len, recipe=recipe, format=format)
+    return budget
+
+
+def _assessed(bench: Bench, made: Made, *, timing: bool, **found: Any) -> Report:
+    """What the smaller model does on the report split, and how it came about."""
+    with timed(bench.seconds, "evaluate"):
+        report = evaluate(bench.loaded, made.model, made.plan, bench.data, timing=timing, progress=bench.progress)
+    return replace(report, seconds=bench.seconds, correction=[asdict(each) for each in made.corrections], **found)
 
 
 def _reheaded(
-    loaded: Loaded, small: PreTrainedModel, report: Report, head_data: str | Path | None, data: Source | Tensor,
-    batches: Data, columns: Sequence[str] | None, samples: int | None, seconds: dict[str, float], progress: Progress,
+    bench: Bench, made: Made, report: Report, head_data: str | Path | None, data: Source | Tensor,
+    columns: Sequence[str] | None, samples: int | None,
 ) -> tuple[PreTrainedModel, Report]:  # fmt: skip
     """The cut model with a head fitted on its own features; rows that are reported on are kept out of the fit."""
     if head_data is None:
-        return small, report
-    with timed(seconds, "head"):
-        kept_out = held_out_texts(data, loaded, columns=columns, samples=samples, seed=batches.seed)
-        return rehead(loaded, small, report, head_data, kept_out, batches, columns, progress)
-
-
-def _opened(model: str | Path | PreTrainedModel, processor: Any, dtype: torch.dtype, device: str) -> Loaded:
-    if isinstance(model, PreTrainedModel):
-        return in_memory(model, processor)
-    return load_model(model, dtype=dtype, device=device)
+        return made.model, report
+    with timed(bench.seconds, "head"):
+        kept_out = held_out_texts(data, bench.loaded, columns=columns, samples=samples, seed=bench.data.seed)
+        return rehead(bench.loaded, made.model, report, head_data, kept_out, bench.data, columns, bench.progress)
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:

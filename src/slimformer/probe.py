@@ -153,7 +153,7 @@ def _cut_alone(
         if site.kind in ("attn.qk", "attn.vo"):
             cut_by_rank(
                 model, architecture, site.block, _one_rank(model, architecture, site, keep), {site.name: curve},
-                moments, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
+                moments, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean, metric=recipe.metric,
             )  # fmt: skip
         else:
             W = weight_of(model.get_submodule(site.reader))

@@ -41,19 +41,45 @@ def refine(
     *,
     progress: Progress = silent,
 ) -> list[Correction]:
-    """Correct `small` in place on the fit split; everything is chosen on the select split. Returns what was done."""
+    """Correct `small` in place on the fit split; everything is chosen on the select split. Returns what was done.
+
+    Every reader is chosen by the error of the stream, which need not be that of the outputs: where these come out
+    farther from the dense ones than they were, nothing is changed.
+    """
     small.eval()
+    nested = {name: value.clone() for name, value in small.state_dict().items()}
+    outputs = _Outputs(dense, splits["select"])
+    before = outputs.harm(small)
     n_blocks = describe(dense).n_blocks
     progress("refine", 0, n_blocks)
     done, pairs = correct(
         small, dense, plan, curves, statistics.block, splits, progress=lambda i: progress("refine", i + 1, n_blocks)
     )
-    found = refit_final_norm(small, dense, pairs, splits["select"])
+    found = refit_final_norm(small, dense, pairs, outputs)
+    if outputs.harm(small) > before:
+        small.load_state_dict(nested)
+        return [Correction("all", 0.0, None, before, before)]
     return [*done, *([found] if found else [])]
 
 
+class _Outputs:
+    """What the dense model says to some of the select split, to compare with."""
+
+    def __init__(self, dense: PreTrainedModel, select: Sequence[Batch]) -> None:
+        windows = reads_windows(dense, describe(dense).family)
+        self.batches = [batch.to(dense.device) for batch in short_batches(select, windows=windows, tokens=TOKENS)]
+        self.dense = [dense(**batch.inputs) for batch in self.batches]
+
+    def harm(self, small: PreTrainedModel) -> float:
+        found = [
+            harm(dense, small(**batch.to(small.device).inputs), batch.mask)
+            for batch, dense in zip(self.batches, self.dense, strict=True)
+        ]
+        return sum(h * n for h, n in found) / max(1, sum(n for _, n in found))
+
+
 def refit_final_norm(
-    small: PreTrainedModel, dense: PreTrainedModel, pairs: Sequence[Pair], select: Sequence[Batch]
+    small: PreTrainedModel, dense: PreTrainedModel, pairs: Sequence[Pair], outputs: _Outputs
 ) -> Correction | None:
     """Least squares for the gain γ (and the bias) of the last norm, coordinate by coordinate: γ_d = Σ o_d n_d / Σ n_d²,
     o being what the dense norm gives and n what the small one gives before its gain. None where there is no such norm.
@@ -65,13 +91,11 @@ def refit_final_norm(
     gain, bias = _least_squares(teacher, student, [pair for pair in pairs if pair.stage.split == "fit"])
     old = _parameters(student)
     new = (gain.to(old[0]), *([bias.to(old[1])] if bias is not None else []))
-    batches = short_batches(select, windows=reads_windows(dense, describe(dense).family), tokens=TOKENS)
-    outputs = [dense(**batch.to(dense.device).inputs) for batch in batches]
-    before = best = _harm(small, batches, outputs)
+    before = best = outputs.harm(small)
     taken = 0.0
     for share in SHARES:
         surgery.rescale(student, *(torch.lerp(a, b, share) for a, b in zip(old, new, strict=True)))
-        if (now := _harm(small, batches, outputs)) < best:
+        if (now := outputs.harm(small)) < best:
             best, taken = now, share
     surgery.rescale(student, *(torch.lerp(a, b, taken) for a, b in zip(old, new, strict=True)))
     return Correction("final norm", taken, None, before, best)
@@ -106,11 +130,3 @@ def _module(model: PreTrainedModel, path: str | None) -> Any:
         return model.get_submodule(base_path(model) + path) if path else None
     except AttributeError:  # some checkpoints of a family have none
         return None
-
-
-def _harm(small: PreTrainedModel, batches: Sequence[Batch], outputs: Sequence[Any]) -> float:
-    found = [
-        harm(dense, small(**batch.to(small.device).inputs), batch.mask)
-        for batch, dense in zip(batches, outputs, strict=True)
-    ]
-    return sum(h * n for h, n in found) / max(1, sum(n for _, n in found))

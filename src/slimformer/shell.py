@@ -158,6 +158,16 @@ def _fraction(by: str, text: str) -> float:
         ) from None
 
 
+def paragraphs(text: str) -> str:
+    """A docstring for a terminal of any width: lines of one paragraph joined."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def joined(data: list[str]) -> str:
+    """The sources of `--data a --data b` as one name, as in `--data a,b`."""
+    return ",".join(data)
+
+
 def column_names(text: str) -> list[str] | None:
     """The names in `sentence1,sentence2`."""
     return [name.strip() for name in text.split(",") if name.strip()] or None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments, collect
@@ -40,6 +41,7 @@ from slimformer.plan.ranks import attention_of
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, sensitivities
 from slimformer.report.card import model_card
+from slimformer.report.page import html_page
 from slimformer.report.report import Report
 from slimformer.rewrite.apply import apply
 
@@ -51,14 +53,24 @@ def silent(_stage: str, _done: int, _total: int) -> None:
     """No progress shown."""
 
 
-def calibrate(loaded: Loaded, data: Data, folder: Path, *, progress: Progress = silent) -> Statistics:
-    """One pass over the fit and select splits; moments are written to `folder` block by block."""
+def calibrate(
+    loaded: Loaded,
+    data: Data,
+    folder: Path,
+    *,
+    metric: Mapping[str, Tensor] | None = None,
+    progress: Progress = silent,
+) -> Statistics:
+    """One pass over the fit and select splits; moments are written to `folder` block by block.
+
+    `metric` (see `fisher.fisher_metric`) lets later stages count errors in nats at the outputs.
+    """
     architecture = describe(loaded.model)
     begin(folder, _provenance(loaded, architecture, data))
     splits = {split: data.splits[split] for split in ("fit", "select")}
     weights: dict[str, float] = {}
     progress("calibrate", 0, architecture.n_blocks)
-    for block in collect(loaded.model, architecture, splits):
+    for block in collect(loaded.model, architecture, splits, metric):
         write_block(folder, block)
         weights |= dict.fromkeys(block.sites, block.loudness)
         progress("calibrate", block.block + 1, architecture.n_blocks)
@@ -71,11 +83,12 @@ def profile(
 ) -> dict[str, Curve]:
     """Error curves of every site. Kept beside the statistics, so that the next budget costs nothing."""
     ways = "" if recipe.attention == "heads" else "-ranks"
+    ways += "-fisher" if recipe.metric == "fisher" else ""
     key = f"{recipe.selector}-{recipe.ridge!r}-{'bias' if recipe.absorb_mean else 'nobias'}{ways}"
     cached = statistics.folder / f"curves-{key}.json"
     architecture = describe(model)
     known = _read_curves(cached)
-    ranks = rank_sites(model, architecture) if ways else ()
+    ranks = rank_sites(model, architecture) if recipe.attention != "heads" else ()
     if known.keys() == architecture.by_name.keys() | {site.name for site in ranks}:
         return known
     curves = {}
@@ -83,16 +96,18 @@ def profile(
     for i in range(architecture.n_blocks):
         block = _moments(statistics, architecture, i)
         for site in architecture.of_block(i):
+            W = weight_of(model.get_submodule(site.reader))
             curves[site.name] = profile_site(
-                site, weight_of(model.get_submodule(site.reader)), block.sites[site.name],
+                site, block.read_through(site.name, W) if recipe.metric == "fisher" else W, block.sites[site.name],
                 selector=recipe.selector, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
             )  # fmt: skip
         for site in ranks:
             if site.block == i:
                 W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
                 curves[site.name] = attention_of(
-                    architecture, i, W_o, block, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean
-                ).curve(site)
+                    architecture, i, W_o, block,
+                    ridge=recipe.ridge, absorb_mean=recipe.absorb_mean, metric=recipe.metric,
+                ).curve(site)  # fmt: skip
         progress("profile", i + 1, architecture.n_blocks)
     _keep_curves(cached, curves)
     return curves
@@ -141,18 +156,19 @@ def make_plan(
     require_same_model(model, statistics)
     return allocate(
         describe(model), curves, budget=budget or budget_of(macs=macs), seq_len=statistics.provenance.seq_len,
-        recipe=recipe, weights=site_weights(statistics, recipe), format=format,
+        recipe=recipe, weights=site_weights(statistics, curves, recipe), format=format,
         fingerprint=statistics.provenance.fingerprint, ranks=rank_sites(model, describe(model)),
     )  # fmt: skip
 
 
-def site_weights(statistics: Statistics, recipe: Recipe) -> dict[str, float]:
+def site_weights(statistics: Statistics, curves: Mapping[str, Curve], recipe: Recipe) -> dict[str, float]:
     """What an error at each site counts for: as probed, or by the energy of the stream it is added to.
 
     Only the greedy allocation goes by probes; for the others none need be made.
     """
     probes = read_probes(statistics) if recipe.allocation == "greedy" else {}
-    return sensitivities(probes, temper=recipe.temper) or statistics.weights()
+    nats = recipe.metric == "fisher"
+    return sensitivities(probes, curves, temper=recipe.temper, nats=nats) or statistics.weights()
 
 
 def read_probes(statistics: Statistics) -> dict[str, Probe]:
@@ -221,6 +237,7 @@ def recipe_of(plan: Plan) -> Recipe:
             f"{plan.seq_len}; it needs one method, format {' or '.join(FORMATS)} and a positive length"
         )
     said: dict[str, Any] = {"selector": methods.pop(), "ridge": plan.ridge, "absorb_mean": plan.absorb_mean}
+    said["metric"] = plan.metric
     said["attention"] = "best" if any(edit.site.endswith(RANKS) for edit in plan.edits) else "heads"
     try:
         return Recipe.model_validate({"name": plan.recipe, "summary": "read off a plan", **said})
@@ -239,13 +256,15 @@ def save_result(
     force: bool,
     verify: bool = True,
 ) -> Path:
-    """A checkpoint in the precision of the original, with tokenizer, plan, report and card."""
+    """A checkpoint in the precision of the original, with tokenizer, plan, report, its page and card."""
     require_apart(folder, loaded.folder, loaded.name)
     stored = small if small.dtype == loaded.dtype else _in_precision(small, loaded.dtype)
+    found = report.to_dict() if report else None
     card = model_card(report, folder=folder.name) if report else None
+    page = html_page(found, folder=folder.name) if found else None
     save(
         stored, folder, processor=loaded.processor, source_folder=loaded.companions, plan=plan,
-        report=report.to_dict() if report else None, card=card, sample=None, force=force, verify=verify,
+        report=found, card=card, page=page, sample=None, force=force, verify=verify,
     )  # fmt: skip
     return folder
 

@@ -8,6 +8,7 @@ sums) is shared between them. Tables are kept below the user's cache, by hardwar
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -118,7 +119,8 @@ def _block_points(
     return {
         shape(site): tuple(
             (size.units, size.groups, max(1, round(1e9 * (t - times[site.name][0] + rest))))
-            for size, t in zip(sizes[site.name], times[site.name], strict=True)
+            # a larger size is never cheaper: where a measurement says so, it is noise
+            for size, t in zip(sizes[site.name], itertools.accumulate(times[site.name], max), strict=True)
         )
         for site in architecture.of_block(i)
     }

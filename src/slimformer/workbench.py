@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.gather import Data
@@ -18,16 +17,22 @@ from slimformer.calibrate.store import Statistics
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.certificate import certify, require_documents
-from slimformer.evaluate.fidelity import document_harms
-from slimformer.front import frontier
+from slimformer.evaluate.fidelity import document_harms, harm_name
+from slimformer.fisher import fisher_metric
+from slimformer.front import budgets_at, frontier, reachable
+from slimformer.menu import menu
 from slimformer.models.load import Loaded
 from slimformer.plan import Budget, Plan
 from slimformer.plan.recipe import Recipe
 from slimformer.probe import keep_probes
 from slimformer.refine import refine
 from slimformer.rewrite.correct import Correction
+from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import Progress, calibrate, carry_out, make_plan, profile, silent
 from slimformer.timings import latency_table
+
+NEARLY_ALL = (0.99, 0.98, 0.97)  # budgets between the first two steps of a front, for small promises
+SHARES = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0)  # of what is promised, as probes predict it
 
 
 @dataclass(frozen=True)
@@ -68,14 +73,32 @@ class Bench:
         round_weights(small, self.loaded.dtype)
         return Made(small, plan, corrections)
 
+    def menu(self, budget: Budget) -> dict[str, Any]:
+        """What the plan for this budget was chosen from, for the report."""
+        return menu(
+            self.loaded.model, self.statistics, self.curves, recipe=self.recipe, budget=budget, format=self.format
+        )
+
+
+def require_certifiable(data: Data, max_kl: float | None) -> None:
+    """Refuse, before the long work, if a certificate is asked for and there are too few documents for one."""
+    if max_kl is not None:
+        documents = sum(len(next(iter(batch.inputs.values()))) for batch in data.splits["certify"])
+        require_documents(documents, epsilon=max_kl)
+
 
 def smallest_certified(bench: Bench, max_kl: float) -> tuple[Made, dict[str, Any]]:
     """The smallest model along the front that passes, and the certificate. The certify split is opened here only."""
     batches = bench.data.splits["certify"]
-    require_documents(sum(len(next(iter(batch.inputs.values()))) for batch in batches), epsilon=max_kl)
+    require_certifiable(bench.data, max_kl)
     dense = bench.loaded.model
-    fixed = frontier(dense, bench.statistics, bench.curves, bench.recipe, format=bench.format)
-    budgets = [point.plan.budget for point in fixed if point.plan.budget < 1]
+    steps = reachable(dense, bench.statistics, bench.recipe, bench.format)
+    steps += [fraction for fraction in NEARLY_ALL if fraction > min(steps)]
+    fixed = frontier(dense, bench.statistics, bench.curves, bench.recipe, format=bench.format, budgets=steps)
+    budgets = budgets_at(fixed, [share * max_kl for share in SHARES])
+    if not budgets:
+        raise BudgetOutOfReach("there is nothing to certify: no smaller model can be made; use --format ragged")
+    measure = harm_name(dense, batches)
     made: list[Made] = []
 
     def harms(fraction: float) -> list[float]:
@@ -85,9 +108,9 @@ def smallest_certified(bench: Bench, max_kl: float) -> tuple[Made, dict[str, Any
 
     certificate = certify(((fraction, partial(harms, fraction)) for fraction in budgets), epsilon=max_kl)
     if certificate.budget is None:
-        raise BudgetOutOfReach(certificate.promise())
+        raise BudgetOutOfReach(certificate.promise(measure))
     smallest = next(each for each in made if each.plan.budget == certificate.budget)
-    return smallest, {**certificate.to_json(), "promise": certificate.promise()}
+    return smallest, {**certificate.to_json(), "promise": certificate.promise(measure)}
 
 
 def workbench(
@@ -100,9 +123,13 @@ def workbench(
     progress: Progress,
     seconds: dict[str, float],
 ) -> Bench:
-    """Calibrate, profile and, where the allocation goes by them, probe."""
+    """Calibrate, profile and, where the allocation goes by them, find the metric and probe."""
+    metric = None
+    if recipe.allocation == "greedy" or recipe.metric == "fisher":
+        with timed(seconds, "metric"):
+            metric = fisher_metric(loaded.model, data.splits["fit"], seed=data.seed, progress=progress)
     with timed(seconds, "calibrate"):
-        statistics = calibrate(loaded, data, folder, progress=progress)
+        statistics = calibrate(loaded, data, folder, metric=metric, progress=progress)
     with timed(seconds, "profile"):
         curves = profile(loaded.model, statistics, recipe, progress=progress)
     if recipe.allocation == "greedy":
@@ -117,14 +144,6 @@ def priced(budget: Budget, model: PreTrainedModel, seq_len: int, progress: Progr
     if budget.by != "latency":
         return budget
     return replace(budget, table=latency_table(model, seq_len=seq_len, progress=progress))
-
-
-@torch.no_grad()
-def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Round weights to the precision they are stored in: what is measured is then what is saved."""
-    if model.dtype != dtype:
-        for parameter in model.parameters():
-            parameter.copy_(parameter.to(dtype))
 
 
 @contextmanager

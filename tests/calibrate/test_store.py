@@ -65,7 +65,7 @@ def test_broken_statistics_are_refused(tmp_path, text):
 def test_another_format_is_refused(tmp_path):
     begin(tmp_path, PROVENANCE)
     (tmp_path / "stats.json").write_text(json.dumps({**dataclasses.asdict(PROVENANCE), "slimformer_stats": 99}))
-    with pytest.raises(PlanDoesNotFit, match="statistics of format 99, this version reads 1"):
+    with pytest.raises(PlanDoesNotFit, match="statistics of format 99, this version reads 2"):
         open_statistics(tmp_path)
 
 

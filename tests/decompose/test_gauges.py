@@ -7,7 +7,14 @@ import torch
 from attention import Layer, causal, inputs, make, padded
 
 from slimformer.decompose.bilinear import on_heads
-from slimformer.decompose.gauges import centring_bias, collapsed, folded_bias, interpolated, reads_interpolated
+from slimformer.decompose.gauges import (
+    centring_bias,
+    collapsed,
+    folded_bias,
+    interpolated,
+    reads_interpolated,
+    shortest,
+)
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 MASKS = {"all": None, "causal": causal(40), "padded": padded(40)}
@@ -134,3 +141,19 @@ def test_one_head_of_full_width_is_one_matrix():
 def test_a_collapsed_pair_without_a_bias_has_none():
     layer = make(heads=1, kv=1)
     assert not collapsed(layer.W_q, None, layer.W_k)[1].any()
+
+
+def test_the_rank_of_a_form_does_not_depend_on_how_its_factors_share_the_size_of_a_row():
+    """Rows times 2⁻⁴⁰ in one factor and 2⁴⁰ in the other: the same form, so nothing may be cut."""
+    generator = torch.Generator().manual_seed(0)
+    R = torch.randn(4, 6, 20, dtype=torch.float64, generator=generator)  # two query heads to a key head
+    W = torch.randn(2, 6, 20, dtype=torch.float64, generator=generator)
+    scale = torch.tensor([2.0**-40, 1, 1, 2.0**20, 1, 1], dtype=torch.float64)[:, None]
+    S, V = shortest(R / scale, W * scale)
+    assert S.shape[1] == V.shape[1] == 6
+    W[:, 5] = W[:, 0] + W[:, 1]  # now one row says what others say
+    S, V = shortest(R / scale, W * scale)
+    assert S.shape[1] == 5
+    forms = [A.mT @ B for A, B in zip(R, W.repeat_interleave(2, 0), strict=True)]
+    for A, B, form in zip(S, V.repeat_interleave(2, 0), forms, strict=True):
+        torch.testing.assert_close(A.mT @ B, form, rtol=1e-9, atol=1e-9)

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.respond import SEQUENCES, block_response, has_response, projections
+from slimformer.calibrate.respond import block_response, has_response, projections, sequences_of
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.response import Response
 from slimformer.errors import NotFinite
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture
+from slimformer.models.ranks import heads_of
 
 Split = str
 SiteMoments = dict[Split, Moments]
@@ -42,6 +43,12 @@ class BlockMoments:
         float  # mean over tokens of 1 / ‖h‖² after the block: errors count relative to the stream they are added to
     )
     responses: dict[Split, Response] = field(default_factory=dict)  # of attention to its scores, where they may be cut
+    metric: dict[str, Tensor] = field(default_factory=dict)  # by site, the root of `decompose.metric`; else squares
+
+    def read_through(self, site: str, W: Tensor) -> Tensor:
+        """A reader as the metric sees it: R W."""
+        R = self.metric.get(site)
+        return W if R is None else R @ W.to("cpu", torch.float64)
 
 
 @dataclass
@@ -67,9 +74,12 @@ class _Tally:
 
 @torch.inference_mode()
 def collect(
-    model: PreTrainedModel, architecture: Architecture, data: Mapping[Split, Sequence[Batch]]
+    model: PreTrainedModel,
+    architecture: Architecture,
+    data: Mapping[Split, Sequence[Batch]],
+    metric: Mapping[str, Tensor] | None = None,
 ) -> Iterator[BlockMoments]:
-    """Moments of every site, one block at a time, for every split in `data`.
+    """Moments of every site, one block at a time, for every split in `data`; responses are seen in the `metric`.
 
     Cost: one forward pass through the blocks and n d² operations for every width d; memory tokens × hidden size.
     """
@@ -79,7 +89,8 @@ def collect(
     for i, block in enumerate(blocks.children()):
         tallies = {site.name: _Tally() for site in architecture.of_block(i)}
         inverse_energy, tokens = 0.0, 0
-        attention = _Attention(model, architecture, i)
+        roots = {site.name: metric[site.name] for site in architecture.of_block(i)} if metric else {}
+        attention = _Attention(model, architecture, i, roots)
         for stage in stages:
             ears = {site.reader: _ear(tallies[site.name], stage) for site in architecture.of_block(i)}
             with listening(model, inputs=ears, outputs=attention.ears()):
@@ -90,14 +101,17 @@ def collect(
             tokens += len(energy)
         moments = {name: tally.moments for name, tally in tallies.items()}
         _require_finite(moments)
-        yield BlockMoments(i, moments, inverse_energy / max(tokens, 1), attention.responses)
+        yield BlockMoments(i, moments, inverse_energy / max(tokens, 1), attention.responses, roots)
 
 
 class _Attention:
     """The response of one block's attention to its scores, by split, while batches come in."""
 
-    def __init__(self, model: PreTrainedModel, architecture: Architecture, i: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, architecture: Architecture, i: int, metric: Mapping[str, Tensor]
+    ) -> None:
         self.model, self.architecture, self.i = model, architecture, i
+        self.root = metric.get(heads_of(architecture, i).name)
         self.wanted = has_response(model, architecture, i)
         self.heard: dict[str, Tensor] = {}
         self.responses: dict[Split, Response] = {}
@@ -108,11 +122,11 @@ class _Attention:
         return {name: partial(self.heard.__setitem__, name) for name in names}
 
     def add(self, stage: Stage) -> None:
-        missing = SEQUENCES - self.sequences.get(stage.split, 0)
+        missing = sequences_of(stage.state.shape[1]) - self.sequences.get(stage.split, 0)
         if not self.wanted or missing <= 0:
             return
         found = block_response(
-            self.model, self.architecture, self.i, self.heard, stage.calls[self.i], stage.rows, missing
+            self.model, self.architecture, self.i, self.heard, stage.calls[self.i], stage.rows, missing, self.root
         )
         if found is not None:
             old = self.responses.get(stage.split)
@@ -135,7 +149,8 @@ def rehearse(
         calls: list[dict[str, Any]] = []
         with _echoing(blocks, states, calls):
             model.base_model(**here.inputs, **({} if architecture.family.image else {"use_cache": False}))
-        yield Stage(states[0], calls, here.mask, split)
+        rows = None if here.mask is None or bool(here.mask.all()) else here.mask  # nothing to pick where all are real
+        yield Stage(states[0], calls, rows, split)
 
 
 def states_before_blocks(model: PreTrainedModel, architecture: Architecture, batch: Batch) -> list[Tensor]:
@@ -219,6 +234,29 @@ def listening(
     handles += [model.get_submodule(name).register_forward_hook(after(ear)) for name, ear in (outputs or {}).items()]
     try:
         yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def nudged(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Add a zero to the output of each of the modules named; what the loss says of that zero is its gradient there.
+
+    So nothing depends on whether the weights want gradients. The zeros are those of the last forward pass.
+    """
+    zeros: dict[str, Tensor] = {}
+
+    def nudge(name: str) -> Any:
+        def after(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+            zeros[name] = torch.zeros_like(output, requires_grad=True)
+            return output + zeros[name]
+
+        return after
+
+    handles = [model.get_submodule(name).register_forward_hook(nudge(name)) for name in names]
+    try:
+        yield zeros
     finally:
         for handle in handles:
             handle.remove()

@@ -14,27 +14,31 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.documents import Document, Source
 from slimformer.calibrate.images import image_batches, read_images
-from slimformer.calibrate.splits import SPLITS, cut_documents, split_documents
+from slimformer.calibrate.splits import SPLITS, cut_documents, one_of_each, split_documents
 from slimformer.calibrate.tasks import Purpose, read_data
-from slimformer.calibrate.text import Batch, batches, data_hash, token_batches
+from slimformer.calibrate.text import Batch, batches, data_hash, padded_batches, token_batches, unread
 from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
 from slimformer.models import Architecture
 from slimformer.models.architecture import reads_windows
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
-SHARE = {"fit": 1.0, "select": 1 / 3, "report": 1 / 2, "certify": 1 / 4}
+SHARE = {"fit": 1.0, "select": 1 / 3, "report": 1 / 2, "certify": 1 / 2}
 CHARACTERS = 4  # per token, about: how long a passage is cut for an encoder that reads seq_len tokens
 
 
 @dataclass(frozen=True)
 class Data:
-    """Batches by split, and what is needed to say where they came from."""
+    """Batches by split, and what is needed to say where they came from.
+
+    `windows`: all splits but *certify* are windows of running text, which has a row for each document.
+    """
 
     splits: dict[str, list[Batch]]
     name: str
     hash: str
     seed: int
     seq_len: int
+    windows: bool = False
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -108,7 +112,12 @@ def gather(
             )
             for split, share in SHARE.items()
         }
-        data = Data(splits, describe_source(source), data_hash(documents), seed, length)
+        if not family.image:
+            splits["certify"] = _one_row_each(
+                parts, model, processor, architecture, length, tokens or TOKENS, batch_size
+            )
+        windows = reads_windows(model, family)
+        data = Data(splits, describe_source(source), data_hash(documents), seed, length, windows)
     _require_all(data.splits, least=1 if family.image else 2)
     _require_readable(data.splits, model, architecture)
     return data
@@ -159,6 +168,31 @@ def _batches(
     )
 
 
+def _one_row_each(
+    parts: dict[str, list[Document]], model: PreTrainedModel, processor: Any, architecture: Architecture, length: int,
+    tokens: int, batch_size: int,
+) -> list[Batch]:  # fmt: skip
+    """The certify split: one row for each document, its first `length` tokens, so that rows are independent draws.
+
+    A certificate needs documents more than tokens, so what fit and select left unread is certified on as well.
+    """
+    windows = reads_windows(model, architecture.family)
+    left = [
+        document
+        for split in ("fit", "select")
+        for document in unread(
+            parts[split], processor, tokens=int(SHARE[split] * tokens), seq_len=None if windows else length
+        )
+    ]
+    if windows and processor.padding_side == "left":
+        batch_size = 1  # padding on the left would move every token to other positions
+    label_ids = {str(name): int(i) for name, i in (getattr(model.config, "label2id", None) or {}).items()}
+    return padded_batches(
+        one_of_each([*parts["certify"], *left]), processor, seq_len=length, tokens=int(SHARE["certify"] * tokens),
+        batch_size=batch_size, label_ids=label_ids,
+    )  # fmt: skip
+
+
 def _sides(size: Any) -> tuple[int, int]:
     return (int(size[0]), int(size[1])) if isinstance(size, list | tuple) else (int(size), int(size))
 
@@ -181,6 +215,8 @@ def _from_ids(
     if ids.ndim != 2 or len(ids) < len(SPLITS) or ids.shape[1] < 2:
         raise TooFewTokens(f"token ids must be sequences × length, at least {len(SPLITS)} × 2; got {tuple(ids.shape)}")
     length = min(length, ids.shape[1])
+    digest = hashlib.sha256(ids.cpu().contiguous().numpy().tobytes()).hexdigest()
+    name, ids = describe_source(ids), _each_once(ids)
     rows = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))][:samples, :length]
     n = len(rows)
     shares = ((1, 0.55), (2, 0.75), (3, 0.9))
@@ -190,8 +226,15 @@ def _from_ids(
         split: token_batches(rows[a:b][: most[split]], batch_size)
         for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)
     }
-    digest = hashlib.sha256(ids.cpu().contiguous().numpy().tobytes()).hexdigest()
-    return Data(splits, describe_source(ids), digest, seed, length)
+    return Data(splits, name, digest, seed, length)
+
+
+def _each_once(ids: Tensor) -> Tensor:
+    """Every row once, in the order they came: the same row in two splits would be measured where it was fitted."""
+    first = {row: i for i, row in reversed(list(enumerate(map(tuple, ids.tolist()))))}
+    if len(first) < len(SPLITS):
+        raise TooFewTokens(f"{len(ids):,} rows of token ids were given, {len(first):,} of them different; give more")
+    return ids[sorted(first.values())]
 
 
 def _require_all(splits: dict[str, list[Batch]], *, least: int) -> None:

@@ -1,7 +1,8 @@
 """How attention answers to its scores, gathered beside the moments: what `decompose.response` needs of a block.
 
 Queries, keys and values are what the projections gave, turned by the positions the block was called with. A few
-queries of a few sequences are enough, because each of them sees all of its keys.
+queries of a few long sequences are enough, because each of them sees all of its keys and answers in all directions of
+the output; of short ones it takes more.
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ from slimformer.models import Architecture
 from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of
 
-SEQUENCES = 8  # of a split
+SEQUENCES = 8  # of a split at least
+POSITIONS = 4096  # and as many sequences as have that many together: sentences and images are short
 QUERIES = 32  # of a sequence, evenly spread
+WINDOWS = 4  # of queries that are taken together: what comes after the last of them is masked for all, and left out
+
+
+def sequences_of(length: int) -> int:
+    """How many sequences of this length are looked at in a split."""
+    return max(SEQUENCES, POSITIONS // max(1, length))
 
 
 def has_response(model: PreTrainedModel, architecture: Architecture, i: int) -> bool:
@@ -42,8 +50,9 @@ def block_response(
     call: Mapping[str, Any],
     rows: Tensor | None,
     sequences: int,
+    root: Tensor | None = None,
 ) -> Response | None:
-    """The response of block i at the first `sequences` of a batch, from what its projections gave."""
+    """The response of block i at the first `sequences` of a batch, from what its projections gave, in the metric."""
     site = heads_of(architecture, i)
     attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
     q, k, v = _split(architecture, i, heard)
@@ -51,7 +60,8 @@ def block_response(
     if architecture.family.rotary:
         cos, sin = (x[: len(q)].unsqueeze(1) for x in call["position_embeddings"])
         q, k = (turned(x, cos, sin) for x in (q, k))
-    W_o = _reader(weight_of(model.get_submodule(site.reader)), site.unit)
+    W_o = weight_of(model.get_submodule(site.reader))
+    W_o = _reader(W_o if root is None else root.to(W_o) @ W_o, site.unit)
     total: Response | None = None
     for n in range(len(q)):
         real = torch.arange(q.shape[2]) if rows is None else rows[n].nonzero().flatten().cpu()
@@ -69,10 +79,21 @@ def _reader(W_o: Tensor, width: int) -> Tensor:
 
 def _of_sequence(q: Tensor, k: Tensor, v: Tensor, real: Tensor, W_o: Tensor, scaling: float, causal: bool) -> Response:
     chosen = torch.linspace(1 if causal else 0, len(real) - 1, min(QUERIES, len(real) - 1)).round().long().unique()
-    q, k, v = q[:, real[chosen]] * scaling, k[:, real], v[:, real]
+    total: Response | None = None
+    for some in chosen.tensor_split(min(WINDOWS, len(chosen))) if causal else (chosen,):
+        seen = real[: int(some[-1]) + 1] if causal else real
+        found = _at(q[:, real[some]] * scaling, k[:, seen], v[:, seen], some if causal else None, W_o)
+        total = found if total is None else total + found
+    assert total is not None  # there are at least two positions
+    return total
+
+
+def _at(q: Tensor, k: Tensor, v: Tensor, last: Tensor | None, W_o: Tensor) -> Response:
+    """The response of some queries; each sees the keys up to its `last`."""
     scores = q @ k.repeat_interleave(len(q) // len(k), 0).mT
-    if causal:
-        scores = scores.masked_fill(torch.arange(len(real), device=q.device) > chosen[:, None].to(q.device), -torch.inf)
+    if last is not None:
+        after = torch.arange(k.shape[1], device=q.device) > last[:, None].to(q.device)
+        scores = scores.masked_fill(after, -torch.inf)
     return response(q, k, v, scores.softmax(-1), W_o)
 
 

@@ -57,6 +57,11 @@ def cut_documents(documents: Iterable[Document], *, size: int) -> list[Document]
     return [passage for document in documents for passage in _passages(document, size)]
 
 
+def one_of_each(documents: Iterable[Document]) -> list[Document]:
+    """One document of every group that shares a text: what is left can be taken for independent draws."""
+    return [min(group, key=lambda document: _digest(repr(document))) for group in _groups(list(documents))]
+
+
 def _deal(groups: list[list[Document]], shares: Sequence[float]) -> dict[str, list[Document]]:
     """Each group to the split that has most room; the last groups to splits that have none."""
     if len(shares) != len(SPLITS) or min(shares) <= 0:

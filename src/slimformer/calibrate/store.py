@@ -8,6 +8,7 @@ curves-<method>.json          error curves, once they have been computed
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ from slimformer.decompose.response import Response
 from slimformer.errors import CannotWrite, PlanDoesNotFit
 from slimformer.linalg.moments import Moments
 
-FORMAT = 1
+FORMAT = 2
 RESPONSE = ("queries", "keys", "planes")
 
 
@@ -156,6 +157,8 @@ def _pack(moments: BlockMoments) -> dict[str, Tensor]:
             out[f"{site}/{split}/count"] = torch.tensor([m.count])
             out[f"{site}/{split}/sum"] = m.sum.cpu()
             out[f"{site}/{split}/gram"] = _upper(m.gram.cpu())
+    for site, root in moments.metric.items():
+        out[f"metric/{site}"] = _upper(root)
     for split, found in moments.responses.items():
         out[f"response/{split}/queries-counted"] = torch.tensor([found.count])
         for name in RESPONSE:
@@ -172,7 +175,13 @@ def _unpack(i: int, tensors: Mapping[str, Tensor]) -> BlockMoments:
         total = tensors[f"{site}/{split}/sum"]
         gram = _symmetric(tensors[f"{site}/{split}/gram"], len(total))
         sites.setdefault(site, {})[split] = Moments(int(tensors[key]), total, gram)
-    return BlockMoments(i, sites, float(tensors["loudness"]), _responses(tensors))
+    return BlockMoments(i, sites, float(tensors["loudness"]), _responses(tensors), _metric(tensors))
+
+
+def _metric(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Roots, which are upper triangular."""
+    found = {key.split("/")[1]: upper for key, upper in tensors.items() if key.startswith("metric/")}
+    return {site: _triangle(upper, (math.isqrt(8 * len(upper) + 1) - 1) // 2) for site, upper in found.items()}
 
 
 def _responses(tensors: Mapping[str, Tensor]) -> dict[str, Response]:
@@ -189,7 +198,12 @@ def _upper(gram: Tensor) -> Tensor:
 
 
 def _symmetric(upper: Tensor, d: int) -> Tensor:
-    gram = torch.zeros(d, d, dtype=torch.float64)
-    for i, row in enumerate(upper.split(list(range(d, 0, -1)))):
-        gram[i, i:] = row
+    gram = _triangle(upper, d)
     return gram + gram.triu(1).mT
+
+
+def _triangle(upper: Tensor, d: int) -> Tensor:
+    out = torch.zeros(d, d, dtype=torch.float64)
+    for i, row in enumerate(upper.split(list(range(d, 0, -1)))):
+        out[i, i:] = row
+    return out

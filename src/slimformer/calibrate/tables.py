@@ -209,7 +209,11 @@ def _squad_rows(value: Row) -> Iterator[Row]:
         title = article.get("title") or f"article {number}"
         for paragraph in article["paragraphs"]:
             for question in paragraph.get("qas", ()):
-                yield {"question": question["question"], "context": paragraph["context"], "title": title}
+                golds = [answer["text"] for answer in question.get("answers") or () if "text" in answer]
+                yield {
+                    "question": question["question"], "context": paragraph["context"], "title": title,
+                    "id": question.get("id"), "answers": {"text": golds},
+                }  # fmt: skip
 
 
 def _parquet_table(path: Path) -> Table:

@@ -43,6 +43,7 @@ class Task:
     lines: bool = False  # rows are lines of running text, to be joined into documents
     streaming: bool = False
     revision: str | None = None
+    file: str | None = None  # one file of a set that is too large to have whole
 
 
 GLUE = "nyu-mll/glue"
@@ -71,18 +72,23 @@ TASKS = {
 }
 
 
-def read_task(name: str, *, split: Purpose = "calibration", limit: int | None = None) -> list[Document]:
-    """Documents of a named data set; `limit` takes that many, spread over the whole set where it can be."""
+def read_task(
+    name: str, *, split: Purpose = "calibration", limit: int | None = None, part: str | None = None
+) -> list[Document]:
+    """Documents of a named data set; `limit` takes that many, spread over the whole set where it can be.
+
+    `part` names one of its parts as the hub does, for sets that have more than one to evaluate on.
+    """
     if name not in TASKS:
         raise UnknownTask(f"there is no data set {name!r}; choose from {', '.join(TASKS)}")
     task = TASKS[name]
-    part = task.calibration if split == "calibration" else task.evaluation
-    rows = _load(name, task, part, limit)
+    part = part or (task.calibration if split == "calibration" else task.evaluation)
+    rows = load_rows(name, task, part, limit)
     documents = _running_text(rows, task) if task.lines else [_document(name, task, row) for row in rows]
     documents = [document for document in documents if document.text.strip()]
     if not documents:
         raise DataEmpty(f"{part} of {name} ({task.path}) holds no text; give a local file instead")
-    return _spread(documents, limit)
+    return spread(documents, limit)
 
 
 def read_data(
@@ -99,27 +105,32 @@ def read_data(
         if re.fullmatch(r"\w+", str(name)) and name != BUILTIN and name not in TASKS and not os.path.exists(name):
             raise UnknownTask(f"there is neither a file nor a data set {name!r}; data sets: {', '.join(TASKS)}")
     if not any(name in TASKS and not os.path.isfile(name) for name in names):
-        return _spread(read_documents(source, columns=columns, label=label), limit)
+        return spread(read_documents(source, columns=columns, label=label), limit)
     parts = [
         read_task(str(name), split=split, limit=limit)
         if name in TASKS
         else read_documents(name, columns=columns, label=label)
         for name in names
     ]
-    return _spread(mix_documents(parts), limit)
+    return spread(mix_documents(parts), limit)
 
 
-def _load(name: str, task: Task, part: str, limit: int | None) -> list[dict[str, Any]]:
+def load_rows(name: str, task: Task, part: str, limit: int | None = None) -> list[dict[str, Any]]:
     """Rows of one part. `datasets` raises a dozen unrelated types for one fact: the data cannot be had."""
     datasets = importlib.import_module("datasets")
     try:
         rows = datasets.load_dataset(
-            task.path, task.config, split=part, streaming=task.streaming, revision=task.revision
+            task.path,
+            task.config,
+            split=part,
+            streaming=task.streaming,
+            revision=task.revision,
+            data_files=None if task.file is None else {part: task.file},
         )
         if task.streaming:
             return list(islice(rows, STREAMED if limit is None else limit))
         if limit is not None and not task.lines:
-            rows = rows.select(_spread(range(len(rows)), limit))
+            rows = rows.select(spread(range(len(rows)), limit))
         return list(rows)
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -129,7 +140,7 @@ def _load(name: str, task: Task, part: str, limit: int | None) -> list[dict[str,
         ) from error
 
 
-def _spread(items: Sequence[Any], limit: int | None) -> list[Any]:
+def spread(items: Sequence[Any], limit: int | None) -> list[Any]:
     """At most `limit` items from the whole sequence, in order: parts of GLUE are sorted by source."""
     if limit is None or limit >= len(items):
         return list(items)

@@ -111,6 +111,26 @@ def padded_batches(
     return [_pad(part, tokenizer, label_ids) for part in parts]
 
 
+def unread(
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, *, tokens: int, seq_len: int | None = None
+) -> list[Document]:
+    """The documents that are beyond the first `tokens`: no batch of that limit holds any of them.
+
+    For windows a document counts whole, for rows up to `seq_len`; separators and the parts a long document is cut into
+    are left out, which can only make it appear shorter than it was, so that more documents count as read.
+    """
+    used = 0
+    for start in range(0, len(documents), ENCODED_AT_ONCE):
+        part = documents[start : start + ENCODED_AT_ONCE]
+        most = (seq_len or tokens) * CHARACTERS_PER_TOKEN
+        encoded = tokenizer([d.text[:most] for d in part], add_special_tokens=False, verbose=False)["input_ids"]
+        for i, ids in enumerate(encoded):
+            if used >= tokens:
+                return list(documents[start + i :])
+            used += min(len(ids), seq_len or len(ids))
+    return []
+
+
 def token_batches(ids: Tensor, batch_size: int = 8) -> list[Batch]:
     """Batches straight from token ids (sequences × length): for models without a tokenizer."""
     if ids.ndim != 2 or ids.is_floating_point():

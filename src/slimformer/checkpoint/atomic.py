@@ -22,13 +22,10 @@ from types import FrameType
 from slimformer.errors import CannotWrite, OutputExists, SlimformerError
 
 OURS = {
-    "plan.json": "slimformer_plan",
-    "stats.json": "slimformer_stats",
-    "cascade.json": "slimformer_cascade",
-    "probe.json": "slimformer_probe",
-    "match.json": "slimformer_match",
+    "plan.json": "slimformer_plan", "stats.json": "slimformer_stats", "cascade.json": "slimformer_cascade",
+    "inspection.json": "slimformer_inspection", "probe.json": "slimformer_probe", "match.json": "slimformer_match",
     "adapt.json": "slimformer_adapt",
-}
+}  # fmt: skip
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space, or choose another place",
     errno.EDQUOT: "the disk quota is used up; free some space, or choose another place",

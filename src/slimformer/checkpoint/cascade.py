@@ -1,6 +1,7 @@
 """Two checkpoints and a threshold in one folder.
 
     cascade.json    threshold, and what each model costs
+    report.json     what they do on held-out data, where that was measured
     small/          an ordinary checkpoint: it opens alone, too
     large/          another
 
@@ -86,6 +87,7 @@ def save_cascade(
     *,
     processor: Any = None,
     source_folder: Path | None = None,
+    report: dict[str, Any] | None = None,
     force: bool = False,
     verify: bool = True,
 ) -> None:
@@ -97,6 +99,8 @@ def save_cascade(
                 plan=plans.get(role), verify=verify,
             )  # fmt: skip
         (partial / FILE).write_text(record.to_json(), encoding="utf-8")
+        if report is not None:
+            (partial / "report.json").write_text(json.dumps(report, indent=1, allow_nan=False), encoding="utf-8")
 
 
 def read_cascade(

@@ -63,6 +63,11 @@ def _local(folder: str | Path) -> Path:
 
 def _model_class(where: Path) -> Any:
     """The class the checkpoint was saved from; the bare model when its config names none."""
+    if (where / "cascade.json").is_file():
+        raise ModelNotFound(
+            f"{str(where)!r} is a cascade of two models; open it with slimformer.load_cascade, or one of them alone "
+            "(its small/ or large/)"
+        )
     if not (where / "config.json").is_file():
         raise ModelNotFound(f"{str(where)!r} holds no config.json, so it is not a model folder")
     try:

@@ -1,9 +1,9 @@
 """From a model in memory to a folder that opens like any other.
 
-A folder holds config, weights (safetensors), tokenizer or image processor, `plan.json`, `report.json` and the model
-card. A ragged one also holds `modeling_slimformer.py`, which is `nn/ragged.py` itself. A sentence-transformers
-folder keeps what makes it one. Nothing appears under the final name before a fresh process has reloaded it to the
-same outputs.
+A folder holds config, weights (safetensors), tokenizer or image processor, `plan.json`, `report.json`, its page
+`report.html` and the model card. A ragged one also holds `modeling_slimformer.py`, which is `nn/ragged.py` itself. A
+sentence-transformers folder keeps what makes it one. Nothing appears under the final name before a fresh process has
+reloaded it to the same outputs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from slimformer.checkpoint.atomic import writing
+from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.errors import SaveFailed
 from slimformer.nn import ragged
@@ -40,6 +41,7 @@ def save(
     plan: Plan | None = None,
     report: dict[str, Any] | None = None,
     card: str | None = None,
+    page: str | None = None,
     sample: dict[str, Tensor] | None = None,
     force: bool = False,
     verify: bool = True,
@@ -56,7 +58,8 @@ def save(
         if source_folder is not None:
             copy_companions(Path(source_folder), partial)
         _write(partial / "plan.json", plan.to_json() if plan else None)
-        _write(partial / "report.json", json.dumps(report, indent=1) if report is not None else None)
+        _write(partial / "report.json", json_text(report) if report is not None else None)
+        _write(partial / "report.html", page)
         _write(partial / "README.md", card)
         if verify:
             verify_reload(model, partial, sample)

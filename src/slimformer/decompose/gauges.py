@@ -11,6 +11,9 @@ T has d (D − d) numbers that are not 0 or 1, so every key head saves d² param
 every value head as many: K d² for each pair, D²/H with H = K heads of D/H. They are only saved by a module that gathers
 x_J and multiplies the rest. A key head whose weights have rank r < d needs no more than r rows.
 
+Ranks. The form Rᵀ W that a pair of factors makes may have a rank below that of either. `shortest` writes W = B T, gives
+B to R, writes the new R = B' T' and gives B' back: both factors then have as many rows as the form has rank.
+
 With one head and d = D all columns are picked, T is a permutation of I and keys are x itself: the pair has become one
 matrix (`collapsed`).
 
@@ -25,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy.linalg import qr
 from torch import Tensor
 
@@ -47,9 +50,9 @@ class Interpolation:
         return kv * (d * self.T.shape[2] - r * (self.T.shape[2] - r))
 
 
-def interpolated(W: Float[Tensor, "kd D"], *, heads: int) -> Interpolation:
+def interpolated(W: Float[Tensor, "kd D"], *, heads: int, rtol: float = RTOL_RANK) -> Interpolation:
     """W_k or W_v of all key/value heads as B T, with as many rows r in T as the head of the highest rank needs."""
-    parts = [_pivoted(w) for w in W.double().reshape(heads, len(W) // heads, -1)]
+    parts = [_pivoted(w, rtol) for w in W.double().reshape(heads, len(W) // heads, -1)]
     r = max(rank for *_, rank in parts)
     B, T, J = zip(*(_columns(w, R, P, rank, r) for w, R, P, rank in parts), strict=True)
     return Interpolation(torch.stack(B), torch.stack(T), torch.stack(J))
@@ -60,6 +63,38 @@ def reads_interpolated(W_o: Float[Tensor, "m hd"], B: Float[Tensor, "kv d r"]) -
     kv, d, _ = B.shape
     blocks = W_o.double().reshape(len(W_o), kv, -1, d)
     return (blocks @ B).reshape(len(W_o), -1)
+
+
+def shortest(
+    R: Float[Tensor, "h d p"], W: Float[Tensor, "kv d q"], *, rtol: float = RTOL_RANK
+) -> tuple[Float[Tensor, "h r p"], Float[Tensor, "kv r q"]]:
+    """The same forms R_hᵀ W_g with the fewest rows r: the highest rank among the key/value heads.
+
+    Queries and keys: R = [W_q b_q], W = [W_k b_k]. Output and values: R = W_oᵀ by heads, W = [W_v b_v]. The query heads
+    of a group stand side by side. First R is made orthonormal, R = Lᵀ Qᵀ, and L goes to W: pivots of L W are those of
+    the forms themselves, however the two factors share the size of a row. Cost O(d² (p + q)) per head.
+    """
+    kv, group = len(W), len(R) // max(1, len(W))
+    Q, L = torch.linalg.qr(R.double().reshape(kv, group, *R.shape[1:]).transpose(2, 3).flatten(1, 2))
+    R = Q.reshape(kv, group, R.shape[2], -1).transpose(2, 3).flatten(0, 1)
+    W = L @ W.double()
+    first = interpolated(W.flatten(0, 1), heads=kv, rtol=rtol)
+    r = first.T.shape[1]
+    if not r:
+        return R[:, :0].double(), W[:, :0].double()
+    side = first.B.mT[:, None] @ R.double().reshape(kv, group, *R.shape[1:])  # kv × group × r × p
+    second = interpolated(side.transpose(1, 2).reshape(kv * r, -1), heads=kv, rtol=rtol)
+    T = second.T.reshape(kv, -1, group, R.shape[2]).transpose(1, 2)
+    return T.reshape(len(R), -1, R.shape[2]), second.B.mT @ first.T
+
+
+def silent_heads(
+    R: Float[Tensor, "h d p"], W: Float[Tensor, "kv d q"], *, rtol: float = RTOL_RANK
+) -> Bool[Tensor, " h"]:
+    """Heads whose form R_hᵀ W_g is zero up to rounding: with the output and the values, heads that write nothing."""
+    each = W.double().repeat_interleave(len(R) // max(1, len(W)), 0)
+    form = (R.double().mT @ each).flatten(1).norm(dim=1)
+    return form <= rtol * R.double().flatten(1).norm(dim=1) * each.flatten(1).norm(dim=1)
 
 
 def folded_bias(
@@ -88,12 +123,12 @@ def collapsed(
 
 
 def _pivoted(
-    W: Float[Tensor, "d D"],
+    W: Float[Tensor, "d D"], rtol: float
 ) -> tuple[Float[Tensor, "d D"], Float[Tensor, "n D"], Int[Tensor, " D"], int]:
     """W, R and P of W[:, P] = Q R, and the numerical rank."""
     R, P = qr(W.cpu().numpy(), mode="r", pivoting=True)
     size = abs(R.diagonal())
-    rank = int((size > RTOL_RANK * size[0]).sum())
+    rank = int((size > rtol * size[0]).sum())
     return W, torch.from_numpy(R), torch.from_numpy(P).long(), rank
 
 

@@ -79,9 +79,13 @@ def value_ranks(width: Width, Q: Float[Tensor, "kv d d"], r: int, *, ridge: floa
 
 def by_rank(width: Width, Q: Float[Tensor, "kv d d"]) -> Width:
     """The width in the bases Q, ordered so that a unit is one rank: coordinate i of every head, i = 0 … d − 1."""
-    R = _turn(width, Q)
-    fit, held = (Moments(m.count, R.mT @ m.sum, R.mT @ m.gram @ R) for m in (width.fit, width.held))
-    return Width(width.name, width.W.double() @ R, fit, held, unit=width.units, bias=width.bias)
+    each = Q.double().repeat_interleave(width.group, dim=0)
+
+    def turned(A: Float[Tensor, "n w"]) -> Float[Tensor, "n w"]:  # A R, head by head
+        return (A.unflatten(1, each.shape[:2]).transpose(0, 1) @ each).permute(1, 2, 0).flatten(1)
+
+    fit, held = (Moments(m.count, turned(m.sum[None])[0], turned(turned(m.gram).mT)) for m in (width.fit, width.held))
+    return Width(width.name, turned(width.W.double()), fit, held, unit=width.units, bias=width.bias)
 
 
 def on_values(moments: Moments, S: Float[Tensor, "kv r d"], *, group: int) -> Moments:

@@ -27,6 +27,8 @@ from slimformer.errors import RankTooHigh
 from slimformer.linalg.damped import damped
 from slimformer.linalg.moments import Moments
 
+PANEL = 256  # columns of a symmetric product taken at once
+
 
 @dataclass(frozen=True)
 class Width:
@@ -120,19 +122,23 @@ def errors_at_every_size(
     L = torch.linalg.cholesky(damped(C, ridge)[P][:, P])
     U = L / L.diagonal()
     B = W[:, P] @ U
-    BB = B.mT @ B
-    return [_suffix_sums(BB * _innovation_moments(U, C_eval[P][:, P])).clamp_min(0) for C_eval in measured]
+    return [_suffix_sums(B, U, C_eval[P][:, P]).clamp_min(0) for C_eval in measured]
 
 
-def _innovation_moments(U: Float[Tensor, "d d"], C: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
-    """K = U⁻¹ C U⁻ᵀ."""
-    half = torch.linalg.solve_triangular(U, C, upper=False, unitriangular=True)
-    return torch.linalg.solve_triangular(U, half.mT, upper=False, unitriangular=True)
+def _suffix_sums(B: Float[Tensor, "m d"], U: Float[Tensor, "d d"], C: Float[Tensor, "d d"]) -> Float[Tensor, " d1"]:
+    """Σ_{i,j ≥ k} K_ij (BᵀB)_ij for k = 0 … d, K = U⁻¹ C U⁻ᵀ.
 
-
-def _suffix_sums(M: Float[Tensor, "d d"]) -> Float[Tensor, " d1"]:
-    """Σ_{i,j ≥ k} M_ij for k = 0 … d, M symmetric."""
-    added = M.diagonal() + 2 * M.triu(1).sum(1)
+    Both are symmetric, so only what is on and above the diagonal is computed: of some columns at a time the first rows,
+    for which substitution stops early.
+    """
+    half = torch.linalg.solve_triangular(U, C, upper=False, unitriangular=True).mT
+    added = B.new_zeros(len(U))
+    for a in range(0, len(U), PANEL):
+        b = min(a + PANEL, len(U))
+        K = torch.linalg.solve_triangular(U[:b, :b], half[:b, a:b], upper=False, unitriangular=True)
+        M = K.mul_(B[:, :b].mT @ B[:, a:b])
+        added[:a] += 2 * M[:a].sum(1)
+        added[a:b] += M[a:].diagonal() + 2 * M[a:].triu(1).sum(1)
     return torch.cat([added.flip(0).cumsum(0).flip(0), added.new_zeros(1)])
 
 

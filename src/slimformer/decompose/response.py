@@ -68,34 +68,34 @@ def response(
     P: Float[Tensor, "h s t"],
     W_o: Float[Tensor, "m he"],
 ) -> Response:
-    """The response at s queries of one sequence, head by head.
+    """The response at s queries of one sequence, all heads at once; memory h s t d.
 
     q (times the scale of the scores) and k are what the head multiplies: after norms and rotation. P are the rows of
     these queries: zero where a mask is.
     """
     h, s, _ = q.shape
-    group = h // len(k)
     wide = torch.promote_types(q.dtype, torch.float32)
-    sums = []
-    for head in range(h):
-        W = W_o[:, head * v.shape[-1] : (head + 1) * v.shape[-1]]
-        read = v[head // group].to(wide) @ torch.linalg.qr(W.to(wide)).R.mT  # as long as W v, in fewer coordinates
-        B = _answers(k[head // group].to(wide), read, P[head].to(wide))
-        sums.append(_second_moments(q[head].to(wide), B))
-    return Response(s, *(torch.stack(parts).double() for parts in zip(*sums, strict=True)))
+    W = W_o.to(wide).unflatten(1, (h, -1)).transpose(0, 1)
+    W = torch.linalg.qr(W, mode="r").R if W.shape[1] > W.shape[2] else W  # as long as W v, in fewer coordinates
+    k, v = (x.to(wide).repeat_interleave(h // len(x), 0) for x in (k, v))
+    B = _answers(k, v @ W.mT, P.to(wide))
+    return Response(s, *(sums.double() for sums in _second_moments(q.to(wide), B)))
 
 
-def _answers(k: Float[Tensor, "t d"], y: Float[Tensor, "t e"], P: Float[Tensor, "s t"]) -> Float[Tensor, "s d e"]:
+def _answers(
+    k: Float[Tensor, "h t d"], y: Float[Tensor, "h t e"], P: Float[Tensor, "h s t"]
+) -> Float[Tensor, "h s d e"]:
     """B_i = Σ_j P_ij k_j (y_j − Σ_l P_il y_l)ᵀ."""
-    mean = (P @ k)[:, :, None] * (P @ y)[:, None, :]
-    return (P[:, :, None] * k).mT @ y - mean
+    mean = (P @ k)[:, :, :, None] * (P @ y)[:, :, None, :]
+    weighed = P[:, :, None, :] * k.mT.contiguous()[:, None]  # h × s × d × t: one product for all queries of a head
+    return (weighed.flatten(1, 2) @ y).unflatten(1, mean.shape[1:3]) - mean
 
 
-def _second_moments(q: Float[Tensor, "s d"], B: Float[Tensor, "s d e"]) -> tuple[Tensor, Tensor, Tensor]:
+def _second_moments(q: Float[Tensor, "h s d"], B: Float[Tensor, "h s d e"]) -> tuple[Tensor, Tensor, Tensor]:
     """Σ q qᵀ, Σ B Bᵀ and Σ t tᵀ."""
-    n = q.shape[1] // 2
-    re, im = q[:, :n, None], q[:, n : 2 * n, None]
-    top, low = B[:, :n], B[:, n : 2 * n]
-    t = torch.cat([re * top + im * low, re * low - im * top, 0 * B[:, 2 * n :]], dim=1)  # an odd d has no planes
-    rows, turns = B.mT.flatten(0, 1), t.mT.flatten(0, 1)
+    n = q.shape[2] // 2
+    re, im = q[:, :, :n, None], q[:, :, n : 2 * n, None]
+    top, low = B[:, :, :n], B[:, :, n : 2 * n]
+    t = torch.cat([re * top + im * low, re * low - im * top, 0 * B[:, :, 2 * n :]], dim=2)  # an odd d has no planes
+    rows, turns = (x.mT.flatten(1, 2) for x in (B, t))
     return q.mT @ q, rows.mT @ rows, turns.mT @ turns

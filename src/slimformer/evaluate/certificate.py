@@ -82,7 +82,8 @@ class Certificate:
         """The certificate in one line."""
         claim, sure = f"mean of min({measure}, {self.clip:g}) ≤ {self.epsilon:g}", f"probability ≥ {1 - self.delta:g}"
         if self.budget is not None:
-            return f"{claim} with {sure} on the distribution that {self.documents:,} documents were drawn from"
+            drawn = f"on the distribution that {self.documents:,} documents were drawn from, if independently"
+            return f"{claim} with {sure} {drawn}"
         first = self.points[0]
         return (
             f"{claim} could not be shown for any model: the largest has {first.mean:.3g} on {self.documents:,} "

@@ -85,7 +85,8 @@ def _has_classes(model: PreTrainedModel, batches: Sequence[Batch]) -> bool:
     )
 
 
-def _first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:
+def first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:
+    """The first batches that hold that many tokens together, or all."""
     out: list[Batch] = []
     for batch in batches:
         if sum(chosen.tokens for chosen in out) >= tokens:
@@ -95,7 +96,7 @@ def _first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:
 
 
 def _divergence(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
-    part = batches if dense.get_output_embeddings() is None else _first_tokens(batches, KL_TOKENS)
+    part = batches if dense.get_output_embeddings() is None else first_tokens(batches, KL_TOKENS)
     on = sum(batch.tokens for batch in part) if len(part) < len(batches) else None
     found = logit_divergence(dense, small, part)
     return [

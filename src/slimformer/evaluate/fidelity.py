@@ -18,7 +18,7 @@ one, equal to it (Kornblith et al. 2019, section 3), needs the moments of the ro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,8 @@ def logit_divergence(dense: nn.Module, small: nn.Module, batches: Iterable[Batch
     sums = [torch.zeros(0, 3, dtype=torch.float64)]
     with evaluating(dense, small):
         for part, p, q in _both(dense, small, batches):
-            dense_scores, counted = _distributions(p, part.mask)
-            small_scores, _ = _distributions(q, part.mask)
+            dense_scores, counted = outcomes(p, part.mask)
+            small_scores, _ = outcomes(q, part.mask)
             sums.append(_compare(dense_scores, small_scores, counted))
     table = torch.cat(sums)
     table = table[table[:, 2] > 0]
@@ -105,9 +105,9 @@ def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
 
     KL(dense ‖ small) in nats where there are scores to choose by; else E ‖x − y‖² / E ‖x‖² of numbers or last states.
     """
-    if _has_scores(dense):
-        p, counted = _distributions(dense, mask)
-        q, _ = _distributions(small, mask)
+    if has_outcomes(dense):
+        p, counted = outcomes(dense, mask)
+        q, _ = outcomes(small, mask)
         places = counted.nonzero()
         # a few at a time: whole vocabularies of a thousand positions would be fetched from the system again and again
         kl = torch.cat([_single_kl(p, q, *some.unbind(1)) for some in places.split(POSITIONS)])
@@ -126,6 +126,14 @@ def _single_kl(p: Tensor, q: Tensor, row: Tensor, position: Tensor) -> Tensor:
     return torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
 
 
+@torch.no_grad()
+def harm_name(dense: nn.Module, batches: Sequence[Batch]) -> str:
+    """What `document_harms` measures for this model, in words."""
+    first = batches[0].to(device_of(dense))
+    output = dense(**{name: value[:1] for name, value in first.inputs.items()})
+    return "KL" if has_outcomes(output) else "relative squared change"
+
+
 def document_harms(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> list[float]:
     """The harm of every document (row) on its own, in order; rows of nothing but padding are left out.
 
@@ -136,7 +144,7 @@ def document_harms(dense: nn.Module, small: nn.Module, batches: Iterable[Batch])
     harms: list[float] = []
     with evaluating(dense, small):
         for part, p, q in _both(dense, small, batches):
-            sums = _kl_of_rows(p, q, part.mask) if _has_scores(p) else _change_of_rows(p, q, part.mask)
+            sums = _kl_of_rows(p, q, part.mask) if has_outcomes(p) else _change_of_rows(p, q, part.mask)
             total, count = sums[sums[:, 1] != 0].T  # not >: NaN has to stay
             harms += (total / count).tolist()
     if not all(map(math.isfinite, harms)):
@@ -156,15 +164,15 @@ def _both(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Itera
             yield part, dense(**part.inputs), small(**part.to(device_of(small)).inputs)
 
 
-def _has_scores(output: Any) -> bool:
+def has_outcomes(output: Any) -> bool:
     """Are there two or more outcomes to choose between?"""
     return "start_logits" in output or ("logits" in output and output.logits.shape[-1] > 1)
 
 
 def _kl_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
     """Σ KL and the number of distributions, for every row."""
-    scores, counted = _distributions(dense, mask)
-    return _compare(scores, _distributions(small, mask)[0], counted)[:, [0, 2]]
+    scores, counted = outcomes(dense, mask)
+    return _compare(scores, outcomes(small, mask)[0], counted)[:, [0, 2]]
 
 
 def _change_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
@@ -177,7 +185,7 @@ def _change_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
     return torch.stack([(x - y).square().sum(1), size.where(real.flatten(1).any(1), 0.0)], 1)
 
 
-def _distributions(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def outcomes(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scores (rows × distributions × outcomes) and which of the distributions of each row count."""
     if "start_logits" in output:
         scores = torch.stack([output.start_logits, output.end_logits], 1)

@@ -12,6 +12,7 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
     attributes  [path, factor, size key, size key or null]      path = factor · size (/ size)
     attention   where a block has its attention, its four projections and its head counts     only beside `ranks`
     ranks       block → qk, vo, planes: queries and keys of width qk, values of width vo, rotary planes kept
+    bare        block → modules that have lost their bias
 
 `resize` brings the blocks to these shapes before the weights are read. No stock forward pass is touched; a block with
 ranks gets an attention of its own, `RankAttention`, because stock ones know one width for queries, keys and values.
@@ -36,7 +37,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 CODE = "modeling_slimformer.py"
-FORMAT = 2  # 1 is what checkpoints without ranks are written in: nothing in them needs a newer reader
+FORMAT = 3  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
 Planes = Sequence[int] | Sequence[Sequence[int]]
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
@@ -56,6 +57,8 @@ def resize(model: PreTrainedModel) -> None:
     except AttributeError:  # a part of a model that is still being built: its owner will come by
         return
     for i, block in enumerate(blocks.children()):
+        for path in table.get("bare", {}).get(str(i), ()):
+            block.get_submodule(path).register_parameter("bias", None)
         _resize_block(block, table, model.config.per_layer_config[i], table.get("ranks", {}).get(str(i)))
 
 
@@ -262,7 +265,7 @@ class RankAttention(nn.Module):
                 return query.new_zeros(query.shape[0], query.shape[2], self.heads, 0), None
             if self.qk != self.vo and (query.shape[2] > 1 or kind != "sdpa"):
                 # Fused kernels want one width. Zeros change nothing, and cost less than a kernel that stores the scores
-                # (4 to 7 times slower at T = 1024 on a CPU); a single query is better off without.
+                # (several times slower on a CPU); a single query is better off without.
                 width = max(self.qk, self.vo)
                 query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
         if self.sliding_window is not None:

@@ -1,6 +1,7 @@
 """What to cut, as data: costs, ladders, allocations, plans, recipes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
@@ -13,7 +14,7 @@ from slimformer.plan.cost import full_size
 from slimformer.plan.plan import Edit as Edit
 from slimformer.plan.plan import Plan as Plan
 from slimformer.plan.plan import kept_fractions
-from slimformer.plan.profile import ladders, least_cost
+from slimformer.plan.profile import Ladder, ladders, least_cost
 from slimformer.plan.ranks import rank_ways
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.stat import stat_bert, stat_opt
@@ -23,6 +24,8 @@ ALLOCATIONS: dict[str, Callable[..., Sizes]] = {
     "greedy": greedy,
     "stat-bert": stat_bert,
     "stat-opt": stat_opt,
+    "even": even,
+    "plain": plain,
 }
 FORMATS = ("ragged", "plain")
 
@@ -46,27 +49,56 @@ def allocate(
     `weights` turn the error of a site into harm at the outputs: the sum of both is what the plan is expected to do.
     """
     limit = check_budget(architecture, budget, seq_len=seq_len, recipe=recipe, format=format)
-    rungs = ladders(
-        architecture, curves, seq_len=seq_len, weights=weights,
-        multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
-        price=budget.price,
-    )  # fmt: skip
-    if _by_rank(recipe, budget, format) and ranks:
-        heads, neurons = by_kind(rungs)
-        parts = rank_ways(
-            architecture, heads, ranks, curves, attention=recipe.attention, seq_len=seq_len, weights=weights,
-            price=budget.price,
-        )  # fmt: skip
-        sizes = greedy_ways(neurons, parts, budget=limit)
+    found = choices(
+        architecture, curves, budget=budget, seq_len=seq_len, recipe=recipe, weights=weights, format=format, ranks=ranks
+    )
+    if found.parts:
+        sizes = greedy_ways(found.fixed, found.parts, budget=limit)
     else:
-        sizes = _allocation(recipe, architecture, format)(rungs, budget=limit)
+        sizes = ALLOCATIONS[found.allocation](found.fixed, budget=limit)
     sizes, edits = _edits(architecture, ranks, curves, sizes)
     kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
     return Plan(
         recipe=recipe.name, budget=budget.fraction, by=budget.by, macs=kept_macs, params=kept_params,
         seq_len=seq_len, format=format, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
-        fingerprint=fingerprint, edits=edits,
+        fingerprint=fingerprint, edits=edits, metric=recipe.metric,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a plan is chosen from: how the budget is spread, the ladders of sites that are cut in one way, and for every
+    other part the ways it may be cut in."""
+
+    allocation: str
+    fixed: list[Ladder]
+    parts: list[list[tuple[Ladder, ...]]]
+
+
+def choices(
+    architecture: Architecture,
+    curves: Mapping[str, Curve],
+    *,
+    budget: Budget,
+    seq_len: int,
+    recipe: Recipe,
+    weights: Mapping[str, float],
+    format: str = "ragged",
+    ranks: Sequence[Site] = (),
+) -> Choices:
+    """Sizes, prices and harms of every site, in the words of `allocate`."""
+    rungs = ladders(
+        architecture, curves, seq_len=seq_len, weights=weights, multiple_of=recipe.multiple_of,
+        plain=format == "plain", allow_empty=recipe.allow_empty, price=budget.price,
+    )  # fmt: skip
+    if not _by_rank(recipe, budget, format) or not ranks:
+        return Choices(_allocation(recipe, architecture, format), rungs, [])
+    heads, neurons = by_kind(rungs)
+    parts = rank_ways(
+        architecture, heads, ranks, curves, attention=recipe.attention, seq_len=seq_len, weights=weights,
+        price=budget.price,
+    )  # fmt: skip
+    return Choices("greedy", neurons, parts)
 
 
 def _by_rank(recipe: Recipe, budget: Budget, format: str) -> bool:
@@ -92,8 +124,8 @@ def _edits(
 
 def check_budget(architecture: Architecture, budget: Budget, *, seq_len: int, recipe: Recipe, format: str) -> int:
     """The budget as a price, or an error that names the minimum. Needs no data, so it is asked first."""
-    if format not in FORMATS:
-        raise BudgetOutOfReach(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
+    require_format(format)
+    require_budget_allowed(recipe, given=True)
     is_plain = format == "plain"
     if is_plain and len({(site.kind, site.units, site.group) for site in architecture}) > len(KINDS):
         raise BudgetOutOfReach(
@@ -106,10 +138,25 @@ def check_budget(architecture: Architecture, budget: Budget, *, seq_len: int, re
     return require_reachable(budget, budget.dense(architecture, seq_len), least, plain=is_plain)
 
 
-def _allocation(recipe: Recipe, architecture: Architecture, format: str) -> Callable[..., Sizes]:
+def require_format(format: str) -> None:
+    """Refuse a format that is not known."""
+    if format not in FORMATS:
+        raise BudgetOutOfReach(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
+
+
+def require_budget_allowed(recipe: Recipe, *, given: bool) -> None:
+    """Refuse a budget for a recipe that changes no output: how small it gets follows from the weights."""
+    if given and recipe.rewrites:
+        raise BudgetOutOfReach(
+            f"the recipe {recipe.name!r} changes no output, so it takes no budget; "
+            "use `slimformer compress` without one, or another recipe"
+        )
+
+
+def _allocation(recipe: Recipe, architecture: Architecture, format: str) -> str:
     """The stock config can only say equal sizes, so plain has two allocations: the even share, or the least harm."""
     if format == "plain":
-        return even if recipe.allocation == "uniform" else plain
+        return "even" if recipe.allocation == "uniform" else "plain"
     if recipe.allocation == "stat":
-        return stat_opt if architecture.family.causal else stat_bert
-    return ALLOCATIONS[recipe.allocation]
+        return "stat-opt" if architecture.family.causal else "stat-bert"
+    return recipe.allocation

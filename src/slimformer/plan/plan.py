@@ -49,6 +49,7 @@ class Plan:
     fingerprint: str
     edits: tuple[Edit, ...]
     by: str = "macs"  # of what: "macs", "params" or "latency"
+    metric: str = "squares"  # in which units were ordered: "squares" or "fisher"
 
     @property
     def sizes(self) -> dict[str, Size]:

@@ -60,11 +60,19 @@ class Attention:
 
 
 def attention_of(
-    architecture: Architecture, i: int, W_o: Tensor, block: BlockMoments, *, ridge: float, absorb_mean: bool
+    architecture: Architecture,
+    i: int,
+    W_o: Tensor,
+    block: BlockMoments,
+    *,
+    ridge: float,
+    absorb_mean: bool,
+    metric: str,
 ) -> Attention:
     """The attention of block i, from the moments its heads have."""
     heads = heads_of(architecture, i)
-    width = site_width(heads, W_o, block.sites[heads.name], absorb_mean=absorb_mean)
+    W = block.read_through(heads.name, W_o) if metric == "fisher" else W_o
+    width = site_width(heads, W, block.sites[heads.name], absorb_mean=absorb_mean)
     return Attention(width, block, heads.units // max(1, heads.group), architecture.family.rotary, ridge)
 
 

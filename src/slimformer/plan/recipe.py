@@ -11,6 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slimformer.errors import UnknownRecipe
 
+LosslessRewrite = Literal[
+    "value-bias", "key-bias", "silent-heads", "value-ranks", "score-ranks", "duplicate-neurons", "dead-neurons",
+    "scales", "interpolation",
+]  # fmt: skip
+
 
 class Recipe(BaseModel):
     """Everything that decides the result besides model, data and budget. Every field is explained in
@@ -28,8 +33,14 @@ class Recipe(BaseModel):
     attention: Literal["heads", "ranks", "best"] = Field(
         default="heads", description="cut attention by whole heads, by the ranks of QK and VO, or whichever is better"
     )
+    metric: Literal["squares", "fisher"] = Field(
+        default="squares", description="count errors of what a block writes, or what they cost at the outputs"
+    )
     refine: bool = Field(default=True, description="correct every reader on what the cut model sends it")
     multiple_of: int = Field(default=8, ge=1, description="neurons are kept in multiples of this")
+    rewrites: tuple[LosslessRewrite, ...] = Field(
+        default=(), description="only rewrite the model so that its outputs stay the same; no budget, no data"
+    )
     allow_empty: bool = Field(default=False, description="may a block lose all its neurons?")
 
 

@@ -2,16 +2,19 @@
 
 A probe cuts one site alone, to about its knee, and measures the harm h at the outputs (mean KL divergence in nats for
 models with logits). With e the error of that cut on its curve, α = h / e turns every other error of the site into
-harm, because both are quadratic in a small perturbation. Probes are short and noisy, so they are tempered towards
-their geometric mean h̄:
+harm, because both are quadratic in a small perturbation. Probes are short and noisy, so they are tempered:
 
-    α = h^τ h̄^(1−τ) / e,     τ = 1: as measured,   τ = 0: the same relative error hurts the same everywhere.
+    α = (h / e)^τ α₀^(1−τ),     τ = 1: as measured,   τ = 0: α₀ alone,
+
+where α₀ is what would be believed without them. Curves in nats (`metric: fisher`) say it themselves: α₀ is the mean
+of h / e over all sites. Curves of squares do not: α₀ = h̄ / e, the same relative error hurts the same everywhere.
+Means are geometric.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from slimformer.decompose import Curve
@@ -28,13 +31,18 @@ class Probe:
     harm: float
 
 
-def sensitivities(probes: Mapping[str, Probe], *, temper: float) -> dict[str, float]:
-    """α of every site that was probed."""
-    useful = {name: probe for name, probe in probes.items() if probe.error > 0 and probe.harm > 0}
+def sensitivities(
+    probes: Mapping[str, Probe], curves: Mapping[str, Curve], *, temper: float, nats: bool
+) -> dict[str, float]:
+    """α of every site that was probed, for these curves: theirs may be in other units than those of the probes."""
+    errors = {name: _error(probe, curves) for name, probe in probes.items()}
+    useful = {name: probe.harm for name, probe in probes.items() if errors[name] > 0 and probe.harm > 0}
     if not useful:
         return {}
-    mean = math.exp(sum(math.log(probe.harm) for probe in useful.values()) / len(useful))
-    weights = {name: probe.harm**temper * mean ** (1 - temper) / probe.error for name, probe in useful.items()}
+    rates = {name: harm / errors[name] for name, harm in useful.items()}
+    mean_rate, mean_harm = _mean(rates.values()), _mean(useful.values())
+    prior = {name: mean_rate if nats else mean_harm / errors[name] for name in useful}
+    weights = {name: rate**temper * prior[name] ** (1 - temper) for name, rate in rates.items()}
     least = min(weights.values())
     return {name: weights.get(name, least) for name in probes}  # no harm seen: as harmless as the most harmless
 
@@ -50,5 +58,17 @@ def predicted_harm(probes: Mapping[str, Probe], curves: Mapping[str, Curve], siz
             continue  # attention is cut by heads or by ranks, and was probed for both
         curve = curves[name]
         left = curve.held[curve.sizes.index(sizes[name].units)]
-        total += probe.harm * left / probe.error if probe.error > 0 else 0.0
+        error = _error(probe, curves)
+        total += probe.harm * left / error if error > 0 else 0.0
     return total
+
+
+def _error(probe: Probe, curves: Mapping[str, Curve]) -> float:
+    """What the curve in use says of the cut that was probed."""
+    curve = curves.get(probe.site)
+    return curve.held[curve.sizes.index(probe.keep)] if curve and probe.keep in curve.sizes else probe.error
+
+
+def _mean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))

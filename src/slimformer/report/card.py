@@ -22,9 +22,9 @@ def model_card(report: Report, *, folder: str) -> str:
     values: dict[str, Any] = {
         "report": report,
         "header": header,
-        "title": _last_name(report.model),
+        "title": last_name(report.model),
         "folder": json.dumps(folder, ensure_ascii=False),  # it stands in Python code
-        "data": ", ".join(map(_last_name, report.data.get("name", "the data").split(","))),
+        "data": ", ".join(map(last_name, report.data.get("name", "the data").split(","))),
     }
     return environment.from_string(template).render(load_class=report.load_class, **values)
 
@@ -41,7 +41,7 @@ def _is_hub_id(model: str) -> bool:
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None and not Path(model).exists()
 
 
-def _last_name(name: str) -> str:
+def last_name(name: str) -> str:
     """A file or folder goes by its last name: where it lay is nobody's business."""
     return (
         name if _is_hub_id(name) or not (Path(name).exists() or Path(name).is_absolute()) else Path(name).resolve().name

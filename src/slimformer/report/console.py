@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -19,7 +20,11 @@ from slimformer.report.report import Report
 def show(report: Report, console: Console) -> None:
     """Print before and after, what was kept in each block, and samples of text."""
     console.print(before_after(report))
-    if report.sites:
+    if report.lossless:
+        console.print(savings_table(report.lossless["rewrites"]))
+        moved, on = report.lossless["largest_change"], report.lossless["dtype"]
+        console.print(Text(f"largest change of an output on a random sample, in {on}: {moved:.1e} of the largest"))
+    elif report.sites:
         console.print(kept(report.sites))
     for title, text in (report.samples or {}).items():
         console.print(Panel(Text(text), title=title, title_align="left"))
@@ -27,6 +32,21 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(f"certified: {report.certificate['promise']}"))
     for warning in report.warnings:
         console.print(Text(f"note: {warning}", style="yellow"))
+
+
+def savings_table(savings: Sequence[dict[str, Any]]) -> Table:
+    """What each lossless rewrite saves, or why it is not to be had."""
+    table = Table(title="rewrites that change no output", title_justify="left")
+    for column in ("rewrite", "parameters", "MACs / token", "KV cache"):
+        table.add_column(column, justify="left" if column == "rewrite" else "right")
+    table.add_column("")
+    for each in savings:
+        saved = [f"{each[key]:,}" if each["possible"] else "" for key in ("params", "macs", "kv_cache_bytes")]
+        notes = [each["says"] if each["possible"] else "not offered", each["why"]]
+        if each["implicit"]:
+            notes.append(f"{each['implicit']:,} numbers become 0 or 1")
+        table.add_row(each["rewrite"], *saved, Text(": ".join(note for note in notes if note)))
+    return table
 
 
 def before_after(report: Report) -> RenderableType:
@@ -50,6 +70,11 @@ def before_after(report: Report) -> RenderableType:
             table.add_row(name, *map(_milliseconds, values), f"{timing['ratio']:.3f}")  # median of ratios, not of times
     for metric in report.metrics:
         table.add_row(*_metric(metric))
+    for other in report.other_data:
+        table.add_section()
+        for metric in other["metrics"]:
+            what, *cells = _metric(metric)
+            table.add_row(Text(f"{what} · {Path(other['name']).name}"), *cells)
     caption = _caption(report)
     return Group(table, Text(caption, style="dim")) if caption else table
 

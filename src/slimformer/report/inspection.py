@@ -1,4 +1,4 @@
-"""What a model is made of, before anything is cut: JSON first, then a table."""
+"""What a model is made of, before anything is cut: JSON first, then tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from slimformer.analyze.parameters import parameter_formula
 from slimformer.models import Architecture
 from slimformer.models.architecture import KINDS
 from slimformer.models.load import Loaded
 from slimformer.plan.cost import block_cost, full_size, outside_macs, site_cost
 from slimformer.plan.profile import least_cost
+from slimformer.plan.recipe import load_recipe
+from slimformer.report.console import savings_table
+from slimformer.rewrite.exact import Scope
+from slimformer.rewrite.lossless import offers
 
 
 def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict[str, Any]:
@@ -24,6 +29,13 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         kind: sum(site_cost(s, full_size(s), seq_len).macs for s in architecture if s.kind == kind)
         for kind in ("attn.heads", "ffn.hidden")
     }
+    lossless = offers(
+        loaded.model,
+        architecture,
+        Scope(dtype=loaded.dtype, multiple_of=load_recipe("lossless").multiple_of),
+        seq_len=seq_len,
+    )
+    weights_only = sum(site_cost(s, full_size(s), 0).macs for s in architecture if s.kind == "attn.heads")
     params = sum(parameter.numel() for parameter in loaded.model.parameters())
     inside = sum(p.numel() for p in loaded.model.get_submodule(architecture.blocks).parameters())
     return {
@@ -35,8 +47,13 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         "hidden": architecture.hidden,
         "seq_len": seq_len,
         "params": {"total": params, "blocks": inside, "outside": params - inside},
-        "macs_per_token": {"blocks": total, "outside": outside_macs(loaded.model, architecture, seq_len), **parts},
+        "parameters": parameter_formula(loaded.model, architecture).to_json(),
+        "macs_per_token": {
+            "blocks": total, "outside": outside_macs(loaded.model, architecture, seq_len), **parts,
+            "attn.projections": weights_only, "attn.scores": parts["attn.heads"] - weights_only,
+        },
         "least_macs": {name: _least(architecture, seq_len, plain=name == "plain") for name in ("ragged", "plain")},
+        "lossless": [each.to_json() for each in lossless],
         "sites": [
             {
                 "site": site.name, "units": site.units, "unit": site.unit, "kv_heads": site.units // max(1, site.group),
@@ -63,6 +80,7 @@ def show_inspection(found: dict[str, Any], console: Console) -> None:
     table.add_column("")
     table.add_column("", justify="right")
     heads, neurons, plain = found["sites"][0], found["sites"][1], found["least_macs"]["plain"]
+    macs = found["macs_per_token"]
     rows = [
         ("blocks", str(found["blocks"])),
         ("hidden size", str(found["hidden"])),
@@ -70,13 +88,29 @@ def show_inspection(found: dict[str, Any], console: Console) -> None:
         ("neurons", f"{neurons['units']}, first block"),
         ("parameters", f"{found['params']['total']:,}"),
         ("  in blocks", f"{found['params']['blocks']:,}"),
-        (f"block MACs per token (T={found['seq_len']})", f"{found['macs_per_token']['blocks']:,}"),
-        ("  attention", f"{found['macs_per_token']['attn.heads']:,}"),
-        ("  feed-forward", f"{found['macs_per_token']['ffn.hidden']:,}"),
-        ("MACs outside blocks per token", f"{found['macs_per_token']['outside']:,}"),
+        *((f"    {term['what']}", _valued(term)) for term in found["parameters"]["terms"]),
+        *_rule_of_thumb(found["parameters"]),
+        (f"block MACs per token (T={found['seq_len']})", f"{macs['blocks']:,}"),
+        ("  attention", f"{macs['attn.heads']:,}"),
+        ("    projections", f"{macs['attn.projections']:,}"),
+        ("    scores and context", f"{macs['attn.scores']:,}"),
+        ("  feed-forward", f"{macs['ffn.hidden']:,}"),
+        ("MACs outside blocks per token", f"{macs['outside']:,}"),
         ("smallest --macs, ragged", f"{found['least_macs']['ragged']:.3f}"),
         ("smallest --macs, plain", "none: the blocks differ" if plain is None else f"{plain:.3f}"),
     ]
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
+    console.print(savings_table(found["lossless"]))
+
+
+def _valued(term: dict[str, Any]) -> str:
+    return f"{term['symbols']} = {term['value']:,}" if term["symbols"] else f"{term['value']:,}"
+
+
+def _rule_of_thumb(parameters: dict[str, Any]) -> list[tuple[str, str]]:
+    tied, rule, ratio = parameters["tied"], parameters["rule_of_thumb"], parameters["rule_over_exact"]
+    kind = {True: "tied: V D", False: "not tied: 2 V D", None: "V D"}[tied]
+    off = "" if ratio is None else f" ({100 * (ratio - 1):+.1f} %)"
+    return [(f"  rule of thumb 12 L D² + embeddings ({kind})", f"{rule['total']:,}{off}")]

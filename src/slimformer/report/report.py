@@ -1,11 +1,12 @@
-"""The report: JSON first. Console table and model card are views of it."""
+"""The report: JSON first. Console table, model card and page are views of it."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from slimformer.checkpoint.lines import json_text
 
 FORMAT = 1
 
@@ -39,15 +40,21 @@ class Report:
     budget_by: str = "macs"
     correction: list[dict[str, Any]] = field(default_factory=list)
     certificate: dict[str, Any] | None = None
+    lossless: dict[str, Any] | None = None  # what each rewrite saved, and how far outputs moved
     head: dict[str, Any] | None = None  # of a fresh head: how it was fitted, and the metrics of the old one
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    other_data: list[dict[str, Any]] = field(default_factory=list)
     latency: dict[str, Any] | None = None
     samples: dict[str, str] | None = None
+    neighbours: list[dict[str, Any]] | None = None
+    front: dict[str, Any] | None = None
     sites: list[dict[str, Any]] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    tasks: dict[str, Any] = field(default_factory=dict)
+    bench: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, which knows no NaN and no infinity: they become null."""
@@ -55,7 +62,7 @@ class Report:
         return found
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=1)
+        return json_text(self.to_dict())
 
     def metric(self, name: str) -> dict[str, Any] | None:
         """The metric of that name, if it was measured."""

@@ -43,7 +43,10 @@ def apply(
         by_rank = f"blocks.{i}.attn.vo" in edits
         block = moments(i) if cut or by_rank else None
         if block is not None and by_rank:
-            cut_by_rank(small, architecture, i, edits, curves, block, ridge=plan.ridge, absorb_mean=plan.absorb_mean)
+            cut_by_rank(
+                small, architecture, i, edits, curves, block,
+                ridge=plan.ridge, absorb_mean=plan.absorb_mean, metric=plan.metric,
+            )  # fmt: skip
         for site in cut:
             assert block is not None
             W = weight_of(model.get_submodule(site.reader))
@@ -67,10 +70,11 @@ def cut_by_rank(
     *,
     ridge: float,
     absorb_mean: bool,
+    metric: str,
 ) -> None:
     """Cut the attention of block i to the ranks the edits say, in place. `architecture` is that of `model`."""
     W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
-    attention = attention_of(architecture, i, W_o, block, ridge=ridge, absorb_mean=absorb_mean)
+    attention = attention_of(architecture, i, W_o, block, ridge=ridge, absorb_mean=absorb_mean, metric=metric)
     vo = edits[f"blocks.{i}.attn.vo"]
     values = attention.values(vo.keep) if vo.keep < vo.of else None
     qk = edits.get(f"blocks.{i}.attn.qk")
@@ -85,10 +89,10 @@ def cut_site(model: PreTrainedModel, site: Site, edit: Edit, order: tuple[int, .
         surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, kept))
     surgery.read(model.get_submodule(site.reader), selection)
     if site.kind == "attn.heads":
-        _keep_planes(model, site, kept)
+        keep_planes(model, site, kept)
 
 
-def _keep_planes(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
+def keep_planes(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
     """Of rotary planes that every key/value head has its own of, those of the heads that stay."""
     attention: Any = model.get_submodule(site.writers[0].module.rpartition(".")[0])
     planes = getattr(attention, "planes", None)

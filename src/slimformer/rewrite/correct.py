@@ -167,7 +167,10 @@ def _kept(
     rank = keep.get(f"blocks.{site.block}.attn.vo", site.unit)
     if site.kind == "attn.heads" and rank < site.unit:
         W_o = weight_of(dense.get_submodule(site.reader))
-        attention = attention_of(architecture, site.block, W_o, block, ridge=plan.ridge, absorb_mean=plan.absorb_mean)
+        attention = attention_of(
+            architecture, site.block, W_o, block,
+            ridge=plan.ridge, absorb_mean=plan.absorb_mean, metric=plan.metric,
+        )  # fmt: skip
         return on_values(moments, attention.values(rank).S, group=site.group)
     J = coordinates(sorted(curves[site.name].order[: keep[site.name]]), site.unit)
     return Moments(moments.count, moments.sum[J], moments.gram[J][:, J])

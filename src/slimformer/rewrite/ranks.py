@@ -151,7 +151,7 @@ def reduce_ranks(
     site = _heads(architecture, i)
     query, _, value = site.writers
     maps = (scores.N, scores.M, values.S if values else None) if scores else (None, None, values.S if values else None)
-    new = [_mapped(model.get_submodule(w.module), w, site, S) for w, S in zip(site.writers, maps, strict=True)]
+    new = [mapped(model.get_submodule(w.module), w, site, S) for w, S in zip(site.writers, maps, strict=True)]
     qk = query.rows if scores is None else scores.M.shape[1]
     vo = value.rows if values is None else values.S.shape[1]
     kept = scores.planes.tolist() if scores is not None and scores.planes is not None else None
@@ -167,10 +167,11 @@ def reduce_ranks(
         surgery.read(model.get_submodule(site.reader), Selection(torch.arange(values.E.shape[1]), values.E, values.c))
 
 
-def _mapped(layer: nn.Module, writer: Writer, site: Site, S: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def mapped(layer: nn.Module, writer: Writer, site: Site, S: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of one of queries, keys and values, `S` applied to every head."""
-    rows = (site.units // writer.shared) * writer.rows
-    part = slice(writer.part * rows, (writer.part + 1) * rows) if writer.parts > 1 else slice(None)
+    counts = [(site.units // each.shared) * each.rows for each in site.writers]
+    start = sum(counts[: writer.part])
+    part = slice(start, start + counts[writer.part]) if writer.parts > 1 else slice(None)
     W, bias = weight_of(layer)[part].cpu().double(), getattr(layer, "bias", None)
     b = None if bias is None else bias.detach()[part].cpu().double()
     if S is None:

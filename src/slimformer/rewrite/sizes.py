@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import Architecture, Family, describe
-from slimformer.models.architecture import dense_head_dim
+from slimformer.models.architecture import dense_head_dim, has_bias
 from slimformer.rewrite.surgery import set_attribute
 
 
@@ -51,6 +51,25 @@ def block_ranks(model: PreTrainedModel, architecture: Architecture) -> dict[str,
     return found
 
 
+def bare_projections(model: PreTrainedModel, architecture: Architecture) -> dict[str, list[str]]:
+    """Projections of keys and values that have lost the bias queries have, by block number."""
+    family, found = architecture.family, {}
+    for i in range(architecture.n_blocks):
+        block = model.get_submodule(f"{architecture.blocks}.{i}")
+        names = [name for name in (family.key, family.value) if not has_bias(block.get_submodule(name))]
+        if names and has_bias(block.get_submodule(family.query)):
+            found[str(i)] = names
+    return found
+
+
+def sayable(model: PreTrainedModel, before: Architecture) -> bool:
+    """Can the stock config say the sizes of `model`: one number of neurons, heads and biases as they were?"""
+    sizes, family = block_sizes(describe(model)), before.family
+    heads = [getattr(model.config, key) for key in (family.heads_key, family.kv_key or family.heads_key)]
+    same = all(size == sizes[0] for size in sizes) and [sizes[0]["heads"], sizes[0]["kv_heads"]] == heads
+    return same and not block_ranks(model, before) and not bare_projections(model, before)
+
+
 def _is_full(ranks: dict[str, Any], head_dim: int) -> bool:
     """Then the stock attention does the same."""
     planes = ranks["planes"]
@@ -62,18 +81,24 @@ def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> No
     sizes, ranks = block_sizes(describe(model)), block_ranks(model, before)
     head_dim = dense_head_dim(before.family, model.get_submodule(f"{before.blocks}.0"))
     if format == "plain":
-        if ranks:
-            raise PlanDoesNotFit("attention cut by rank cannot be said in a stock config; use --format ragged")
+        if bare_projections(model, before):
+            raise PlanDoesNotFit("keys or values without a bias cannot be said in a stock config; use --format ragged")
         _state_plain(model.config, before, sizes, head_dim)
+        if ranks:
+            from slimformer.rewrite.plain_ranks import become_plain  # needs reductions, which need this file
+
+            become_plain(model, before, ranks)
     else:
         _state_ragged(model, before, sizes)
-        model.config.slimformer = ragged_table(before.family, head_dim, ranks)
+        model.config.slimformer = ragged_table(before.family, head_dim, ranks, bare_projections(model, before))
 
 
 def _state_plain(config: Any, before: Architecture, sizes: list[dict[str, int]], head_dim: int) -> None:
     family, first = before.family, sizes[0]
     if any(size != first for size in sizes):
-        raise PlanDoesNotFit("plain format needs the same sizes in every block; this plan has different ones")
+        raise PlanDoesNotFit(
+            "plain format needs the same sizes in every block; this plan has different ones; use --format ragged"
+        )
     _forget_ragged(config)
     setattr(config, family.ffn_key, first["neurons"])
     if first["heads"] != getattr(config, family.heads_key):
@@ -114,8 +139,14 @@ def _size_keys(family: Family) -> dict[str, str]:
     return {**keys, "kv_heads": family.kv_key} if family.kv_key else keys
 
 
-def ragged_table(family: Family, head_dim: int, ranks: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """What `nn.ragged` needs to know of a family, and the ranks of blocks, as JSON that travels in config.json."""
+def ragged_table(
+    family: Family,
+    head_dim: int,
+    ranks: dict[str, dict[str, Any]] | None = None,
+    bare: dict[str, list[str]] | None = None,
+) -> dict[str, Any]:
+    """What `nn.ragged` needs to know of a family, ranks of blocks and projections without bias, as JSON that travels in
+    config.json. Its format is the lowest that can say it, so that older readers read what they can."""
     keys = _size_keys(family)
     kv = keys.get("kv_heads", keys["heads"])
     if family.fused:
@@ -136,7 +167,9 @@ def ragged_table(family: Family, head_dim: int, ranks: dict[str, dict[str, Any]]
         for d in family.derived
     ]
     table = {"format": 1, "blocks": family.blocks, "axes": axes, "attributes": attributes}
-    return {**table, "format": 2, "attention": attention_parts(family, head_dim), "ranks": ranks} if ranks else table
+    if ranks:
+        table |= {"format": 2, "attention": attention_parts(family, head_dim), "ranks": ranks}
+    return {**table, "format": 3, "bare": bare} if bare else table
 
 
 def attention_parts(family: Family, head_dim: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -15,6 +16,17 @@ def keep_rows(layer: nn.Module, rows: Tensor) -> None:
     bias = getattr(layer, "bias", None)
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach()[rows.to(bias.device)].clone(), requires_grad=bias.requires_grad)
+
+
+def keep_columns(layer: nn.Module, columns: Tensor) -> None:
+    """Let `layer` read only these of its inputs: W ← W[:, columns]."""
+    stored = weight_of(layer)
+    _assign(layer, stored[:, columns.to(stored.device)])
+
+
+def drop_bias(layer: nn.Module) -> None:
+    """Let `layer` write W x alone."""
+    layer.register_parameter("bias", None)
 
 
 def read(layer: nn.Module, selection: Selection) -> None:
@@ -73,3 +85,11 @@ def set_attribute(block: nn.Module, path: str, value: int) -> None:
     """Keep an attribute that depends on sizes true, e.g. the head count OPT's attention views by."""
     *parents, name = path.split(".")
     setattr(block.get_submodule(".".join(parents)), name, value)
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round weights to the precision they are stored in: what is measured is then what is saved."""
+    for parameter in model.parameters():
+        if parameter.dtype != dtype:
+            parameter.copy_(parameter.to(dtype))

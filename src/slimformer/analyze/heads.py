@@ -1,0 +1,59 @@
+"""The matrices of every head, cut out of the projections of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from slimformer.models import Architecture, Site
+from slimformer.models.architecture import weight_of
+from slimformer.models.ranks import heads_of
+
+
+@dataclass(frozen=True)
+class HeadFactors:
+    """For every query head the rows of its query, key and value, and the columns of its output as rows.
+
+    Scores are xᵀ W_qᵀ W_k y, a head writes W_oᵀ W_v y. Query heads that share a key head repeat it.
+    """
+
+    W_q: Float[Tensor, "h r D"]
+    W_k: Float[Tensor, "h r D"]
+    W_v: Float[Tensor, "h d D"]
+    W_o: Float[Tensor, "h d D"]
+
+
+def head_factors(model: PreTrainedModel, architecture: Architecture, i: int) -> HeadFactors:
+    """The heads of block i. A norm of queries and keys is folded in as its gain; what it divides by is left out."""
+    site = heads_of(architecture, i)
+    q, k, v = projection_rows(model, site)
+    attention = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
+    q, k = _gained(attention, "q_norm", q), _gained(attention, "k_norm", k)
+    width = v.shape[1]
+    reader = weight_of(model.get_submodule(site.reader)).float()[:, : site.units * width]
+    W_o = reader.mT.reshape(site.units, width, site.outer)
+    k, v = (x.repeat_interleave(site.group, dim=0) for x in (k, v))
+    return HeadFactors(q, k, v, W_o)
+
+
+def projection_rows(model: PreTrainedModel, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    """W_q, W_k and W_v of a block as heads × rows × hidden size; key/value heads once each."""
+    found, start = [], 0
+    for role, writer in zip(("query", "key", "value"), site.writers, strict=True):
+        heads = site.units if role == "query" else site.units // max(1, site.group)
+        rows = heads * writer.rows
+        weight = weight_of(model.get_submodule(writer.module)).float()
+        part = weight[start : start + rows] if writer.parts > 1 else weight[:rows]
+        start += rows if writer.parts > 1 else 0
+        found.append(part.reshape(heads, writer.rows, weight.shape[1]))
+    q, k, v = found
+    return q, k, v
+
+
+def _gained(attention: nn.Module, name: str, W: Tensor) -> Tensor:
+    gain = getattr(getattr(attention, name, None), "weight", None)
+    return W * gain.detach().float()[:, None] if isinstance(gain, torch.Tensor) and len(gain) == W.shape[1] else W

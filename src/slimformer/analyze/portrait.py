@@ -1,0 +1,85 @@
+"""A model's portrait as plain numbers: from its weights, and from data that flow through it. JSON, ready to print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.analyze.activations import BlockActivations, StreamSpectrum, observe, significant
+from slimformer.analyze.attention import attention_spectra
+from slimformer.analyze.compressibility import compressibility
+from slimformer.analyze.heads import head_factors
+from slimformer.analyze.weights import BlockWeights, block_weights, score_map
+from slimformer.calibrate.text import Batch
+from slimformer.linalg.symmetry import shared_basis, symmetry_error_on_data
+from slimformer.models import Architecture
+
+Progress = Callable[[str, int, int], None]
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    pass
+
+
+def weights_portrait(
+    model: PreTrainedModel, architecture: Architecture, *, values: bool = False, progress: Progress = _silent
+) -> list[dict[str, Any]]:
+    """Block by block: compressibility, asymmetry of heads, magnitudes; with `values` the spectra and maps too."""
+    found = []
+    for weights in block_weights(model, architecture):
+        block = compressibility(weights, architecture.hidden).to_json()
+        block["symmetry"] = {name: _rounded(x) for name, x in vars(weights.symmetry).items()}
+        block["rms"] = {name: float(f"{x:.5g}") for name, x in weights.rms.items()}
+        block["norms"] = {name: significant(getattr(weights, name).norm(dim=1)) for name in ("qk", "vo")}
+        if values:
+            block["values"] = _spectra(weights)
+            block["qk_map"] = [significant(row, 3) for row in score_map(model, architecture, weights.block)]
+        found.append(block)
+        progress("weights", weights.block + 1, architecture.n_blocks)
+    return found
+
+
+def data_portrait(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    batches: Sequence[Batch],
+    rows: Mapping[int, Sequence[Batch]],
+    *,
+    seed: int = 0,
+    progress: Progress = _silent,
+) -> dict[str, Any]:
+    """Activations and symmetric scores over `batches`; attention over sequences of one length each, by that length."""
+    streams = [_streams(model, architecture, block) for block in observe(model, architecture, batches, progress)]
+    attention = [
+        {
+            "length": length,
+            "sequences": len(part),
+            "blocks": [b.to_json() for b in attention_spectra(model, architecture, part, seed=seed, progress=progress)],
+        }
+        for length, part in rows.items()
+    ]
+    return {"activations": streams, "attention": attention}
+
+
+def _streams(model: PreTrainedModel, architecture: Architecture, block: BlockActivations) -> dict[str, Any]:
+    spectra = {name: StreamSpectrum.of(moments).to_json() for name, moments in block.moments.items()}
+    entered = block.moments.get("attention in")
+    errors: list[float] = []
+    if entered is not None:
+        factors = head_factors(model, architecture, block.block)
+        T, m = shared_basis(entered.second(centred=False), entered.second(centred=True))
+        errors = _rounded(symmetry_error_on_data(factors.W_q.cpu(), factors.W_k.cpu(), T, m))
+    return {"block": block.block, "streams": spectra, "symmetry_on_data": errors}
+
+
+def _spectra(weights: BlockWeights) -> dict[str, Any]:
+    heads = {name: [significant(row) for row in getattr(weights, name)] for name in ("qk", "vo")}
+    return heads | {name: significant(row) for name, row in weights.ffn.items()}
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(x, 4) for x in torch.as_tensor(values).tolist()]

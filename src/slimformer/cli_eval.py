@@ -1,0 +1,237 @@
+"""The commands that measure: a smaller model beside the dense one on data or on a task, and as it would serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from slimformer.cli_front import emit, read_both, read_data
+from slimformer.errors import SlimformerError
+from slimformer.options import (
+    BUILTIN,
+    AsJson,
+    Columns,
+    Device,
+    EvalData,
+    EvalTokens,
+    Quiet,
+    Samples,
+    Seed,
+    SeqLen,
+    Timing,
+    Track,
+)
+from slimformer.shell import column_names, joined, progress_bars, usable_device
+
+err = Console(stderr=True)
+out = Console()
+
+Small = Annotated[str, typer.Argument(metavar="DIR", help="the smaller model")]
+Against = Annotated[str, typer.Option(metavar="MODEL", help="the dense model it came from")]
+Record = Annotated[bool, typer.Option("--record", help="also write the result into DIR/report.json")]
+
+
+def eval_(
+    folder: Small,
+    against: Against,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DATA", help="as for compress; with --task a file or folder of it", show_default="builtin"
+        ),
+    ] = None,
+    eval_data: EvalData = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="sst2, mnli, qqp, qnli, stsb, mrpc, squad, squad_v2, wikitext2, ptb, c4, ptb-new or c4-new, scored as "
+            "in the papers; from --data, else from the hub",
+        ),
+    ] = None,
+    columns: Columns = "",
+    tokens: EvalTokens = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
+    stride: Annotated[int, typer.Option(min=0, metavar="N", help="squad: tokens that parts of a context share")] = 128,
+    longest: Annotated[int, typer.Option(min=1, metavar="N", help="squad: tokens of the longest answer")] = 30,
+    n_best: Annotated[int, typer.Option(min=1, metavar="N", help="squad: starts and ends that are combined")] = 20,
+    threshold: Annotated[float, typer.Option(metavar="X", help="squad_v2: null score above which to be silent")] = 0.0,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="rows read at once, with --task")] = 16,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    timing: Timing = True,
+    track: Track = None,
+    record: Record = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare a smaller model with the dense one on --data, or on a --task of the papers.
+
+    Of data it was calibrated on, only what was held out is read; a task is read whole.
+    """
+    if task is None:
+        if record:
+            raise SlimformerError("--record is for the scores of a --task; give one")
+        how = {"columns": columns, "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
+        sources = (joined(data or BUILTIN), *(eval_data or ()))
+        return _on_data(folder, against, sources, how, device, timing, track, as_json, quiet)
+    from slimformer.evaluate.task import Options
+
+    if eval_data or track or len(data or ()) > 1:
+        raise SlimformerError("a --task is read from one --data, without --eval-data and --track; leave out the others")
+    names = tuple(column_names(columns) or ())
+    asked = Options(
+        joined(data) if data else None, names or None, seq_len, samples, batch_size, threshold, stride, longest, n_best,
+        seed=seed,
+    )  # fmt: skip
+    _on_task(folder, against, task, asked, device, record, as_json, quiet)
+
+
+def _on_data(
+    folder: str, against: str, sources: tuple[str, ...], how: dict[str, Any], device: str, timing: bool,
+    track: str | None, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    from slimformer import assess
+    from slimformer.models.load import load_model
+    from slimformer.report.console import show
+    from slimformer.track import tracker
+
+    recorded, small = tracker(track), load_model(folder, device=usable_device(device))
+    loaded, batches = read_both(against, sources[0], device=device, dtype="float32", purpose="evaluation", **how)
+    beside = [read_data(loaded, name, purpose="evaluation", **how) for name in sources[1:]]
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        report = assess.evaluate_pair(loaded, small, batches, beside, timing=timing, progress=progress)
+    recorded("eval", report.to_dict())
+    emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
+
+
+def _on_task(
+    folder: str, against: str, task: str, how: Any, device: str, record: bool, as_json: bool, quiet: bool
+) -> None:
+    from dataclasses import replace
+
+    from slimformer import assess
+    from slimformer.evaluate.task import evaluate_task, require_task
+    from slimformer.report.tasks import task_table
+
+    require_task(task)
+    if record:
+        _recorded(folder)
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        progress("load", 0, 1)
+        loaded, small = _pair(folder, against, device)
+        progress("load", 1, 1)
+        progress(task, 0, 1)
+        report = evaluate_task(task, loaded, small, how)
+        progress(task, 1, 1)
+    found = replace(report, notes=[*report.notes, *assess.calibrated_on(small, how.data)]).to_dict()
+    if record:
+        _record(folder, lambda kept: {**kept, "tasks": {**(kept.get("tasks") or {}), task: found}})
+    emit(found, as_json, quiet, lambda: out.print(task_table(found)))
+
+
+def bench(
+    folder: Small,
+    against: Against,
+    batch_sizes: Annotated[
+        str, typer.Option("--batch-sizes", metavar="NUMBERS", help="sequences at once, e.g. 1,4,16")
+    ] = "1,4",
+    seq_len: SeqLen = None,
+    new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="tokens decoded after each prompt")] = 16,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="interleaved rounds")] = 10,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="threads of one operation", show_default="as torch has it")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    record: Record = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Time a smaller model beside the dense one: prefill, decode, throughput over batch sizes, peak memory, cache."""
+    import torch
+
+    from slimformer.evaluate.bench import bench as measure
+    from slimformer.report.tasks import bench_table
+
+    sizes = _batch_sizes(batch_sizes)
+    if record:
+        _recorded(folder)
+    before = torch.get_num_threads()
+    try:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        with progress_bars(err, hidden=quiet or as_json) as progress:
+            loaded, small = _pair(folder, against, device)
+            found = measure(
+                loaded.model, small.model, names=(loaded.name, small.name), batch_sizes=sizes, seq_len=seq_len,
+                new_tokens=new_tokens, repeats=repeats, seed=seed, progress=progress,
+            ).to_dict()  # fmt: skip
+    finally:
+        torch.set_num_threads(before)
+    if record:
+        _record(folder, lambda kept: {**kept, "bench": found})
+    emit(found, as_json, quiet, lambda: out.print(bench_table(found)))
+
+
+def _pair(folder: str, against: str, device: str) -> tuple[Any, Any]:
+    """Both models on one device, the one made from the other as far as can be told."""
+    from slimformer.assess import require_relatives
+    from slimformer.models.load import load_model
+
+    place = usable_device(device)
+    small, loaded = load_model(folder, device=place), load_model(against, device=place)
+    require_relatives(loaded, small)
+    return loaded, small
+
+
+def _batch_sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise SlimformerError(f"--batch-sizes {text!r} is not a list of whole numbers from 1; give e.g. 1,4,16")
+    return sizes
+
+
+def _recorded(folder: str) -> dict[str, Any]:
+    """The report of a folder; without one there is nothing to write into."""
+    file = Path(folder) / "report.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or "slimformer_report" not in found:
+        raise SlimformerError(
+            f"{file} is no report of slimformer, so nothing can be recorded in it; leave out --record"
+        )
+    return found
+
+
+def _record(folder: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write the report anew, and its page if there is one."""
+    from slimformer.checkpoint.atomic import writing_file
+    from slimformer.checkpoint.lines import json_text
+    from slimformer.report.page import html_page, is_page
+    from slimformer.report.report import strict
+
+    place, found = Path(folder), strict(changed(_recorded(folder)))
+    with writing_file(place / "report.json", force=True) as file:
+        file.write_text(json_text(found), encoding="utf-8")
+    if is_page(place / "report.html"):
+        with writing_file(place / "report.html", force=True) as file:
+            file.write_text(html_page(found, folder=place.resolve().name), encoding="utf-8")
+
+
+MEASURE: dict[Callable[..., None], str] = {
+    eval_: "slimformer eval smaller --against demo:smollm2 --data other-text.txt\n\n"
+    "As in the papers: slimformer eval smaller --against ./bert --task sst2 --data glue/SST-2",
+    bench: "slimformer bench smaller --against demo:smollm2 --batch-sizes 1,8",
+}

@@ -1,0 +1,168 @@
+"""The command that looks at a model before anything is cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from slimformer.cli_front import emit
+from slimformer.errors import SlimformerError, TooFewTokens
+from slimformer.options import AsJson, Columns, Device, Force, Model, Quiet, Seed, SeqLen
+from slimformer.shell import column_names, progress_bars, usable_device
+
+err = Console(stderr=True)
+out = Console()
+TOKENS = 8192
+Data = Annotated[
+    str,
+    typer.Option("--data", metavar="DATA", help="also look at activations and attention on these data (as compress)"),
+]
+AgainstData = Annotated[str, typer.Option(metavar="DATA", help="a second data set, side by side with the first")]
+Lengths = Annotated[
+    str,
+    typer.Option(metavar="NUMBERS", help="lengths to look at attention at, e.g. 64,128", show_default="as data allow"),
+]
+Sequences = Annotated[int, typer.Option(min=1, metavar="N", help="sequences to look at attention on, for each length")]
+LookTokens = Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="tokens to look at activations on")]
+Figures = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="folder for figures (PNG) and all numbers (inspection.json)")
+]
+
+
+def inspect(
+    model: Model,
+    data: Data = "",
+    against_data: AgainstData = "",
+    figures: Figures = None,
+    lengths: Lengths = "",
+    sequences: Sequences = 8,
+    columns: Columns = "",
+    tokens: LookTokens = TOKENS,
+    seq_len: SeqLen = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what a model is made of and what can be cut: sizes, exact MACs and parameters, spectra, asymmetry of heads.
+
+    Without --data only weights are read. With --data also spectra of activations and of attention, beside attention
+    that means nothing.
+    """
+    from slimformer.analyze.portrait import weights_portrait
+    from slimformer.calibrate.gather import sequence_length
+    from slimformer.models import describe
+    from slimformer.models.load import load_model
+    from slimformer.report.inspection import inspection, show_inspection
+    from slimformer.report.portrait import show_portrait
+
+    names = _names(data, against_data)
+    asked = _lengths(lengths, names)
+    if figures is not None:
+        _require_figures(figures, force)
+    loaded = load_model(model, device=usable_device(device))
+    architecture = describe(loaded.model)
+    length = sequence_length(loaded.model, architecture, seq_len)
+    read = partial(_read, loaded, architecture, {"columns": column_names(columns), "seed": seed})
+    rows = _attention_rows(read, names, asked, length, sequences, tokens) if names else {}
+    given = [read(name, length, tokens) for name in names]  # before the work: data may be refused
+    found = inspection(loaded, architecture, length)
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        whole = bool(names) or figures is not None
+        found["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
+        if names:
+            found["data"] = [_look(loaded, architecture, each, rows[each.name], progress) for each in given]
+    if figures is not None:
+        _draw(found, figures, force)
+
+    def tables() -> None:
+        show_inspection(found, out)
+        show_portrait(found, out)
+        if figures is not None:
+            typer.echo(f"\nfigures and inspection.json are in {figures}")
+
+    emit(found, as_json, quiet, tables)
+
+
+INSPECT: dict[Callable[..., None], str] = {inspect: "slimformer inspect demo:minilm --data builtin --figures figures"}
+
+
+def _names(data: str, against: str) -> list[str]:
+    if against and not data:
+        raise SlimformerError("--against-data is the second of two data sets; give the first with --data")
+    return [name for name in (data, against) if name]
+
+
+def _lengths(text: str, names: list[str]) -> list[int]:
+    if text and not names:
+        raise SlimformerError("--lengths are those of attention on data; give --data")
+    try:
+        found = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise SlimformerError(f"--lengths {text!r} are not whole numbers; give e.g. 64,128") from None
+    if any(n < 4 for n in found):
+        raise SlimformerError(f"--lengths {text!r}: attention over fewer than 4 tokens has no spectrum to speak of")
+    return sorted(set(found))
+
+
+def _read(loaded: Any, architecture: Any, how: dict[str, Any], name: str, length: int, tokens: int) -> Any:
+    from slimformer.calibrate.gather import gather
+
+    return gather(name, loaded.model, loaded.processor, architecture, seq_len=length, tokens=tokens, **how)
+
+
+def _attention_rows(
+    read: Callable[[str, int, int], Any], names: list[str], asked: list[int], length: int, sequences: int, tokens: int
+) -> dict[str, dict[int, Any]]:
+    """For every data set sequences of every length asked for; else of the longest that all of them have, by halving."""
+    from slimformer.analyze.attention import full_rows
+
+    def rows(name: str, n: int) -> Any:
+        splits = read(name, n, max(tokens, 4 * n * sequences)).splits.values()
+        return full_rows([batch for part in splits for batch in part], n, sequences)
+
+    if asked:
+        return {name: {n: rows(name, n) for n in asked} for name in names}
+    while True:
+        try:
+            return {name: {length: rows(name, length)} for name in names}
+        except TooFewTokens:
+            if length < 8:
+                raise
+            length //= 2
+
+
+def _look(loaded: Any, architecture: Any, given: Any, rows: dict[int, Any], progress: Any) -> dict[str, Any]:
+    """One data set: what flows through the model on it."""
+    from slimformer.analyze.portrait import data_portrait
+
+    batches = given.splits["fit"]
+    portrait = data_portrait(loaded.model, architecture, batches, rows, seed=given.seed, progress=progress)
+    read_tokens = sum(batch.tokens for batch in batches)
+    return {"name": given.name, "hash": given.hash, "tokens": read_tokens, "seq_len": given.seq_len, **portrait}
+
+
+def _require_figures(folder: Path, force: bool) -> None:
+    from slimformer.checkpoint.atomic import require_free
+    from slimformer.report.figures import require_plotting
+
+    require_plotting()
+    require_free(folder, force)
+
+
+def _draw(found: dict[str, Any], folder: Path, force: bool) -> None:
+    from slimformer.checkpoint.atomic import writing
+    from slimformer.report.figures import draw
+    from slimformer.report.report import strict
+
+    with writing(folder, force=force) as place:
+        draw(found, place)
+        stored = {"slimformer_inspection": 1, **found}
+        (place / "inspection.json").write_text(json.dumps(strict(stored), allow_nan=False), encoding="utf-8")

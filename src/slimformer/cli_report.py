@@ -1,0 +1,43 @@
+"""The command that shows a report again, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slimformer.cli_front import emit
+from slimformer.options import AsJson, Force, NoSeed, Quiet
+
+
+def report(
+    place: Annotated[Path, typer.Argument(metavar="DIR", help="a folder `compress` wrote, or a report.json")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="the page to write", show_default="beside the report")
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+    seed: NoSeed = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make one self-contained HTML page of a report: numbers, front, budget slider, heat maps, texts. No network."""
+    from slimformer.checkpoint.atomic import writing_file
+    from slimformer.report.page import html_page, is_page, read_report
+
+    found = read_report(place)
+    beside = place / "report.html" if place.is_dir() else place.with_suffix(".html")
+    target = beside if out_file is None else out_file
+    folder = (place if place.is_dir() else place.parent).resolve().name or "smaller"
+    with writing_file(target, force=force or is_page(target)) as file:  # a page of ours can always be made anew
+        file.write_text(html_page(found, folder=folder), encoding="utf-8")
+    if open_page:
+        import webbrowser
+
+        webbrowser.open(target.resolve().as_uri())
+    emit({"page": str(target)}, as_json, quiet, lambda: typer.echo(f"the page is {target}; open it in any browser"))
+
+
+REPORT: dict[Callable[..., None], str] = {report: "slimformer report smaller --open"}

@@ -1,0 +1,188 @@
+"""Dense and small as they would serve: latency and throughput over batch sizes, peak memory, cache.
+
+    prefill     a forward pass over T tokens that fills the cache, logits of the last position only
+    decode      one new token after T, the mean of `new_tokens` steps (their cache grows as it does in use)
+    forward     encoders and vision models: one pass
+
+All times are medians of interleaved rounds (`evaluate/speed.py`); throughput = batch · tokens / seconds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from slimformer.calibrate.gather import positions, sequence_length
+from slimformer.errors import SequenceTooLong
+from slimformer.evaluate.compare import is_language_model
+from slimformer.evaluate.memory import peak_bytes
+from slimformer.evaluate.perplexity import device_of, evaluating
+from slimformer.evaluate.speed import Latency, compare_latency
+from slimformer.models import describe
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One phase at one batch size: seconds of a pass or a step, ratio small / dense with quartiles, items a second."""
+
+    phase: str
+    batch: int
+    dense_seconds: float
+    small_seconds: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    dense_rate: float
+    small_rate: float
+    dense_peak_bytes: int
+    small_peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was measured, and everything the figures depend on. Bytes of the cache are of one sequence of T tokens."""
+
+    dense: str
+    small: str
+    device: str
+    threads: int
+    seq_len: int
+    new_tokens: int
+    repeats: int
+    warmup: int
+    unit: str  # of the rates: tokens or images
+    weights_bytes: dict[str, int]
+    kv_cache_bytes: dict[str, int]
+    measurements: list[Measurement]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"slimformer_bench": 1, **asdict(self)}
+
+
+Pair = Mapping[str, PreTrainedModel]
+
+
+def bench(
+    dense: PreTrainedModel,
+    small: PreTrainedModel,
+    *,
+    names: tuple[str, str] = ("dense", "small"),
+    batch_sizes: Sequence[int] = (1, 4),
+    seq_len: int | None = None,
+    new_tokens: int = 16,
+    repeats: int = 10,
+    warmup: int = 2,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> Bench:
+    """Measure both models at every batch size. Cost: about (repeats + warmup) passes of each, for every size."""
+    image, decoder = describe(dense).family.image, is_language_model(dense)
+    length = _length(dense, seq_len, new_tokens if decoder else 0)
+    pair = {"dense": dense, "small": small}
+    found: list[Measurement] = []
+    rounds = {"repeats": repeats, "warmup": warmup, "seed": seed, "device": device_of(dense)}
+    phases = _generation if decoder else _forward
+    with evaluating(dense, small):
+        for i, batch in enumerate(batch_sizes):
+            progress("bench", i, len(batch_sizes))
+            inputs = _inputs(dense, batch, length, seed)
+            found += phases(pair, inputs, length, new_tokens, rounds)
+        caches = {name: _cache_bytes(model, _inputs(dense, 1, length, seed)) if decoder else 0
+                  for name, model in pair.items()}  # fmt: skip
+    progress("bench", len(batch_sizes), len(batch_sizes))
+    return Bench(
+        dense=names[0], small=names[1], device=str(device_of(dense)), threads=torch.get_num_threads(), seq_len=length,
+        new_tokens=new_tokens if decoder else 0, repeats=repeats, warmup=warmup,
+        unit="images" if image else "tokens",
+        weights_bytes={name: sum(p.nbytes for p in model.parameters()) for name, model in pair.items()},
+        kv_cache_bytes=caches, measurements=found,
+    )  # fmt: skip
+
+
+def _length(model: PreTrainedModel, asked: int | None, new_tokens: int) -> int:
+    """The length of a prompt, such that what is decoded after it has positions too."""
+    architecture = describe(model)
+    length = sequence_length(model, architecture, asked)
+    room = length if architecture.family.image else positions(model.config) - new_tokens
+    if asked is not None and length > room:
+        raise SequenceTooLong(
+            f"{length:,} tokens and {new_tokens} new ones are more than the {positions(model.config):,} positions of "
+            "the model; lower --seq-len or --new-tokens"
+        )
+    return min(length, room)
+
+
+def _inputs(model: PreTrainedModel, batch: int, length: int, seed: int) -> dict[str, Tensor]:
+    """Random tokens or pixels: latency does not depend on what they say."""
+    generator, config = torch.Generator().manual_seed(seed), model.config
+    if describe(model).family.image:
+        size = config.image_size
+        sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+        pixels = torch.randn(batch, config.num_channels, *sides, generator=generator)
+        return {"pixel_values": pixels.to(device_of(model), model.dtype)}
+    ids = torch.randint(int(config.vocab_size), (batch, length), generator=generator).to(device_of(model))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _forward(
+    pair: Pair, inputs: dict[str, Tensor], length: int, _new: int, rounds: dict[str, Any]
+) -> Iterator[Measurement]:
+    calls = {name: (lambda model=model: model(**inputs)) for name, model in pair.items()}
+    items = 1 if "pixel_values" in inputs else length
+    yield _measured("forward", inputs, items, 1, calls, compare_latency(calls, **rounds))
+
+
+def _generation(
+    pair: Pair, inputs: dict[str, Tensor], length: int, new: int, rounds: dict[str, Any]
+) -> Iterator[Measurement]:
+    calls = {name: (lambda model=model: _prefill(model, inputs)) for name, model in pair.items()}
+    yield _measured("prefill", inputs, length, 1, calls, compare_latency(calls, **rounds))
+    steps = {name: _decoding(model, inputs, new) for name, model in pair.items()}
+    yield _measured("decode", inputs, 1, new, steps, compare_latency(steps, **rounds))
+
+
+def _prefill(model: Any, inputs: dict[str, Tensor]) -> DynamicCache:
+    """Fill a cache. As in generation, the head sees the last position only, where the model knows how to do that."""
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    cache = DynamicCache()
+    model(**inputs, past_key_values=cache, use_cache=True, **last)
+    return cache
+
+
+def _decoding(model: Any, inputs: dict[str, Tensor], new: int) -> Callable[[], None]:
+    """A call that decodes `new` tokens after the same T every time."""
+    cache: Any = _prefill(model, inputs)
+    filled = [(layer.keys, layer.values) for layer in cache.layers]
+    token, mask = inputs["input_ids"][:, -1:], inputs["attention_mask"]
+
+    def decode() -> None:
+        for layer, (keys, values) in zip(cache.layers, filled, strict=True):
+            layer.keys, layer.values = keys, values  # growing makes new tensors, so these are as they were
+        for i in range(1, new + 1):
+            seen = torch.nn.functional.pad(mask, (0, i), value=1)
+            model(input_ids=token, attention_mask=seen, past_key_values=cache, use_cache=True)
+
+    return decode
+
+
+def _cache_bytes(model: Any, inputs: dict[str, Tensor]) -> int:
+    cache: Any = _prefill(model, inputs)
+    return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in cache.layers)
+
+
+def _measured(
+    phase: str, inputs: dict[str, Tensor], items: int, steps: int, calls: Mapping[str, Callable[[], object]],
+    found: Latency,
+) -> Measurement:  # fmt: skip
+    batch = len(next(iter(inputs.values())))
+    dense, small = (found.timings[name].median / steps for name in ("dense", "small"))
+    ratio = found.timings["small"]
+    peaks = [peak_bytes(calls[name]) for name in ("dense", "small")]
+    rates = (batch * items / dense, batch * items / small)
+    return Measurement(phase, batch, dense, small, ratio.ratio, ratio.ratio_low, ratio.ratio_high, *rates, *peaks)

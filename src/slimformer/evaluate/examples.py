@@ -1,0 +1,155 @@
+"""Labelled examples of the tasks the papers report, from the hub by name or from local files in their usual layouts.
+
+A folder is searched for the names these files are published under; a file is taken as it is. GLUE comes as .tsv, the
+paraphrase corpus of Microsoft as .txt with a byte-order mark, SQuAD as nested JSON; all of them, and perplexity texts,
+also as .jsonl or .parquet rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slimformer.calibrate.documents import Document, read_documents
+from slimformer.calibrate.tables import open_table, read_lines
+from slimformer.calibrate.tasks import TASKS, Task, load_rows, read_task, spread
+from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable
+from slimformer.evaluate.squad import Question
+
+# File names of each part, the more particular first; the empty name is the part a task is reported on.
+GLUE_FILES = ("dev.tsv", "validation*.parquet", "validation.jsonl", "dev.jsonl")
+FILES: dict[str, dict[str, tuple[str, ...]]] = {
+    "sst2": {"": GLUE_FILES},
+    "qnli": {"": GLUE_FILES},
+    "qqp": {"": GLUE_FILES, "train": ("train.tsv", "train*.parquet")},
+    "stsb": {"": GLUE_FILES},
+    "mrpc": {
+        "": ("msr_paraphrase_test.txt", *GLUE_FILES),
+        "train": ("msr_paraphrase_train.txt", "train.tsv", "train*.parquet"),
+    },
+    "mnli": {
+        "matched": ("dev_matched.tsv", "validation_matched*.parquet"),
+        "mismatched": ("dev_mismatched.tsv", "validation_mismatched*.parquet"),
+    },
+    "squad": {"": ("dev-v1.1.json", "xquad.en.json", "validation*.parquet")},
+    "squad_v2": {"": ("dev-v2.0.json", "validation*.parquet")},
+    "wikitext2": {"": ("wiki.test.raw", "wiki.test.tokens", "test*.parquet", "test.txt")},
+    "ptb": {"": ("ptb.valid.txt", "validation*.parquet", "valid.txt")},
+    "ptb-new": {"": ("ptb.test.txt", "test*.parquet", "test.txt")},
+    "c4": {"": ("c4-validation*.json.gz", "c4-validation*.json", "*.jsonl")},
+}
+FILES["c4-new"] = FILES["c4"]
+C4 = replace(TASKS["c4"], config=None, streaming=False, file="en/c4-validation.00000-of-00008.json.gz")
+TEXTS: dict[str, tuple[Task, str]] = {
+    "wikitext2": (TASKS["wikitext2"], "test"),
+    "ptb": (TASKS["ptb"], "validation"),
+    "ptb-new": (TASKS["ptb"], "test"),
+    "c4": (C4, "validation"),
+    "c4-new": (C4, "validation"),
+}
+
+
+def glue_parts(
+    task: str, data: str | None, *, columns: Sequence[str] | None = None, limit: int | None = None
+) -> dict[str, list[Document]]:
+    """Labelled documents by part: "" for the only one, "matched" and "mismatched" for MNLI."""
+    names = [name for name in FILES[task] if name != "train"]
+    if data is None:
+        return {name: read_task(task, part=f"validation_{name}" if name else None, split="evaluation", limit=limit)
+                for name in names}  # fmt: skip
+    found = {name: file for name, file in _files(task, data, names).items() if file is not None}
+    return {name: spread(read_documents(file, columns=columns), limit) for name, file in found.items()}
+
+
+def training_pairs(task: str, data: str | None, *, limit: int = 2000) -> list[Document]:
+    """Labelled pairs of the training part, to choose a threshold on; refused where the data have none."""
+    if data is None:
+        return read_task(task, limit=limit)
+    beside = Path(data) if Path(data).is_dir() else Path(data).parent
+    file = _first(beside, FILES[task]["train"])
+    if file is None:
+        raise DataNotFound(
+            f"a model without a head needs labelled pairs to choose a threshold on; put {FILES[task]['train'][0]} "
+            f"into {beside}"
+        )
+    return spread(read_documents(file), limit)
+
+
+def squad_questions(task: str, data: str | None, *, limit: int | None = None) -> list[Question]:
+    """Questions with their golds; those of version 2 may have none."""
+    if data is None:
+        rows = load_rows(task, TASKS[task], TASKS[task].evaluation)
+    else:
+        file = _only(task, data)
+        table = open_table(file, None)
+        rows = list(table.rows(["id", "question", "context", "answers"])) if table else []
+    if not rows:
+        raise DataEmpty(f"{data or task} holds no questions; give a file in the form of SQuAD")
+    return spread([_question(i, row, str(data or task)) for i, row in enumerate(rows)], limit)
+
+
+def _question(i: int, row: Mapping[str, Any], where: str) -> Question:
+    missing = [name for name in ("question", "context", "answers") if name not in row]
+    if missing:
+        raise ColumnNotFound(f"row {i + 1} of {where} has no {' and no '.join(missing)}; it has: {', '.join(row)}")
+    golds = row["answers"]
+    texts = golds.get("text", ()) if isinstance(golds, Mapping) else [gold["text"] for gold in golds]
+    return Question(str(row.get("id") or i), row["question"], row["context"], tuple(texts))
+
+
+def text_rows(task: str, data: str | None) -> list[str]:
+    """Rows of a text in the order of the data set, as `datasets` gives them: a convention says what joins them."""
+    where, part = TEXTS[task]
+    column = where.columns[0]
+    if data is None:
+        return [str(row[column]) for row in load_rows(task, where, part)]
+    file = _only(task, data)
+    if file.suffix == ".gz":
+        rows = [str(row[column]) for row in _packed_json(file)]
+    elif table := open_table(file, (column,)):
+        if column not in table.columns:
+            raise ColumnNotFound(f"column {column!r} is not in {file.name}; it has: {', '.join(table.columns)}")
+        rows = [str(row[column] or "") for row in table.rows([column])]
+    elif column == "sentence":  # Penn Treebank: a sentence on a line
+        rows = [line.strip() for line in read_lines(file) if line.strip()]
+    else:  # WikiText keeps the end of a line, and an empty row for an empty line
+        rows = [line if line.strip() else "" for line in read_lines(file)]
+    if not any(row.strip() for row in rows):
+        raise DataEmpty(f"{file} holds no text")
+    return rows
+
+
+def _packed_json(file: Path) -> list[dict[str, Any]]:
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines if line.strip()]
+    except (OSError, EOFError, ValueError) as error:
+        raise DataUnreadable(f"{file} is not gzipped JSON, an object on a line: {error}") from error
+
+
+def _only(task: str, data: str) -> Path:
+    (file,) = _files(task, data, [""]).values()
+    assert file is not None
+    return file
+
+
+def _files(task: str, data: str, parts: Sequence[str]) -> dict[str, Path | None]:
+    """The file of every part: the one given, or those a folder has under their usual names, at least one of them."""
+    place = Path(data)
+    if not place.exists():
+        raise DataNotFound(f"there is no file or folder {data!r}; give one, or no --data to read {task} from the hub")
+    if not place.is_dir():
+        return {"": place}
+    found = {part: _first(place, FILES[task][part]) for part in parts}
+    if not any(found.values()):
+        usual = ", ".join(name for part in parts for name in FILES[task][part])
+        raise DataNotFound(f"{data} holds none of the usual files of {task} ({usual}); name the file itself")
+    return found
+
+
+def _first(folder: Path, names: Sequence[str]) -> Path | None:
+    return next((file for name in names for file in sorted(folder.glob(name)) if file.is_file()), None)

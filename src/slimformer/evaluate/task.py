@@ -1,0 +1,268 @@
+"""Dense and small on a task of the papers: every score with its interval, the paired test, the recovery.
+
+    recovery = 100 · small / dense  for scores where more is better,     100 · dense / small  for perplexity
+
+Percentages are on the scale of 0 to 100. Both models read the same rows, so all intervals are of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slimformer.calibrate.documents import Document
+from slimformer.calibrate.gather import positions
+from slimformer.calibrate.text import token_batches
+from slimformer.errors import DataUnreadable, PlanDoesNotFit, SequenceTooLong, UnknownTask
+from slimformer.evaluate import glue, squad
+from slimformer.evaluate.compare import is_language_model
+from slimformer.evaluate.conventions import token_windows
+from slimformer.evaluate.examples import TEXTS, glue_parts, squad_questions, text_rows, training_pairs
+from slimformer.evaluate.intervals import paired_scores
+from slimformer.evaluate.perplexity import perplexity
+from slimformer.evaluate.scores import Score, Vector, mean_score, perplexity_score
+from slimformer.evaluate.spans import Reading, answer_questions
+from slimformer.models.architecture import is_bare
+from slimformer.models.load import Loaded
+
+SQUAD = {"squad": 1, "squad_v2": 2}
+TASKS = (*glue.GLUE, *SQUAD, *TEXTS)
+LENGTH = {"glue": 128, "squad": 384, "text": 2048}
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a task is read. `data` is a file or folder, none for the hub; `limit` counts examples or windows."""
+
+    data: str | None = None
+    columns: tuple[str, ...] | None = None
+    seq_len: int | None = None
+    limit: int | None = None
+    batch_size: int = 16
+    threshold: float = 0.0  # of the null score, above which no answer is given (SQuAD 2)
+    stride: int = 128
+    longest: int = 30
+    n_best: int = 20
+    resamples: int = RESAMPLES
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A score with what it needs of both models."""
+
+    name: str
+    score: Score
+    dense: Vector
+    small: Vector
+    golds: Vector
+    better: str = "higher"
+    scale: float = 100.0
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What was measured on what. Every metric is plain data; see `docs/formats.md`."""
+
+    task: str
+    dense: str
+    small: str
+    data: str
+    examples: int
+    unit: str
+    metrics: list[dict[str, Any]]
+    settings: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"slimformer_task": 1, **asdict(self)}
+
+
+Answered = tuple[list[Scored], dict[str, Any], list[str]]
+
+
+def evaluate_task(task: str, dense: Loaded, small: Loaded, options: Options | None = None) -> TaskReport:
+    """Measure both models on a task. Cost: a forward pass of each, and 4 · resamples scores for the intervals."""
+    how = options or Options()
+    require_task(task)
+    if dense.processor is None:
+        raise DataUnreadable(f"{dense.name} has no tokenizer, so it cannot read the texts of {task}")
+    measure, unit = _measure(task)
+    length = _length(task, dense, how)
+    scored, settings, notes = measure(task, dense, small, how, length)
+    metrics = [_metric(each, how) for each in scored]
+    settings = {"seq_len": length, "resamples": how.resamples, "seed": how.seed, **settings}
+    examples = max(len(each.golds) for each in scored)
+    data = str(Path(how.data)) if how.data else "hub"
+    return TaskReport(task, dense.name, small.name, data, examples, unit, metrics, settings, notes)
+
+
+def require_task(task: str) -> None:
+    """Refuse a name that is no task."""
+    if task not in TASKS:
+        raise UnknownTask(f"there is no task {task!r}; choose from {', '.join(TASKS)}")
+
+
+def _measure(task: str) -> tuple[Callable[[str, Loaded, Loaded, Options, int], Answered], str]:
+    if task in SQUAD:
+        return _squad, "questions"
+    return (_text, "windows") if task in TEXTS else (_glue, "examples")
+
+
+def _length(task: str, dense: Loaded, how: Options) -> int:
+    kind = "squad" if task in SQUAD else "text" if task in TEXTS else "glue"
+    most = positions(dense.model.config)
+    if how.seq_len is not None and how.seq_len > most:
+        raise SequenceTooLong(f"--seq-len {how.seq_len:,} is more than the {most:,} positions of the model")
+    return how.seq_len or min(LENGTH[kind], most)
+
+
+def _metric(each: Scored, how: Options) -> dict[str, Any]:
+    """One score as plain data, on the scale it is printed in."""
+    found = paired_scores(each.score, each.dense, each.small, each.golds, resamples=how.resamples, seed=how.seed)
+    k, ratio = each.scale, found.ratio
+    bounds = [ratio.value, ratio.low, ratio.high]
+    if each.better == "lower":
+        bounds = [1 / x if x else float("inf") for x in (ratio.value, ratio.high, ratio.low)]
+    return {
+        "name": each.name, "better": each.better, "level": found.difference.level,
+        "dense": k * found.first.value, "dense_low": k * found.first.low, "dense_high": k * found.first.high,
+        "small": k * found.second.value, "small_low": k * found.second.low, "small_high": k * found.second.high,
+        "difference": k * found.difference.value, "low": k * found.difference.low, "high": k * found.difference.high,
+        "p": found.difference.p, "recovery": 100 * bounds[0], "recovery_low": 100 * bounds[1],
+        "recovery_high": 100 * bounds[2],
+    }  # fmt: skip
+
+
+# --- GLUE ---------------------------------------------------------------------------------------------------
+
+
+def _glue(task: str, dense: Loaded, small: Loaded, how: Options, length: int) -> Answered:
+    kind = glue.GLUE[task]
+    parts = glue_parts(task, how.data, columns=how.columns, limit=how.limit)
+    scored: list[Scored] = []
+    settings: dict[str, Any] = {"predictions": "head"}
+    cut = None
+    if is_bare(dense.model):
+        settings["predictions"] = "cosine of mean-pooled states"
+        if kind.classes:
+            cut = _cut(task, kind, dense, how, length)
+            settings["threshold"] = cut
+    for name, documents in parts.items():
+        rows = glue.labelled(kind, documents)
+        golds = glue.golds_of(kind, rows)
+        a, b = (_predicted(kind, model, rows, how, length, cut) for model in (dense, small))
+        suffix = f" ({name})" if name else ""
+        scored += [Scored(label + suffix, score, a, b, golds) for label, score in kind.scores.items()]
+    return scored, settings, []
+
+
+def _predicted(
+    kind: glue.Glue, loaded: Loaded, documents: Sequence[Document], how: Options, length: int, cut: float | None
+) -> Vector:
+    if not is_bare(loaded.model):
+        if not type(loaded.model).__name__.endswith("SequenceClassification"):
+            raise PlanDoesNotFit(f"{loaded.name} is a {type(loaded.model).__name__}, which does not classify texts")
+        return glue.predictions(kind, loaded.model, _rows(loaded, documents, how, length))
+    if not kind.pairs:
+        raise PlanDoesNotFit(f"{loaded.name} has no head, and the task is not about pairs; evaluate a classifier")
+    alike = _similarities(loaded, documents, how, length)
+    return alike if cut is None else (alike > cut).astype(np.float64)
+
+
+def _rows(loaded: Loaded, documents: Sequence[Document], how: Options, length: int) -> list[Any]:
+    # without a padding token a decoder cannot tell where a row ends, so it reads one at a time
+    size = how.batch_size if getattr(loaded.model.config, "pad_token_id", None) is not None else 1
+    return glue.rows_of(documents, loaded.processor, seq_len=length, batch_size=size)
+
+
+def _similarities(loaded: Loaded, documents: Sequence[Document], how: Options, length: int) -> Vector:
+    sides = [[Document(d.text) for d in documents], [Document(d.pair or "") for d in documents]]
+    return glue.similarities(loaded.model, *(_rows(loaded, side, how, length) for side in sides))
+
+
+def _cut(task: str, kind: glue.Glue, dense: Loaded, how: Options, length: int) -> float:
+    if kind.alike is None:
+        raise PlanDoesNotFit(f"{dense.name} has no head, and similarity does not decide {task}; evaluate a classifier")
+    documents = training_pairs(task, how.data)
+    return glue.best_cut(_similarities(dense, documents, how, length), glue.golds_of(kind, documents))
+
+
+# --- SQuAD --------------------------------------------------------------------------------------------------
+
+
+def _squad(task: str, dense: Loaded, small: Loaded, how: Options, length: int) -> Answered:
+    for loaded in (dense, small):
+        if not type(loaded.model).__name__.endswith("QuestionAnswering"):
+            raise PlanDoesNotFit(f"{loaded.name} is a {type(loaded.model).__name__}, which does not mark answers")
+    questions = squad_questions(task, how.data, limit=how.limit)
+    stride = min(how.stride, length // 3)
+    reading = Reading(length, stride, how.longest, how.n_best, how.batch_size)
+    said = [answer_questions(loaded.model, dense.processor, questions, reading) for loaded in (dense, small)]
+    settings: dict[str, Any] = {"stride": stride, "longest": how.longest, "n_best": how.n_best}
+    if SQUAD[task] == 1:
+        return list(_marked(questions, said, 1, None)), settings, []
+    settings["threshold"] = how.threshold
+    scored = list(_marked(questions, said, 2, how.threshold))
+    best, settings["best_thresholds"] = _best(questions, said)
+    note = "the best thresholds were chosen on these questions: what they reach is a bound, not a held-out figure"
+    return [*scored, *best], settings, [note]
+
+
+def _marked(
+    questions: Sequence[squad.Question], said: Sequence[dict[str, squad.Answer]], version: int, threshold: float | None
+) -> Iterator[Scored]:
+    """Exact match and F1 of both models; in version 2 also by kind of question."""
+    dense, small = (squad.mark(questions, _texts(each, threshold), version=version) for each in said)
+    kinds = {"": np.ones(len(questions), dtype=bool)}
+    if version == 2:
+        kinds |= {" (answerable)": np.array(dense.answerable), " (unanswerable)": ~np.array(dense.answerable)}
+    for suffix, chosen in kinds.items():
+        if np.count_nonzero(chosen) < 2:
+            continue
+        for name, a, b in (("exact match", dense.exact, small.exact), ("F1", dense.f1, small.f1)):
+            values = (np.array(a)[chosen], np.array(b)[chosen])
+            yield Scored(name + suffix, mean_score, *values, np.ones(np.count_nonzero(chosen)))
+
+
+def _texts(answers: dict[str, squad.Answer], threshold: float | None) -> dict[str, str]:
+    if threshold is None:
+        return {name: answer.text for name, answer in answers.items()}
+    return squad.silenced(answers, threshold)
+
+
+def _best(
+    questions: Sequence[squad.Question], said: Sequence[dict[str, squad.Answer]]
+) -> tuple[list[Scored], dict[str, Any]]:
+    """Scores at the thresholds that are best on these questions, for each model its own."""
+    scored, found = [], {}
+    ones = np.ones(len(questions))
+    for name, kind in (("exact match", "exact"), ("F1", "f1")):
+        values, cuts = [], []
+        for answers in said:
+            raw = getattr(squad.mark(questions, _texts(answers, None), version=2), kind)
+            cuts.append(squad.best_threshold(questions, answers, raw).value)
+            values.append(np.array(getattr(squad.mark(questions, squad.silenced(answers, cuts[-1]), version=2), kind)))
+        scored.append(Scored(f"{name} at the best threshold", mean_score, values[0], values[1], ones))
+        found[name] = {"dense": cuts[0], "small": cuts[1]}
+    return scored, found
+
+
+# --- perplexity ---------------------------------------------------------------------------------------------
+
+
+def _text(task: str, dense: Loaded, small: Loaded, how: Options, length: int) -> Answered:
+    if not is_language_model(dense.model):
+        raise PlanDoesNotFit(f"{dense.name} is a {type(dense.model).__name__}, which does not predict the next token")
+    windows = token_windows(task, text_rows(task, how.data), dense.processor, length)[: how.limit]
+    batches = token_batches(windows, batch_size=max(1, how.batch_size // 4))
+    a, b = (perplexity(loaded.model, batches) for loaded in (dense, small))
+    tokens = np.array(a.tokens_per_window, dtype=np.float64)
+    nll = (np.array(a.nll_per_window), np.array(b.nll_per_window))
+    notes = [] if length == LENGTH["text"] else [f"windows of {length:,} tokens; the papers use {LENGTH['text']:,}"]
+    return [Scored("perplexity", perplexity_score, *nll, tokens, "lower", 1.0)], {"tokens": a.tokens}, notes

@@ -1,0 +1,137 @@
+"""What a plan could choose from, as data: with it the page of a report makes plans at any budget, without Python.
+
+For every site the sizes it may take, their price and the expected harm; for every block the ways its attention may be
+cut; and, as a check on whoever computes with these, the plans of this program along the front. Sites of one shape have
+the same sizes and prices, which are therefore written once; the harms are written in full, because a plan has to come
+out the same to the last unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.store import Statistics
+from slimformer.decompose import Curve
+from slimformer.models import describe
+from slimformer.models.ranks import rank_sites
+from slimformer.plan import Budget, Plan, allocate, choices
+from slimformer.plan.choice import NEAR, STEPS
+from slimformer.plan.cost import block_cost, site_cost
+from slimformer.plan.profile import Ladder, least_cost
+from slimformer.plan.recipe import Recipe
+from slimformer.plan.sensitivity import Probe, predicted_harm
+from slimformer.stages import read_probes, site_weights
+
+GRID = 0.05  # between the plans along the front
+DIGITS = 5  # of what is only looked at
+
+
+def menu(
+    model: PreTrainedModel,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    *,
+    recipe: Recipe,
+    budget: Budget,
+    format: str,
+) -> dict[str, Any]:
+    """All choices, and the plans of every 5 % and of `budget`. Cost: some twenty allocations."""
+    architecture, seq_len, probes = describe(model), statistics.provenance.seq_len, read_probes(statistics)
+    asked: dict[str, Any] = {
+        "seq_len": seq_len, "recipe": recipe, "weights": site_weights(statistics, curves, recipe), "format": format,
+        "ranks": rank_sites(model, architecture),
+    }  # fmt: skip
+    choice = choices(architecture, curves, budget=budget, **asked)
+    rungs = [*choice.fixed, *(ladder for part in choice.parts for way in part for ladder in way)]
+    at = {ladder.site.name: i for i, ladder in enumerate(rungs)}
+    least = least_cost(
+        architecture, seq_len, multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
+        price=budget.price,
+    )  # fmt: skip
+    dense, cost = budget.dense(architecture, seq_len), block_cost(architecture, seq_len)
+    menus = _Menus(seq_len)
+    rotary = architecture.family.rotary
+    sites = [_site(each, menus.number(each), curves[each.site.name], probes, rotary=rotary) for each in rungs]
+    plans = [
+        allocate(architecture, curves, budget=replace(budget, fraction=fraction), **asked)
+        for fraction in _grid(least / dense, budget.fraction)
+    ]
+    return {
+        "by": budget.by, "allocation": choice.allocation, "metric": recipe.metric, "near": list(NEAR), "steps": STEPS,
+        "dense": {"price": dense, "macs": cost.macs, "params": cost.params},
+        "least": math.ceil(1000 * least / dense) / 1000,
+        "menus": menus.found, "sites": sites,
+        "fixed": [at[ladder.site.name] for ladder in choice.fixed],
+        "parts": [[[at[ladder.site.name] for ladder in way] for way in part] for part in choice.parts],
+        "points": [_point(plan, probes, curves, list(at)) for plan in plans],
+    }  # fmt: skip
+
+
+class _Menus:
+    """Sizes and prices, each list once."""
+
+    def __init__(self, seq_len: int) -> None:
+        self.seq_len = seq_len
+        self.found: list[dict[str, list[int]]] = []
+
+    def number(self, ladder: Ladder) -> int:
+        costs = [site_cost(ladder.site, size, self.seq_len) for size in ladder.sizes]
+        entry = {
+            "units": [size.units for size in ladder.sizes], "groups": [size.groups for size in ladder.sizes],
+            "price": list(ladder.cost), "macs": [c.macs for c in costs], "params": [c.params for c in costs],
+        }  # fmt: skip
+        if entry not in self.found:
+            self.found.append(entry)
+        return self.found.index(entry)
+
+
+def _site(ladder: Ladder, number: int, curve: Curve, probes: Mapping[str, Probe], *, rotary: bool) -> dict[str, Any]:
+    """Harm at every size, and what turns it into the share of error left and into predicted divergence."""
+    site, sizes = ladder.site, ladder.sizes
+    left, floor = (dict(zip(curve.sizes, values, strict=True)) for values in (curve.held, curve.floor))
+    whole = curve.held[0] or 1.0  # curves begin with nothing kept
+    width = site.units * (2 if site.kind == "attn.qk" and rotary else 1)  # a plane is two coordinates of a head
+    relative = [left[size.units] / whole for size in sizes]
+    kl = [predicted_harm(probes, {site.name: curve}, {site.name: size}) for size in sizes]
+    return {
+        "site": site.name, "block": site.block, "kind": site.kind, "of": site.units, "width": width,
+        "menu": number, "harm": list(ladder.harm), "error": _scale(ladder.harm, relative),
+        "kl": _scale(ladder.harm, kl) if site.name in probes else None,
+        "floor": [_rounded(floor[size.units] / whole) for size in sizes],
+        "order": list(curve.order) if site.kind == "attn.heads" else None,
+    }  # fmt: skip
+
+
+def _scale(harm: Sequence[float], values: Sequence[float]) -> float | list[float]:
+    """values / harm where this is one number, otherwise the values themselves."""
+    top = max(range(len(harm)), key=lambda i: harm[i], default=0)
+    ratio = values[top] / harm[top] if harm[top] > 0 else 0.0
+    same = all(math.isclose(ratio * h, v, rel_tol=1e-9, abs_tol=1e-300) for h, v in zip(harm, values, strict=True))
+    return ratio if same else [_rounded(value) for value in values]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _grid(lowest: float, chosen: float) -> list[float]:
+    """Every 5 % that can be reached, and the budget itself; from large to small."""
+    steps = {round(1 - GRID * i, 4) for i in range(int(1 / GRID))}
+    return sorted({fraction for fraction in steps if fraction >= lowest} | {chosen}, reverse=True)
+
+
+def _point(
+    plan: Plan, probes: Mapping[str, Probe], curves: Mapping[str, Curve], names: Sequence[str]
+) -> dict[str, Any]:
+    """A plan in short: units kept by site, null for ranks of attention that is not cut by rank."""
+    sizes = plan.sizes
+    return {
+        "budget": plan.budget, "macs": plan.macs, "params": plan.params,
+        "predicted_kl": predicted_harm(probes, curves, sizes) if probes else None,
+        "keep": [sizes[name].units if name in sizes else None for name in names],
+    }  # fmt: skip

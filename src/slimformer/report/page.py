@@ -1,0 +1,107 @@
+"""The report as a page: one HTML file that needs no network, made from what `report.json` holds and nothing else.
+
+Everything is drawn by the scripts in `web/`, which are put into the file. The report travels in it as JSON in which no
+character can end the element it stands in; the scripts make text nodes of it, never markup; and a content security
+policy lets only these very scripts and styles run, so that nothing a model or a text is called can.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from slimformer.errors import ReportNotFound
+from slimformer.report.card import last_name
+from slimformer.report.report import FORMAT
+
+SCRIPTS = ("draw.js", "plan.js", "page.js", "detail.js")
+PLACES = ("dense", "small", "data")  # of a task or a bench
+MARK = '<meta name="generator" content="slimformer">'
+
+
+def html_page(report: Mapping[str, Any], *, folder: str = "smaller") -> str:
+    """The page of a report. `folder` is what the lines that load the model call it. Cost: milliseconds."""
+    shown = _as_shown(report)
+    style = _web("page.css")
+    script = "\n".join(['"use strict";', *map(_web, SCRIPTS)])
+    title = f"{shown['model']} · slimformer"
+    values = {
+        "STYLE_HASH": _hash(style), "SCRIPT_HASH": _hash(script), "TITLE": html.escape(title),
+        "STYLE": style, "DATA": json_in_html({"report": shown, "folder": folder}), "SCRIPT": script,
+    }  # fmt: skip
+    first, *rest = _web("page.html").split("@")  # in turn, so that what was put in is not searched again
+    parts = [values[part] if n % 2 == 0 else part for n, part in enumerate(rest)]
+    return "".join([first, *parts])
+
+
+def json_in_html(value: Any) -> str:
+    """JSON that can stand inside any element: what HTML would read as its own is written as an escape."""
+    text = json.dumps(value, allow_nan=False)  # all of ASCII, so no line separator of JavaScript is among it
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def read_report(place: Path) -> dict[str, Any]:
+    """The report in a folder, or in a file."""
+    path = place / "report.json" if place.is_dir() else place
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportNotFound(f"{path} cannot be read: {error.strerror}; give a folder `compress` wrote") from None
+    except ValueError:
+        raise ReportNotFound(f"{path} is not JSON; give a folder `compress` wrote") from None
+    if not isinstance(found, dict) or found.get("slimformer_report") != FORMAT:
+        raise ReportNotFound(f"{path} is not a report of format {FORMAT}; give a folder `compress` wrote")
+    return found
+
+
+def is_page(path: Path) -> bool:
+    """Is there a page of ours at this place? Then it may be made anew."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return MARK in file.read(1000)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _as_shown(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page says: as in the card, where model and data lay on the disk is nobody's business."""
+    data, others = report.get("data") or {}, report.get("other_data") or []
+    named = [str(each["name"]) for each in (data, *others) if isinstance(each.get("name"), str)]
+    return {
+        **report, "model": last_name(str(report["model"])), "data": _by_last_name(data, "name"),
+        "other_data": [_by_last_name(each, "name") for each in others],
+        "tasks": {name: _by_last_name(each, *PLACES) for name, each in (report.get("tasks") or {}).items()},
+        "bench": _by_last_name(report["bench"], *PLACES) if report.get("bench") else None,
+        "warnings": [_without_paths(text, [str(report["model"]), *named]) for text in report.get("warnings") or []],
+    }  # fmt: skip
+
+
+def _by_last_name(found: Mapping[str, Any], *fields: str) -> dict[str, Any]:
+    """The same with files and folders by their last names; several stand between commas."""
+    short = {
+        name: ", ".join(map(last_name, found[name].split(","))) for name in fields if isinstance(found.get(name), str)
+    }
+    return {**found, **short}
+
+
+def _without_paths(text: str, names: Sequence[str]) -> str:
+    """A note that speaks of files by their last names, too."""
+    places = {place for name in names for place in name.split(",") if place}
+    places |= {str(Path(place).resolve()) for place in places if Path(place).is_absolute() or Path(place).exists()}
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(place, last_name(place))
+    return text
+
+
+def _web(name: str) -> str:
+    return (resources.files("slimformer.report") / "web" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,71 @@
+"""Task scores and serving figures as tables for a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+
+def task_table(found: dict[str, Any]) -> RenderableType:
+    """One line for each score: both models, their difference with its interval and test, the recovery."""
+    table = Table(title=Text(f"{found['task']} · {found['small']} against {found['dense']}"), title_justify="left")
+    table.add_column("")
+    for column in ("dense", "small", "difference (95 %)", "p", "recovery"):
+        table.add_column(column, justify="right")
+    for metric in found["metrics"]:
+        table.add_row(
+            f"{metric['name']} ({'↓' if metric['better'] == 'lower' else '↑'})",
+            *(f"{metric[name]:.2f} [{metric[f'{name}_low']:.2f}, {metric[f'{name}_high']:.2f}]" for name in SIDES),
+            f"{metric['difference']:+.2f} [{metric['low']:+.2f}, {metric['high']:+.2f}]",
+            f"{metric['p']:.3f}",
+            _percent(metric["recovery"]),
+        )
+    settings = " · ".join(f"{name} {_plain(value)}" for name, value in found["settings"].items())
+    lines = [f"{found['examples']:,} {found['unit']} of {found['data']} · {settings}", *found["notes"]]
+    return Group(table, *(Text(line, style="dim") for line in lines))
+
+
+SIDES = ("dense", "small")
+
+
+def bench_table(found: dict[str, Any]) -> RenderableType:
+    """One line for each phase and batch size; weights and cache below."""
+    table = Table(title=Text(f"{found['small']} against {found['dense']}"), title_justify="left")
+    table.add_column("")
+    columns = ("batch", "dense", "small", "small / dense", "dense rate", "small rate", "dense peak", "small peak")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in found["measurements"]:
+        table.add_row(
+            row["phase"],
+            str(row["batch"]),
+            *(f"{1e3 * row[f'{name}_seconds']:.1f} ms" for name in SIDES),
+            f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]",
+            *(f"{row[f'{name}_rate']:,.0f}/s" for name in SIDES),
+            *(f"{row[f'{name}_peak_bytes'] / 1e6:.1f} MB" for name in SIDES),
+        )
+    sizes = [("weights", "weights_bytes"), ("KV cache of one sequence", "kv_cache_bytes")]
+    lines = [f"{name}: {_sizes(found[key])}" for name, key in sizes if found[key]["dense"]]
+    plural = "" if found["threads"] == 1 else "s"
+    lines.append(
+        f"T = {found['seq_len']} · medians of {found['repeats']} interleaved rounds · {found['threads']} "
+        f"thread{plural} on {found['device']} · rates in {found['unit']} · peak: tensors besides the weights"
+    )
+    return Group(table, *(Text(line, style="dim") for line in lines))
+
+
+def _sizes(pair: dict[str, int]) -> str:
+    return f"{pair['dense'] / 1e6:.2f} MB → {pair['small'] / 1e6:.2f} MB ({pair['small'] / pair['dense']:.3f})"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} %"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name} {_plain(item)}" for name, item in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,158 @@
+// Plans at any budget, from the choices in the report. The arithmetic is that of plan/allocate.py and plan/choice.py,
+// operation by operation, so that the same doubles give the same sizes; whether they do is checked when the page opens.
+
+// Sites with their sizes and prices; index is the place in front.sites.
+function laddersOf(front) {
+  return front.sites.map((site, index) => ({ ...site, ...front.menus[site.menu], index }));
+}
+
+const sum = (values) => values.reduce((total, value) => total + value, 0);
+const cheapest = (ladders) => sum(ladders.map((ladder) => ladder.price[0]));
+const slope = (ladder, a, b) => (ladder.harm[b] - ladder.harm[a]) / (ladder.price[b] - ladder.price[a]);
+
+// Segments of the lower convex hull of harm over price: fall of harm for each unit of price, ladder, rung, price.
+function hullSteps(ladder) {
+  const hull = [];
+  for (let i = 0; i < ladder.price.length; i++) {
+    while (hull.length > 1 && slope(ladder, hull.at(-2), hull.at(-1)) >= slope(ladder, hull.at(-1), i)) hull.pop();
+    hull.push(i);
+  }
+  return hull.slice(1).map((b, n) => {
+    const a = hull[n];
+    return { fall: -slope(ladder, a, b), ladder, rung: b, price: ladder.price[b] - ladder.price[a] };
+  });
+}
+
+// Buy segments by falling harm for each unit of price until the budget is spent, then fill the rest. Rungs by index.
+function greedy(ladders, budget) {
+  const at = new Map(ladders.map((ladder) => [ladder.index, 0]));
+  let left = budget - cheapest(ladders);
+  const steps = ladders.flatMap(hullSteps).sort((one, other) => other.fall - one.fall); // sorting is stable
+  for (const step of steps) {
+    if (step.price > left) break;
+    at.set(step.ladder.index, step.rung);
+    left -= step.price;
+  }
+  return topUp(ladders, at, left);
+}
+
+// Spend what is left one rung at a time, each where it removes most harm for its price; of equals the last name.
+function topUp(ladders, at, left) {
+  for (;;) {
+    let best = null;
+    for (const ladder of ladders) {
+      const i = at.get(ladder.index);
+      if (i + 1 >= ladder.price.length) continue;
+      const price = ladder.price[i + 1] - ladder.price[i];
+      if (price > left) continue;
+      const gain = (ladder.harm[i] - ladder.harm[i + 1]) / price;
+      if (!best || gain > best.gain || (gain === best.gain && ladder.site > best.ladder.site)) {
+        best = { gain, ladder, price };
+      }
+    }
+    if (!best) return at;
+    at.set(best.ladder.index, at.get(best.ladder.index) + 1);
+    left -= best.price;
+  }
+}
+
+// Least harm + λ price of a ladder, and the price there.
+function atPrice(ladder, rate) {
+  let best = Infinity, price = Infinity;
+  for (let i = 0; i < ladder.price.length; i++) {
+    const value = ladder.harm[i] + rate * ladder.price[i];
+    if (value < best || (value === best && ladder.price[i] < price)) [best, price] = [value, ladder.price[i]];
+  }
+  return [best, price];
+}
+
+// For every part the way of least harm + λ price.
+function waysAt(parts, rate) {
+  return parts.map((part) => {
+    const values = part.map((way) => sum(way.map((ladder) => atPrice(ladder, rate)[0])));
+    return part[values.indexOf(Math.min(...values))];
+  });
+}
+
+// The least λ whose choices keep within the budget.
+function rateFor(fixed, parts, budget, steps) {
+  let low = 0, high = 1e-30 + Math.max(...[...fixed, ...parts.flat(2)].map((ladder) => ladder.harm[0]));
+  for (let n = 0; n < steps; n++) {
+    const middle = (low + high) / 2;
+    const spent = sum([...fixed, ...waysAt(parts, middle).flat()].map((ladder) => atPrice(ladder, middle)[1]));
+    [low, high] = spent <= budget ? [low, middle] : [middle, high];
+  }
+  return high;
+}
+
+// Attention by heads or by ranks, block by block: the ways found near λ and each way throughout, the best of them.
+function greedyWays(fixed, parts, budget, near, steps) {
+  const rate = rateFor(fixed, parts, budget, steps);
+  const candidates = near.map((factor) => waysAt(parts, factor * rate));
+  const most = Math.max(0, ...parts.map((part) => part.length));
+  for (let n = 0; n < most; n++) candidates.push(parts.map((part) => part[Math.min(n, part.length - 1)]));
+  const seen = new Set();
+  let best = null;
+  for (const ways of candidates) {
+    const ladders = [...fixed, ...ways.flat()];
+    const key = ladders.map((ladder) => ladder.index).join();
+    if (seen.has(key) || cheapest(ladders) > budget) continue;
+    seen.add(key);
+    const at = greedy(ladders, budget);
+    const harm = sum(ladders.map((ladder) => ladder.harm[at.get(ladder.index)]));
+    if (!best || harm < best.harm) best = { harm, at };
+  }
+  return best && best.at;
+}
+
+// One size for the heads of all blocks and one for their neurons, of least harm.
+function plain(ladders, budget) {
+  const [heads, neurons] = ["attn.heads", "ffn.hidden"].map((kind) => ladders.filter((each) => each.kind === kind));
+  const all = (group, i, field) => sum(group.map((ladder) => ladder[field][i]));
+  let best = null;
+  for (let i = 0; i < heads[0].price.length; i++) {
+    const left = budget - all(heads, i, "price");
+    let j = neurons[0].price.length - 1;
+    while (j >= 0 && all(neurons, j, "price") > left) j--;
+    if (j < 0) continue;
+    const harm = all(heads, i, "harm") + all(neurons, j, "harm");
+    if (!best || harm < best.harm) best = { harm, i, j };
+  }
+  const rungs = (each) => [each.index, each.kind === "attn.heads" ? best.i : best.j];
+  return best && new Map(ladders.map(rungs));
+}
+
+// Units kept at every site for a fraction of the budget; null where there are ranks and none is cut. Null: no plan.
+function planAt(front, ladders, fraction) {
+  const budget = Math.floor(fraction * front.dense.price);
+  const fixed = front.fixed.map((i) => ladders[i]);
+  const parts = front.parts.map((part) => part.map((way) => way.map((i) => ladders[i])));
+  let at;
+  if (front.allocation === "plain") at = plain(fixed, budget);
+  else if (front.allocation !== "greedy" || cheapest(fixed) > budget) return null;
+  else at = parts.length ? greedyWays(fixed, parts, budget, front.near, front.steps) : greedy(fixed, budget);
+  if (!at) return null;
+  const keep = ladders.map((ladder) => (at.has(ladder.index) ? ladder.units[at.get(ladder.index)] : ladder.of));
+  const isRank = (ladder) => ladder.kind === "attn.qk" || ladder.kind === "attn.vo";
+  const cut = new Set(ladders.filter((each) => isRank(each) && keep[each.index] < each.of).map((each) => each.block));
+  return ladders.map((each) => (isRank(each) && !cut.has(each.block) ? null : keep[each.index]));
+}
+
+// What a plan costs and what it is expected to do: fractions kept, predicted divergence (null without probes).
+function consequences(front, ladders, keep) {
+  const ranked = new Set(ladders.filter((each, i) => each.kind.match(/\.(qk|vo)$/) && keep[i] !== null).map((e) => e.block));
+  let macs = 0, params = 0, kl = ladders.some((each) => each.kl !== null) ? 0 : null;
+  for (const ladder of ladders) {
+    if (keep[ladder.index] === null) continue;
+    const rung = rungOf(ladder, keep[ladder.index]);
+    if (kl !== null) kl += ladder.kl === null ? 0 : scaled(ladder, "kl", rung);
+    if (ladder.kind === "attn.heads" && ranked.has(ladder.block)) continue; // counted by its ranks
+    macs += ladder.macs[rung];
+    params += ladder.params[rung];
+  }
+  return { macs: macs / front.dense.macs, params: params / front.dense.params, kl };
+}
+
+const rungOf = (ladder, units) => ladder.units.indexOf(units);
+const scaled = (ladder, field, rung) =>
+  Array.isArray(ladder[field]) ? ladder[field][rung] : ladder[field] * ladder.harm[rung];

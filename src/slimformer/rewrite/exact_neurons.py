@@ -1,0 +1,140 @@
+"""Lossless rewrites of neurons: constant ones and copies go, scales are evened out. The maths: `decompose.neurons`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from slimformer.decompose.neurons import canonical, constants, copies, never_fires, power_scales
+from slimformer.models import Architecture, Site
+from slimformer.models.architecture import ffn_entry, weight_of
+from slimformer.rewrite import surgery
+from slimformer.rewrite.exact import Change, Scope
+from slimformer.rewrite.forbidden import activation_name, is_relu
+
+
+@dataclass(frozen=True)
+class Superfluous:
+    """Neurons of a site that may go, and how the reader's weight and bias make up for those that do."""
+
+    site: Site
+    units: Tensor
+    absorb: Callable[[Tensor], None]
+
+
+def dead_neurons(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
+    """Neurons nobody reads, or that always write the same; the output bias absorbs what they write."""
+    sites = [site for site in architecture if site.kind == "ffn.hidden"]
+    yield from _removed(model, [_dead(model, architecture, site, scope) for site in sites], scope)
+
+
+def duplicate_neurons(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
+    """Neurons that write a multiple of what another one writes; the reader adds up their columns."""
+    sites = [site for site in architecture if site.kind == "ffn.hidden"]
+    yield from _removed(model, [_copied(model, site, scope) for site in sites], scope)
+
+
+def scales(model: PreTrainedModel, architecture: Architecture, _scope: Scope) -> Iterator[Change]:
+    """Writer rows and reader columns brought to one size by powers of two. Nothing is saved; ranges become alike."""
+    for site in architecture:
+        if site.kind == "ffn.hidden":
+            yield Change(site, lambda site=site: _scale(model, site))  # type: ignore[misc]
+
+
+def _dead(model: PreTrainedModel, architecture: Architecture, site: Site, scope: Scope) -> Superfluous:
+    reader: Any = model.get_submodule(site.reader)
+    rows, W = _rows(model, site), weight_of(reader).cpu()
+    values = constants(rows, ACT2FN[activation_name(model)], never=_never(model, architecture, site, rows[0]))
+    values = values.where(W.any(0), 0.0)
+    absorbs = site.reader_bias and not scope.half
+    gone = ~values.isnan() if absorbs else values == 0
+
+    def absorb(units: Tensor) -> None:
+        if absorbs and bool(values[units].any()):
+            moved = W[:, units].double() @ values[units]
+            surgery.write(reader, weight_of(reader), reader.bias.detach().cpu().double() + moved)
+
+    return Superfluous(site, gone.nonzero()[:, 0], absorb)
+
+
+def _never(model: PreTrainedModel, architecture: Architecture, site: Site, rows: Tensor) -> Tensor | None:
+    """ReLUs no input makes fire, where a norm stands in front; None where nothing can be said."""
+    family = architecture.family
+    if not is_relu(model) or family.ffn_norm is None or ffn_entry(model, family) != family.ffn_norm:
+        return None
+    norm: Any = model.get_submodule(f"{architecture.blocks}.{site.block}.{family.ffn_norm}")
+    gain, shift = (getattr(norm, name, None) for name in ("weight", "bias"))
+    return never_fires(
+        rows,
+        torch.ones(rows.shape[1] - 1) if gain is None else gain.detach().cpu(),
+        None if shift is None else shift.detach().cpu(),
+        centred=isinstance(norm, nn.LayerNorm),
+    )
+
+
+def _copied(model: PreTrainedModel, site: Site, scope: Scope) -> Superfluous:
+    reader = model.get_submodule(site.reader)
+    keys, scale = canonical(_rows(model, site), homogeneous=is_relu(model))
+    same = copies(keys, rtol=scope.rtol)
+    gone = (same != torch.arange(len(same))).nonzero()[:, 0]
+
+    def absorb(units: Tensor) -> None:
+        W = weight_of(reader).cpu().double().clone()
+        W.index_add_(1, same[units], W[:, units] * (scale[units] / scale[same[units]]))
+        surgery.write(reader, W, None)
+
+    return Superfluous(site, gone, absorb)
+
+
+def _removed(model: PreTrainedModel, found: list[Superfluous], scope: Scope) -> Iterator[Change]:
+    """As many neurons as the format and the multiple allow: at least one stays, and in a plain model as many in each
+    block."""
+    keeps = [_multiple(each.site.units, len(each.units), scope.multiple_of) for each in found]
+    if scope.format == "plain":
+        keeps = [max(keeps)] * len(keeps)
+    for each, keep in zip(found, keeps, strict=True):
+        count = each.site.units - keep
+        if count > 0:
+            gone = each.units[-count:]
+            yield Change(replace(each.site, units=keep), lambda each=each, gone=gone: _remove(model, each, gone))  # type: ignore[misc]
+
+
+def _multiple(units: int, gone: int, of: int) -> int:
+    return min(units, -(-max(1, units - gone) // of) * of)
+
+
+def _remove(model: PreTrainedModel, found: Superfluous, gone: Tensor) -> None:
+    found.absorb(gone)
+    stay = torch.ones(found.site.units, dtype=torch.bool)
+    stay[gone] = False
+    kept = stay.nonzero()[:, 0]
+    for writer in found.site.writers:
+        surgery.keep_rows(model.get_submodule(writer.module), kept)
+    surgery.keep_columns(model.get_submodule(found.site.reader), kept)
+
+
+def _scale(model: PreTrainedModel, site: Site) -> None:
+    writer: Any = model.get_submodule(site.writers[-1].module)
+    reader = model.get_submodule(site.reader)
+    rows, W = _rows(model, site)[-1], weight_of(reader).cpu().double()
+    c = power_scales(rows.norm(dim=1), W.norm(dim=0))
+    scaled = rows * c[:, None]
+    surgery.write(writer, scaled[:, :-1], scaled[:, -1])
+    surgery.write(reader, W / c, None)
+
+
+def _rows(model: PreTrainedModel, site: Site) -> list[Tensor]:
+    """Rows of every writer with the bias as last column, the gate first."""
+    out = []
+    for writer in site.writers:
+        layer: Any = model.get_submodule(writer.module)
+        W = weight_of(layer).cpu().double()
+        b = layer.bias.detach().cpu().double() if writer.bias else W.new_zeros(len(W))
+        out.append(torch.cat([W, b[:, None]], 1))
+    return out

@@ -1,0 +1,159 @@
+"""One rank for all of attention, said in the words of a stock config.
+
+The LLaMA family and ViT know one `head_dim` for queries, keys and values of all blocks. A model cut to r_qk = r_vo = r
+in every block is such a model, if these can be said:
+
+    scale         stock scores are divided by √r, ours by the √d of the dense head: W_q ← √(r/d) W_q
+    frequencies   stock planes f = 0 … r/2 − 1 turn at b^(−2f/r), not at the θ_f of the planes kept; but `longrope`
+                  divides each by a factor of its own, and 1 / (θ_f b^(2f/r)) as short and long factors says any θ_f
+    one list      the table of frequencies is one for all blocks and heads, so the planes kept must be, too
+
+Planes of their own for every key head, which plans prefer, cannot be said. Frequencies that follow the length of the
+text (`dynamic`, `longrope` itself) are refused, and so are families whose head width is hidden size over heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.collect import BlockMoments
+from slimformer.decompose.rotary import elimination_orders
+from slimformer.errors import PlanDoesNotFit
+from slimformer.models import Architecture, describe
+from slimformer.models.architecture import weight_of
+from slimformer.models.ranks import heads_of
+from slimformer.plan.ranks import attention_of
+from slimformer.rewrite import surgery
+from slimformer.rewrite.ranks import reduce_ranks
+
+STATIC = ("default", "linear", "llama3", "yarn")  # kinds of positions whose frequencies never change
+NEIGHBOURS = 8  # rounded factors that are tried, to meet a frequency to the last digit
+
+
+@torch.no_grad()
+def cut_to_head_dim(
+    model: PreTrainedModel, moments: Sequence[BlockMoments], r: int, *, ridge: float, absorb_mean: bool = True
+) -> None:
+    """Cut every block of `model` to rank r in both widths, in place, with one list of rotary planes for all of it.
+
+    Planes are eliminated over all heads of all blocks, each block's effects over the energy of the stream they are
+    added to. `slimformer.rewrite.sizes.state_sizes(…, "plain")` then says it. Cost: that of the curves of all blocks.
+    """
+    architecture = describe(model)
+    _require_head_dim(model, architecture)
+    kept = _planes(architecture, moments, r, ridge) if architecture.family.rotary else []
+    for i, block in enumerate(moments):
+        W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
+        attention = attention_of(
+            architecture,
+            i,
+            W_o,
+            block,
+            ridge=ridge,
+            absorb_mean=absorb_mean,
+            metric="fisher" if block.metric else "squares",
+        )
+        scores = attention.scores(kept, r // 2 if kept else r)
+        reduce_ranks(model, architecture, i, scores=scores, values=attention.values(r))
+
+
+def _planes(architecture: Architecture, moments: Sequence[BlockMoments], r: int, ridge: float) -> list[int]:
+    """r/2 planes for all heads of all blocks, as the order of a curve has them: plane f of key head g is g d/2 + f."""
+    heads = heads_of(architecture, 0)
+    loud = torch.cat([block.loudness * block.responses["fit"].effects for block in moments])
+    (order,) = elimination_orders(loud, kv=1, ridge=ridge)
+    return [g * len(order) + f for f in order[: r // 2] for g in range(heads.units // max(1, heads.group))]
+
+
+@torch.no_grad()
+def become_plain(model: PreTrainedModel, architecture: Architecture, ranks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put stock attention in the place of ours, and state head width and frequencies in the config, in place.
+
+    `ranks` are those of the blocks that are not full. `architecture` is that of the dense model.
+    """
+    _require_head_dim(model, architecture)
+    r, planes = _one_setting(architecture, ranks)
+    model.config.head_dim = r
+    if architecture.family.rotary:
+        _state_frequencies(model, planes)
+    for i in range(architecture.n_blocks):
+        _stock(model, architecture, i)
+
+
+def _state_frequencies(model: PreTrainedModel, planes: Sequence[int]) -> None:
+    base: Any = model.base_model
+    positions = base.rotary_emb
+    frequencies = positions.inv_freq.double().cpu()[list(planes)]
+    model.config.rope_parameters = _stated(model.config, frequencies, float(positions.attention_scaling))
+    base.rotary_emb = type(positions)(config=model.config).to(positions.inv_freq.device)
+
+
+def _require_head_dim(model: PreTrainedModel, architecture: Architecture) -> None:
+    family = architecture.family
+    block = model.get_submodule(f"{architecture.blocks}.0.{family.attention}")
+    kind = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type")
+    if not family.plain_heads or hasattr(block, "q_norm"):
+        raise _unsayable(f"{architecture.model_type} has no word for narrower heads")
+    if family.rotary and kind not in STATIC:
+        raise _unsayable(f"positions of type {kind!r} follow the length of the text")
+
+
+def _one_setting(architecture: Architecture, ranks: Mapping[str, Mapping[str, Any]]) -> tuple[int, list[int]]:
+    """The one rank and the one list of planes of all blocks."""
+    found = list(ranks.values())
+    first = found[0]
+    same = len(found) == architecture.n_blocks and all(rank == first for rank in found)
+    planes = first["planes"] or []
+    own = any(not isinstance(f, int) for f in planes) or bool(planes) != architecture.family.rotary
+    if not same or first["qk"] != first["vo"] or not first["qk"] or own:
+        raise _unsayable("it has one head width, and one list of rotary planes, for all blocks and heads")
+    return int(first["qk"]), [int(f) for f in planes]
+
+
+def _unsayable(why: str) -> PlanDoesNotFit:
+    return PlanDoesNotFit(f"attention cut by rank cannot be said in a stock config ({why}); use --format ragged")
+
+
+def _stated(config: Any, frequencies: Tensor, scaling: float) -> dict[str, Any]:
+    """`rope_parameters` that give these frequencies."""
+    theta = config.rope_parameters["rope_theta"]
+    factors = _factors(frequencies, theta)
+    return {
+        "rope_type": "longrope", "rope_theta": theta, "short_factor": factors, "long_factor": factors,
+        "factor": 1.0, "attention_factor": scaling,
+        "original_max_position_embeddings": config.max_position_embeddings,
+    }  # fmt: skip
+
+
+def _factors(frequencies: Tensor, theta: float) -> list[float]:
+    """c with 1 / (c b^(2f/r)) = θ_f as computed in single precision: of some neighbours the one that comes nearest."""
+    r = 2 * len(frequencies)
+    turns = theta ** (torch.arange(0, r, 2, dtype=torch.int64).float() / r)
+    exact = 1 / (frequencies * turns.double())
+    steps = torch.arange(-NEIGHBOURS, NEIGHBOURS + 1)[:, None] * torch.finfo(torch.float32).eps / 2
+    tried = (exact * (1 + steps)).float()
+    off = (1.0 / (tried * turns) - frequencies.float()).abs()
+    return [float(c) for c in tried.gather(0, off.argmin(0, keepdim=True))[0]]
+
+
+def _stock(model: PreTrainedModel, architecture: Architecture, i: int) -> None:
+    """The stock attention of block i with the projections of ours, its queries scaled to the stock scale."""
+    path = f"{architecture.blocks}.{i}.{architecture.family.attention}"
+    old: Any = model.get_submodule(path)
+    stock: Any = type(old).__bases__[1]  # RankAttention, then what it stands in for
+    with torch.device("meta"):
+        new = stock(model.config, *(() if old.layer_idx is None else (old.layer_idx,)))
+    for name, child in old.named_children():
+        setattr(new, name, child)
+    new.train(old.training)
+    query = new.get_submodule(old.names[0])
+    scale, bias = old.scaling / new.scaling, getattr(query, "bias", None)
+    W = weight_of(query).double() * scale
+    surgery.write(query, W, None if bias is None else bias.detach().double() * scale)
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, new)

@@ -1,0 +1,79 @@
+"""`eval --task` and `bench`: an object for programs, a table for people, a record in the report, a line for errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from terminal import compress, done, refused, save_tiny, texts
+
+pytestmark = pytest.mark.usefixtures("trusting")
+
+
+@pytest.fixture(scope="module")
+def smaller(shelf, tmp_path_factory):
+    """The LLaMA on the shelf, compressed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slimformer.checkpoint.save.verify_reload", lambda *_: None)
+        folder = tmp_path_factory.mktemp("made") / "smaller"
+        done(*compress(shelf / "llama", shelf, folder, "-q", "--no-refine"))
+    return folder
+
+
+def test_a_task_is_scored_shown_and_recorded(smaller, shelf, tmp_path):
+    text = tmp_path / "ptb.test.txt"
+    text.write_text("\n".join(texts(30, seed=9)))
+    asked = ("eval", smaller, "--against", shelf / "llama", "--task", "ptb-new", "--data", tmp_path, "--seq-len", 32)
+    found = json.loads(done(*asked, "--json", "--record").out)
+    assert found["slimformer_task"] == 1
+    assert found["examples"] > 5
+    (metric,) = found["metrics"]
+    assert metric["name"] == "perplexity"
+    assert 0 < metric["p"] <= 1
+    report = json.loads((smaller / "report.json").read_text())
+    assert report["tasks"]["ptb-new"] == found
+    assert report["slimformer_report"] == 1
+    before = (smaller / "report.html").read_bytes()
+    done("report", smaller)  # the page was made anew with the record
+    assert (smaller / "report.html").read_bytes() == before
+    assert b"ptb-new" in before
+    assert "recovery" in done(*asked).out
+    assert done(*asked, "-q").out == ""
+
+
+def test_data_that_were_calibrated_on_are_noted(smaller, shelf):
+    text = shelf / "text.txt"
+    asked = ("eval", smaller, "--against", shelf / "llama", "--task", "wikitext2", "--data", text, "--seq-len", 32)
+    notes = json.loads(done(*asked, "--json").out)["notes"]
+    assert any("was calibrated on" in note for note in notes)
+
+
+def test_serving_is_measured_shown_and_recorded(smaller, shelf):
+    asked = ("bench", smaller, "--against", shelf / "llama", "--batch-sizes", "1,2", "--seq-len", 16, "--repeats", 2)
+    found = json.loads(done(*asked, "--new-tokens", 2, "--threads", 1, "--json", "--record").out)
+    assert [(m["phase"], m["batch"]) for m in found["measurements"]] == [
+        ("prefill", 1), ("decode", 1), ("prefill", 2), ("decode", 2)
+    ]  # fmt: skip
+    assert found["threads"] == 1
+    assert found["kv_cache_bytes"]["small"] < found["kv_cache_bytes"]["dense"]
+    assert json.loads((smaller / "report.json").read_text())["bench"] == found
+    assert "1 thread on cpu" in " ".join(done(*asked, "--threads", 1).out.split())
+
+
+def test_bad_input_is_one_line(smaller, shelf, tmp_path):
+    pair = (smaller, "--against", shelf / "llama")
+    assert "choose from sst2" in refused("eval", *pair, "--task", "imdb")
+    assert "no file or folder" in refused("eval", *pair, "--task", "ptb", "--data", tmp_path / "none")
+    assert "does not mark answers" in refused("eval", *pair, "--task", "squad", "--data", tmp_path)
+    assert "--task" in refused("eval", *pair, "--record")
+    assert "one --data" in refused("eval", *pair, "--task", "ptb", "--data", "a.txt", "--data", "b.txt")
+    assert "--eval-data" in refused("eval", *pair, "--task", "ptb", "--eval-data", "b.txt")
+    assert "--track" in refused("eval", *pair, "--task", "ptb", "--track", "tensorboard")
+    assert "whole numbers" in refused("bench", *pair, "--batch-sizes", "1,x")
+    assert "no report" in refused("bench", shelf / "llama", "--against", shelf / "llama", "--record")
+    assert "give the model it came from" in refused("bench", smaller, "--against", shelf / "gpt2")
+    reader = save_tiny(tmp_path / "reader", "bert", "answer")
+    (tmp_path / "odd.json").write_text('[{"question": "w5", "context": "w6"}]')
+    asked = ("eval", reader, "--against", reader, "--task", "squad", "--data", tmp_path / "odd.json")
+    assert "no answers" in refused(*asked)

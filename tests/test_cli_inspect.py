@@ -1,0 +1,70 @@
+"""`slimformer inspect`: weights alone, data, two data sets side by side, figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from terminal import done, refused
+
+BRIEF = ("--tokens", 300, "--sequences", 2)
+
+
+def test_without_data_only_weights_are_looked_at(shelf):
+    found = json.loads(done("inspect", shelf / "llama", "--json").out)
+    assert len(found["weights"]) == found["blocks"]
+    assert "data" not in found
+    assert "values" not in found["weights"][0]
+    assert sum(term["value"] for term in found["parameters"]["terms"]) == found["params"]["total"]
+    macs = found["macs_per_token"]
+    assert macs["attn.projections"] + macs["attn.scores"] == macs["attn.heads"]
+    assert macs["attn.heads"] + macs["ffn.hidden"] == macs["blocks"]
+
+
+def test_two_data_sets_stand_side_by_side(shelf):
+    data = ("--data", shelf / "text.txt", "--against-data", shelf / "table.tsv", "--lengths", "8,4", *BRIEF)
+    found = json.loads(done("inspect", shelf / "bert", *data, "--json").out)
+    assert [part["name"] for part in found["data"]] == [str(shelf / "text.txt"), str(shelf / "table.tsv")]
+    for part in found["data"]:
+        assert [attention["length"] for attention in part["attention"]] == [4, 8]
+        assert len(part["activations"]) == found["blocks"]
+    assert found["data"][0]["activations"] != found["data"][1]["activations"]
+    said = done("inspect", shelf / "bert", *data).out
+    assert "text.txt" in said
+    assert "table.tsv" in said
+
+
+def test_figures_are_pictures_beside_the_numbers(shelf, tmp_path):
+    pytest.importorskip("matplotlib")
+    done("inspect", shelf / "llama", "--data", shelf / "text.txt", *BRIEF, "--figures", tmp_path / "figures", "-q")
+    pictures = sorted(path for path in (tmp_path / "figures").iterdir() if path.suffix == ".png")
+    assert len(pictures) >= 9
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    assert json.loads((tmp_path / "figures" / "inspection.json").read_text())["slimformer_inspection"] == 1
+    assert "exists already" in refused("inspect", shelf / "llama", "--figures", tmp_path / "figures")
+
+
+def test_figures_without_matplotlib_are_refused_before_the_work(shelf, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "figures need matplotlib" in refused("inspect", shelf / "llama", "--figures", tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--against-data", "builtin"], "give the first with --data"),
+        (["--lengths", "8"], "give --data"),
+        (["--data", "builtin", "--lengths", "a"], "not whole numbers"),
+        (["--data", "builtin", "--lengths", "2"], "fewer than 4 tokens"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused(options, message, shelf):
+    assert message in refused("inspect", shelf / "llama", *options)
+
+
+def test_images_have_attention_too(shelf):
+    found = json.loads(done("inspect", shelf / "vit", "--data", shelf / "images", *BRIEF, "--json").out)
+    assert found["data"][0]["attention"][0]["length"] == found["seq_len"] == 17

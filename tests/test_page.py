@@ -1,0 +1,272 @@
+"""The page of a report in a real browser, offline: it opens without a complaint, says what the report says, and plans
+as Python plans."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import slimformer
+from chromium import Page, browser
+from slimformer.calibrate.store import open_statistics
+from slimformer.menu import menu
+from slimformer.models.load import load_model
+from slimformer.plan import Budget
+from slimformer.plan.recipe import load_recipe
+from slimformer.plan.sensitivity import predicted_harm
+from slimformer.report.page import html_page
+from slimformer.stages import make_plan, profile, read_probes
+
+BUDGETS = (0.435, 0.615, 0.83)
+EVIL = "</script><img src=x onerror=window.hacked=1><script>window.hacked=1</script>&lt;<!--"
+FORMATS = {"M": 1e6, "k": 1e3, "G": 1e9, "MB": 1e6, "ms": 1e-3, "%": 1e-2}
+
+# Every text with a digit in it, the path it came by, and whether something else answers for it.
+TEXTS = """
+(() => {
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  while (walk.nextNode()) {
+    const node = walk.currentNode, parent = node.parentElement;
+    if (!/\\d/.test(node.data) || parent.closest("script, style, [hidden]")) continue;
+    const own = parent.closest("[data-path]"), ratio = parent.closest("[data-ratio]");
+    const other = parent.closest(
+      "[data-text], [data-plan], .tick, title, option, pre, #kept, #budget-value, #correction th");
+    found.push([node.data, own && own.dataset.path, ratio && ratio.dataset.ratio, !!other]);
+  }
+  return found;
+})()
+"""
+KEPT = """
+Object.fromEntries([...document.querySelectorAll("#kept td[data-keep]")]
+  .map((cell) => [`blocks.${cell.dataset.block}.${cell.dataset.kind}`, Number(cell.dataset.keep)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def page():
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def report(shelf):
+    """A report with everything in it but neighbours, which encoders have."""
+    made = slimformer.compress(shelf / "llama", shelf / "text.txt", macs=0.6, tokens=600)
+    return made.report.to_dict()
+
+
+def opened(page: Page, report: dict, folder: Path, **how) -> Page:
+    file = folder / "report.html"
+    file.write_text(html_page(report), encoding="utf-8")
+    page.complaints.clear()
+    page.requests.clear()
+    page.open(file, **how)
+    return page
+
+
+def value_at(report: dict, path: str):
+    for key in path.split("."):
+        report = report[int(key)] if isinstance(report, list) else report[key]
+    return report
+
+
+def number(text: str) -> tuple[float, float]:
+    """The number a text shows, and by how much its rounding may have moved it."""
+    digits, unit = re.fullmatch(r"([-+−]?[\d,.]+(?:e[-+]\d+)?)\s*(\D*)", text).groups()
+    digits = digits.replace(",", "").replace("−", "-")
+    mantissa, _, power = digits.partition("e")
+    scale = FORMATS.get(unit, 1.0) * 10.0 ** int(power or 0)
+    return float(mantissa) * scale, 0.5000001 * 10.0 ** -len(mantissa.partition(".")[2]) * scale
+
+
+def slide(page: Page, fraction: float) -> dict[str, int]:
+    """Move the slider as a hand would, and read what every block keeps."""
+    page.evaluate(f"document.getElementById('budget').value = '{fraction!r}'")
+    page.evaluate("document.getElementById('budget').dispatchEvent(new Event('input'))")
+    return page.evaluate(KEPT)
+
+
+def kept_by(plan, page: Page) -> dict[str, int]:
+    """Sizes of a plan as the page counts them: ranks in coordinates of a head, as in reports."""
+    widths = page.evaluate("Object.fromEntries(front.sites.map((site) => [site.site, site.width / site.of]))")
+    return {edit.site: edit.keep * widths.get(edit.site, 1) for edit in plan.edits}
+
+
+def test_it_opens_offline_without_a_complaint(page, report, tmp_path):
+    opened(page, report, tmp_path)
+    assert page.complaints == []
+    assert {url.split(":")[0] for url in page.requests} == {"file"}
+    assert len(page.requests) == 1
+    assert page.evaluate("document.querySelectorAll('.chart svg').length") == 6
+    assert page.evaluate("document.getElementById('planner').dataset.exact") == "true"
+    assert page.evaluate("!!navigator.onLine") is False
+
+
+def test_the_slider_makes_the_plans_that_python_makes(page, report, tmp_path, stats, shelf):
+    statistics, recipe = open_statistics(stats), load_recipe("balanced")
+    model = load_model(shelf / "llama").model
+    curves, probes = profile(model, statistics, recipe), read_probes(statistics)
+    opened(page, report, tmp_path)
+    before, seen = page.evaluate(KEPT), []
+    for fraction in BUDGETS:
+        plan = make_plan(model, statistics, curves, recipe=recipe, macs=fraction)
+        seen.append(slide(page, fraction))
+        assert seen[-1] == kept_by(plan, page)
+        shown = page.evaluate("consequences(front, ladders, state.keep)")
+        assert shown["macs"] == pytest.approx(plan.macs, rel=1e-12)
+        assert shown["params"] == pytest.approx(plan.params, rel=1e-12)
+        assert shown["kl"] == pytest.approx(predicted_harm(probes, curves, plan.sizes), rel=1e-9)
+        said = page.evaluate("document.getElementById('consequences').textContent")
+        assert f"{100 * plan.macs:.1f} %" in said
+    assert len({json.dumps(one) for one in [before, *seen]}) == 4
+    assert any(".qk" in site for one in seen for site in one), "a budget that cuts by rank should be among them"
+    page.evaluate("document.getElementById('reset').click()")
+    assert page.evaluate(KEPT) == before
+    assert page.complaints == []
+
+
+def test_the_report_itself_is_where_the_slider_starts(page, report, tmp_path):
+    opened(page, report, tmp_path)
+    kept = page.evaluate(KEPT)
+    for site in report["sites"]:
+        assert kept[site["site"]] == site["keep"]
+        for rank in ("qk", "vo") if site["kind"] == "attn.heads" else ():
+            assert kept.get(site["site"].replace("heads", rank)) == site.get(rank)
+
+
+def answered_for(page: Page, report: dict) -> set[str]:
+    """The paths of the numbers shown, each of which is the one in the report."""
+    paths = set()
+    for text, path, ratio, other in page.evaluate(TEXTS):
+        if path:
+            shown, rounding = number(text)
+            assert shown == pytest.approx(value_at(report, path), abs=rounding), path
+            paths.add(path)
+        elif ratio:
+            above, below = (value_at(report, part) for part in ratio.split("|"))
+            assert float(text) == pytest.approx(above / below, abs=5.1e-4), ratio
+        else:
+            assert other or "95 % interval" in text, f"{text!r} comes from nowhere"
+    return paths
+
+
+def test_every_number_is_the_one_in_the_report(page, report, tmp_path):
+    paths = answered_for(opened(page, report, tmp_path), report)
+    wanted = {f"{which}.{field}" for which in ("dense", "small") for field in report["dense"]}
+    wanted |= {f"metrics.{i}.small" for i in range(len(report["metrics"]))} | {"data.seed", "latency.body.ratio"}
+    wanted |= {f"correction.{i}.after" for i in range(len(report["correction"]))} | {"macs_kept", "budget", "seq_len"}
+    assert wanted <= paths
+    for path, text in page.evaluate(
+        "[...document.querySelectorAll('[data-text]')].map((e) => [e.dataset.text, e.textContent])"
+    ):
+        assert str(value_at(report, path)) in text or path in ("model", "data.name")
+
+
+def test_what_was_measured_elsewhere_is_shown_and_nobody_learns_where_it_lay(page, report, tmp_path):
+    place, metrics = "/home/ann/odd-2/text.txt", report["metrics"]
+    seconds = {"phase": "decode", "batch": 4, "dense_seconds": 0.0204, "small_seconds": 0.0153, "ratio": 0.75}
+    rewrite = {"rewrite": "values folded", "possible": True, "sites": 2, "params": 4096, "macs": 1024}
+    more = {
+        **report, "other_data": [{"name": place, "hash": "x", "tokens": 5, "metrics": metrics}],
+        "tasks": {"sst2": {"task": "sst2", "data": place, "examples": 872, "unit": "examples", "metrics": metrics}},
+        "bench": {"dense": "/home/ann/dense", "seq_len": 128, "measurements": [seconds]},
+        "lossless": {"largest_change": 3e-7, "dtype": "float32", "rewrites": [rewrite]},
+        "warnings": [f"--eval-data {place}: seen before"],
+    }  # fmt: skip
+    paths = answered_for(opened(page, more, tmp_path), more)
+    assert page.complaints == []
+    lists = ("metrics", "other_data.0.metrics", "tasks.sst2.metrics")
+    wanted = {f"{each}.{i}.small" for each in lists for i in range(len(metrics))}
+    wanted |= {"tasks.sst2.examples", "bench.measurements.0.dense_seconds", "bench.measurements.0.ratio"}
+    assert wanted | {"lossless.largest_change", "lossless.rewrites.0.params"} <= paths
+    assert "text.txt: seen before" in page.evaluate("document.getElementById('notes').textContent")
+    assert "/home" not in (tmp_path / "report.html").read_text()
+
+
+def test_text_stays_text(page, report, tmp_path):
+    odd = {
+        **report, "model": f"owner/{EVIL}", "recipe": EVIL, "warnings": [EVIL], "load_class": EVIL,
+        "samples": {"dense": EVIL, "small": f"x{EVIL}"}, "versions": {EVIL: EVIL},
+        "data": {**report["data"], "name": EVIL, "hash": EVIL},
+        "neighbours": [{"text": EVIL, **{which: [{"text": EVIL, "cosine": 0.5}] for which in ("dense", "small")}}],
+    }  # fmt: skip
+    opened(page, odd, tmp_path)
+    assert page.complaints == []
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.images.length + document.scripts.length") == 2
+    assert EVIL in page.evaluate("document.getElementById('title').textContent")
+    assert page.evaluate("document.querySelector('[data-text=\"samples.dense\"]').textContent") == EVIL
+    script = {**report, "model": "<script>"}
+    opened(page, script, tmp_path)
+    assert page.evaluate("document.getElementById('title').textContent").startswith("<script> at ")
+
+
+def test_it_can_be_used_without_a_mouse(page, report, tmp_path):
+    opened(page, report, tmp_path)
+    reached = set()
+    for _ in range(40):
+        page.press("Tab", 9)
+        reached.add(page.evaluate("document.activeElement.id"))
+    assert {"theme", "budget", "reset", "block"} <= reached
+    before = page.evaluate(KEPT)
+    page.evaluate("document.getElementById('budget').focus()")
+    for _ in range(20):
+        page.press("ArrowLeft", 37)
+    assert page.evaluate("Number(document.getElementById('budget').value)") == pytest.approx(0.5)
+    assert page.evaluate(KEPT) != before
+    assert "50.0 %" in page.evaluate("document.getElementById('budget').getAttribute('aria-valuetext')")
+
+
+def test_light_dark_and_narrow(page, report, tmp_path):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = opened(page, report, tmp_path).evaluate(colour)
+    dark = opened(page, report, tmp_path, dark=True).evaluate(colour)
+    assert light != dark
+    page.evaluate("document.getElementById('theme').click()")
+    assert page.evaluate(colour) == light
+    page.evaluate("document.getElementById('theme').click()")
+    assert page.evaluate(colour) == dark
+    opened(page, report, tmp_path, width=340)
+    assert page.evaluate("document.documentElement.scrollWidth") == 340
+    assert page.evaluate("Math.max(...[...document.querySelectorAll('.chart svg')].map((e) => e.clientWidth))") < 340
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize(("recipe", "format", "exact"), [
+    ("balanced", "plain", True), ("uniform", "ragged", False), ("stat", "ragged", False),
+])  # fmt: skip
+def test_other_allocations_are_repeated_or_looked_up(page, report, tmp_path, stats, shelf, recipe, format, exact):
+    statistics, chosen, model = open_statistics(stats), load_recipe(recipe), load_model(shelf / "llama").model
+    curves = profile(model, statistics, chosen)
+    front = menu(model, statistics, curves, recipe=chosen, budget=Budget(0.6), format=format)
+    opened(page, {**report, "front": front, "format": format}, tmp_path)
+    assert page.evaluate("document.getElementById('planner').dataset.exact") == str(exact).lower()
+    fraction = 0.615 if exact else 0.75
+    plan = make_plan(model, statistics, curves, recipe=chosen, macs=fraction, format=format)
+    assert slide(page, fraction) == kept_by(plan, page)
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("by", ["params", "latency"])
+def test_other_budgets_can_be_slid_along(page, report, tmp_path, stats, shelf, by, monkeypatch):
+    from slimformer.workbench import priced
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    statistics, recipe, model = open_statistics(stats), load_recipe("balanced"), load_model(shelf / "llama").model
+    curves = profile(model, statistics, recipe)
+    budget = priced(Budget(0.9, by), model, statistics.provenance.seq_len)
+    front = menu(model, statistics, curves, recipe=recipe, budget=budget, format="ragged")
+    opened(page, {**report, "front": front, "budget": 0.9, "budget_by": by}, tmp_path)
+    assert page.evaluate("document.getElementById('planner').dataset.exact") == "true"
+    assert page.complaints == []
+
+
+def test_a_report_without_a_front_has_a_page(page, report, tmp_path):
+    bare = {**report, "front": None, "samples": None, "latency": None, "metrics": [], "correction": [], "data": {}}
+    opened(page, bare, tmp_path)
+    assert page.complaints == []
+    assert page.evaluate("document.getElementById('budget-section').hidden") is True
+    assert {site["site"]: site["keep"] for site in report["sites"]}.items() <= page.evaluate(KEPT).items()

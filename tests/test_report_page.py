@@ -1,0 +1,86 @@
+"""The page as a file: made from report.json alone, safe to embed, written with every result, never over other files."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from slimformer.checkpoint.lines import json_text
+from slimformer.report.page import html_page, json_in_html
+from terminal import compress, done, files, refused
+
+
+def embedded(page: str) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+@pytest.fixture(scope="module")
+def folder(shelf, stats):
+    """What cut writes."""
+    out = shelf / "cut-for-page"
+    done("cut", stats, "--macs", 0.7, "--out", out, "--no-verify", "-q")
+    return out
+
+
+def test_every_result_has_its_page(trusting, folder, shelf, tmp_path):
+    done(*compress(shelf / "llama", shelf, tmp_path / "out", "-q"))
+    for place in (folder, tmp_path / "out"):
+        report = json.loads((place / "report.json").read_text())
+        inside = embedded((place / "report.html").read_text())
+        assert inside["report"]["front"] == report["front"] and inside["report"]["metrics"] == report["metrics"]
+        assert inside["folder"] == place.name
+        assert report["front"]["points"][0]["budget"] == 1.0
+
+
+def test_the_command_makes_the_same_page_from_the_report_alone(folder, tmp_path):
+    before = (folder / "report.html").read_bytes()
+    (folder / "report.html").unlink()
+    assert str(folder / "report.html") in done("report", folder).out
+    assert (folder / "report.html").read_bytes() == before
+    done("report", folder)  # a page of ours is made anew without being asked twice
+    found = json.loads(done("report", folder / "report.json", "--out", tmp_path / "other.html", "--json").out)
+    assert found == {"page": str(tmp_path / "other.html")}
+    assert (tmp_path / "other.html").read_bytes() == before
+
+
+def test_what_is_not_a_report_is_refused_and_other_files_are_kept(folder, tmp_path):
+    assert "cannot be read" in refused("report", tmp_path)
+    (tmp_path / "notes.json").write_text("{}")
+    assert "not a report" in refused("report", tmp_path / "notes.json")
+    (tmp_path / "broken.json").write_text("{")
+    assert "not JSON" in refused("report", tmp_path / "broken.json")
+    mine = tmp_path / "mine.html"
+    mine.write_text("<p>mine</p>")
+    before = files(tmp_path)
+    assert "exists already" in refused("report", folder, "--out", mine)
+    assert files(tmp_path) == before
+    done("report", folder, "--out", mine, "--force")
+
+
+def test_a_page_asks_for_nothing_and_tells_no_places(folder, shelf):
+    page = (folder / "report.html").read_text()
+    assert str(shelf) not in page
+    assert not re.search(r"(?:src|href)=\"(?!#)|@import|url\(|fetch\(|XMLHttpRequest|innerHTML|eval\(", page)
+    outside = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL).replace("http-equiv", "")
+    assert "http" not in outside
+
+
+def test_no_text_can_end_the_element_it_stands_in():
+    odd = {"a": "</script><!--<script>&amp;\u2028\u2029\"'", "b": [1.5, None]}
+    text = json_in_html(odd)
+    assert json.loads(text) == odd
+    assert not set(text) & set("<>&\u2028\u2029")
+    page = html_page({"model": "@DATA@</title><script>", "data": {}, "front": None})
+    assert embedded(page)["report"]["model"] == "@DATA@</title><script>"
+    assert "<title>@DATA@&lt;/title&gt;&lt;script&gt;" in page
+
+
+def test_json_lines_hold_the_same_and_put_numbers_on_one_line():
+    value = {"a": [1, 2.5e-07, None, -3], "b": ["[\n1,\n2]", "x"], "c": [[1, 2], []], "d": {"e": [True, "1"]}, "f": []}
+    text = json_text(value)
+    assert json.loads(text) == value
+    assert '"a": [ 1, 2.5e-07, null, -3 ]' in text
+    with pytest.raises(ValueError):
+        json_text([float("nan")])

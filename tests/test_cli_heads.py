@@ -43,6 +43,7 @@ def test_probe_saves_a_stock_classifier_and_says_how_good_it_is(shelf, rows, tmp
     assert AnalyticHead.load(tmp_path / "out" / "head.safetensors").classes_.tolist() == ["even", "odd"]
     again = done("probe", shelf / "bert", *how, "--out", tmp_path / "out", "--force")
     assert "confusion" in again.out
+    assert "not held-out figures" in again.out
 
 
 def test_probe_reads_images(shelf, tmp_path):

@@ -127,7 +127,8 @@ def probe(
     best = readings[min(range(len(tried)), key=lambda i: (tried[i]["loss"] is None, tried[i]["loss"] or 0.0))]
     report = {
         "slimformer_probe": FORMAT, "model": loaded.name, "kind": kind, "target": target, "rows": rows,
-        "seq_len": seq_len, "compare": compare, "reading": vars(best), "tried": tried,
+        "seq_len": seq_len, "compare": compare, "causal": family_of(loaded.model.config.model_type).causal,
+        "reading": vars(best), "tried": tried,
         "classes": heads[best].classes_.tolist() if target == "classes" else None,
     }  # fmt: skip
     return Probed(heads[best], best, report)
@@ -163,6 +164,13 @@ def score(
     if target == "numbers":
         return regression_scores(y, p)
     return classification_scores(y, p, np.concatenate(sure), head.classes_.tolist())
+
+
+def seen_before(train: str, held_out: str) -> list[str]:
+    """A note where a file or folder is to be scored on that the head was fitted on."""
+    known = [Path(name) for name in (train, held_out)]
+    same = all(path.exists() for path in known) and known[0].samefile(known[1])
+    return [f"{held_out} is what the head was fitted on: these are not held-out figures"] if same else []
 
 
 def padding(processor: Any) -> int | None:

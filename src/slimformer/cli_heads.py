@@ -113,6 +113,7 @@ def probe(
         if eval_data:
             held_out = classify.labelled(loaded, eval_data, split="evaluation", **how)
             report["scores"] = {"data": eval_data, **classify.score(loaded, found, held_out, progress=progress)}
+            report["warnings"] = classify.seen_before(data, eval_data)
         if out_folder is not None:
             progress("save and verify", 0, 1)
             report["saved"] = _save(loaded, found, out_folder, report, seq_len, force)
@@ -271,9 +272,9 @@ def _save(loaded: Any, found: Any, folder: Path, report: dict[str, Any], seq_len
     from slimformer.heads.classifier_folder import save_classifier, save_sentence_classifier
     from slimformer.models import family_of
 
-    rest: dict[str, Any] = {"processor": loaded.processor, "head": found.head, "report": report, "force": force}
+    rest: dict[str, Any] = {"source": loaded, "head": found.head, "report": report, "force": force}
     if found.reading.pool == "mean" and not family_of(loaded.model.config.model_type).image:
-        save_sentence_classifier(loaded.model, folder, reading=found.reading, seq_len=seq_len, **rest)
+        save_sentence_classifier(folder, reading=found.reading, seq_len=seq_len, **rest)
         return "SentenceTransformer"
     classifier = attach(loaded.model, found.head, found.reading, pad=padding(loaded.processor))
     save_classifier(classifier, folder, **rest)

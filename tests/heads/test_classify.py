@@ -109,12 +109,14 @@ def test_labels_with_fractions_are_numbers():
 
 
 def test_a_saved_classifier_opens_as_a_stock_one(tmp_path, trusting):
-    loaded = opened("bert")
+    (tmp_path / "LICENSE").write_text("free")
+    (tmp_path / "modules.json").write_text("[]")
+    loaded = replace(opened("bert"), companions=tmp_path)
     found = classify.probe(loaded, iter(texts()), pools=("cls",), seq_len=16)
     model = attach(loaded.model, found.head, found.reading)
-    save_classifier(
-        model, tmp_path / "out", processor=loaded.processor, head=found.head, report=found.report, force=False
-    )
+    save_classifier(model, tmp_path / "out", source=loaded, head=found.head, report=found.report, force=False)
+    assert (tmp_path / "out" / "LICENSE").read_text() == "free"
+    assert not (tmp_path / "out" / "modules.json").exists()  # a classifier embeds no sentences
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     batch = tiny_batches(loaded.model, 1)[0]
     with torch.no_grad():
@@ -128,8 +130,8 @@ def test_mean_pooling_is_saved_for_sentence_transformers(tmp_path, trusting):
     loaded, rows = opened("bert"), texts()
     found = classify.probe(loaded, iter(rows), pools=("mean",), layers=(2,), seq_len=16)
     save_sentence_classifier(
-        loaded.model, tmp_path / "out", processor=loaded.processor, head=found.head, reading=found.reading, seq_len=16,
-        report=found.report, force=False,
+        tmp_path / "out", source=loaded, head=found.head, reading=found.reading, seq_len=16, report=found.report,
+        force=False,
     )  # fmt: skip
     encoder = sentences.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     scores = encoder.encode([row.text for row in rows[:8]], convert_to_tensor=True)
@@ -198,9 +200,10 @@ def test_compress_with_head_data_gives_a_classifier_that_opens(kind, tmp_path, t
         loaded.model.config.label2id = {name: i for i, name in loaded.model.config.id2label.items()}
     result = slimformer.compress(
         loaded.model, str(tmp_path / "rows.tsv"), macs=0.6, processor=loaded.processor, seq_len=16, refine=False,
-        recipe="uniform", timing=False, head_data=str(tmp_path / "rows.tsv"),
+        recipe="uniform", timing=False, head_data=str(tmp_path / "rows.tsv"), eval_data=[tmp_path / "rows.tsv"],
     )  # fmt: skip
     head = result.report.head
+    assert result.report.other_data[0]["metrics"] == result.report.metrics  # the same rows, with the same head
     assert head["rows"] < 160  # what is reported on was not fitted on
     assert ("old_head" in head) == (kind == "classify")
     result.save(tmp_path / "out")
@@ -208,3 +211,13 @@ def test_compress_with_head_data_gives_a_classifier_that_opens(kind, tmp_path, t
     batch = tiny_batches(loaded.model, 1)[0]
     with torch.no_grad():
         torch.testing.assert_close(again(**batch.inputs).logits, result.model(**batch.inputs).logits)
+
+
+def test_a_head_without_a_place_is_refused_before_the_work(tmp_path):
+    import slimformer
+
+    how = {"processor": tiny_tokenizer(), "head_data": tmp_path / "never-read.tsv"}
+    with pytest.raises(HeadDoesNotFit, match="no classification head"):
+        slimformer.compress(tiny("llama"), "never read", macs=0.5, **how)
+    with pytest.raises(HeadDoesNotFit, match="changes no output"):
+        slimformer.compress(tiny("bert", "classify"), recipe="lossless", **how)

@@ -20,23 +20,23 @@ from slimformer.checkpoint.atomic import writing
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import config_up_to, rows_of_layer
 from slimformer.heads.features import Reading
+from slimformer.models.load import Loaded
 
 MODULES = ("Transformer", "Pooling", "Dense")
 
 
 def save_classifier(
-    model: PreTrainedModel, folder: Path, *, processor: Any, head: AnalyticHead, report: dict[str, Any], force: bool
+    model: PreTrainedModel, folder: Path, *, source: Loaded, head: AnalyticHead, report: dict[str, Any], force: bool
 ) -> None:
     """A classifier with its head, the moments of the head, and probe.json; reloaded in a fresh process."""
-    with _folder(model, folder, processor, head, report, force):
+    with _folder(model, folder, source, head, report, force):
         pass
 
 
 def save_sentence_classifier(
-    model: PreTrainedModel,
     folder: Path,
     *,
-    processor: Any,
+    source: Loaded,
     head: AnalyticHead,
     reading: Reading,
     seq_len: int,
@@ -45,8 +45,8 @@ def save_sentence_classifier(
 ) -> None:
     """The encoder up to the layer that is read, mean pooling, and the head as a dense layer."""
     W, b = rows_of_layer(head)
-    bare = encoder_up_to(model, reading.layer)
-    with _folder(bare, folder, processor, head, report, force) as partial:
+    bare = encoder_up_to(source.model, reading.layer)
+    with _folder(bare, folder, source, head, report, force) as partial:
         kinds = [
             {
                 "idx": i,
@@ -77,12 +77,15 @@ def encoder_up_to(model: PreTrainedModel, layer: int) -> PreTrainedModel:
 
 @contextmanager
 def _folder(
-    model: PreTrainedModel, folder: Path, processor: Any, head: AnalyticHead, report: dict[str, Any], force: bool
+    model: PreTrainedModel, folder: Path, source: Loaded, head: AnalyticHead, report: dict[str, Any], force: bool
 ) -> Iterator[Path]:
+    """Weights, tokenizer and licences of `source`, the head and the report; verified when the block ends."""
     with writing(folder, force=force) as partial:
         checkpoint.write_model(model, partial)
-        if processor is not None:
-            processor.save_pretrained(partial)
+        if source.processor is not None:
+            source.processor.save_pretrained(partial)
+        if source.companions is not None:
+            checkpoint.copy_files(source.companions, partial)
         head.save(partial / "head.safetensors")
         _write(partial / "probe.json", report)
         yield partial

@@ -23,8 +23,13 @@ def show_probe(report: dict[str, Any], folder: Path | None, out: Console) -> Non
         out.print(scores_table(scores))
     if matrix := (scores or {}).get("confusion"):
         out.print(confusion_table(matrix))
+    for note in report.get("warnings", ()):
+        out.print(f"note: {note}", style="yellow")
     if folder is not None:
         out.print(f"\nsaved in {folder} as a {report['saved']}")
+        if report["saved"] == "SentenceTransformer":
+            usual = "last" if report["causal"] else "cls"
+            out.print(f"no stock classifier takes the mean of positions; --pool {usual} gives one for transformers")
 
 
 def scores_table(scores: dict[str, Any]) -> Table:
@@ -44,8 +49,8 @@ def scores_table(scores: dict[str, Any]) -> Table:
 def confusion_table(matrix: dict[str, Any]) -> Table:
     """True labels down, predicted ones across; left out where there are too many to read."""
     labels = matrix["labels"][:20]
-    table = Table(title="confusion (rows: true, columns: predicted)", title_justify="left")
-    for name in ("", *labels):
+    table = Table(title="confusion", title_justify="left")
+    for name in ("true \\ said", *labels):
         table.add_column(name, justify="right")
     for name, row in zip(labels, matrix["counts"], strict=False):
         table.add_row(name, *(str(n) for n in row[: len(labels)]))

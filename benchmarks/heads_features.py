@@ -104,6 +104,16 @@ def stsb() -> Features:
     return pairs({part: (shared_file("data", "stsb", f"{part}.tsv"), None) for part in ("train", "dev")})
 
 
+def cosines() -> Features:
+    """STS-B without a head: cosines of the two sentences of the dev part, which is how MiniLM is meant to be used."""
+    rows = read_documents(shared_file("data", "stsb", "dev.tsv"))
+    u, v = (
+        torch.nn.functional.normalize(texts("demo:minilm", [Document(text) for text in side], ("mean",), 64)["mean"])
+        for side in ([d.text for d in rows], [d.pair or "" for d in rows])
+    )
+    return {"dev.cosine": (u * v).sum(1), "dev.y": torch.tensor([float(d.label or 0) for d in rows])}
+
+
 def vit_states(images: Tensor) -> Tensor:
     """The class token of the small ViT after its last block, for images of 28 × 28."""
     load = digit_loader(images, torch.zeros(len(images)))
@@ -179,8 +189,8 @@ def emoji() -> Features:
 
 
 SETS: dict[str, Callable[[], Features]] = {
-    "sst2": sst2, "mrpc": mrpc, "stsb": stsb, "mnist": mnist_digits, "digits": digits, "sentences": sentences,
-    "emoji": emoji,
+    "sst2": sst2, "mrpc": mrpc, "stsb": stsb, "cosines": cosines, "mnist": mnist_digits, "digits": digits,
+    "sentences": sentences, "emoji": emoji,
 }  # fmt: skip
 
 

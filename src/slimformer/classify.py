@@ -7,6 +7,7 @@ on the training data alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.stream import require_labels, stream_documents
 from slimformer.calibrate.tasks import Purpose, read_data
 from slimformer.calibrate.text import Batch
-from slimformer.errors import DataUnreadable, HeadDoesNotFit
+from slimformer.errors import DataUnreadable, HeadDoesNotFit, RowsUnusable
 from slimformer.evaluate.compare import compare
 from slimformer.evaluate.perplexity import evaluating
 from slimformer.evaluate.predictions import classification_scores, regression_scores
@@ -119,10 +120,11 @@ def probe(
             head.partial_fit(chunk.features[reading], targets(chunk, target))
         rows += len(chunk.labels)
         progress("features", rows, rows)
+    _require_two(heads[readings[0]])
     tried = []
     for i, (reading, head) in enumerate(heads.items()):
         progress("solve", i, len(heads))
-        tried.append({**vars(reading), "loss": head.loo_loss_, "error": head.loo_error_, "shrinkage": head.shrinkage_})
+        tried.append({**vars(reading), **left_out(head)})
     progress("solve", len(heads), len(heads))
     best = readings[min(range(len(tried)), key=lambda i: (tried[i]["loss"] is None, tried[i]["loss"] or 0.0))]
     report = {
@@ -132,6 +134,18 @@ def probe(
         "classes": heads[best].classes_.tolist() if target == "classes" else None,
     }  # fmt: skip
     return Probed(heads[best], best, report)
+
+
+def left_out(head: AnalyticHead) -> dict[str, float | None]:
+    """How rows fare that are left out, and the shrinkage chosen; no loss where a class has but one row to leave out."""
+    loss = head.loo_loss_
+    finite = loss if loss is not None and math.isfinite(loss) else None
+    return {"loss": finite, "error": head.loo_error_, "shrinkage": head.shrinkage_}
+
+
+def _require_two(head: AnalyticHead) -> None:
+    if head.target == "classes" and len(head.classes_) < 2:
+        raise RowsUnusable(f"all rows have the label {str(head.classes_[0])!r}; a classifier needs two classes or more")
 
 
 def targets(chunk: Chunk, target: str) -> Any:
@@ -214,7 +228,7 @@ def fresh_head(
         progress("head", rows, rows)
     put_head(model, head)
     report = {"slimformer_probe": FORMAT, "kind": head.kind, "target": target, "rows": rows, "seq_len": seq_len}
-    return model, {**report, "loss": head.loo_loss_, "error": head.loo_error_, "shrinkage": head.shrinkage_}
+    return model, {**report, **left_out(head)}
 
 
 def last_features(loaded: Loaded, documents: Sequence[Document], seq_len: int) -> Any:

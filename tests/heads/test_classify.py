@@ -14,13 +14,14 @@ from families import MODEL_TYPES, tiny, tiny_batches, tiny_image_processor, tiny
 from slimformer import classify
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.stream import stream_documents
-from slimformer.errors import ColumnNotFound, DataEmpty, HeadDoesNotFit
+from slimformer.errors import ColumnNotFound, DataEmpty, HeadDoesNotFit, RowsUnusable
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import attach, last_layer
 from slimformer.heads.classifier_folder import save_classifier, save_sentence_classifier
 from slimformer.heads.features import Reading, feature_chunks, pool, pooled, readings_of
 from slimformer.models import describe, family_of
 from slimformer.models.load import Loaded
+from slimformer.report.card import model_card
 
 
 def texts(n=120, *, seed=0):
@@ -98,6 +99,16 @@ def test_the_best_reading_is_chosen_by_leaving_out_and_scored_on_other_rows():
     assert sum(map(sum, scores["confusion"]["counts"])) == scores["examples"] == 200
     with pytest.raises(HeadDoesNotFit, match="layers 1 to 3"):
         classify.probe(loaded, iter(texts(9)), layers=(7,))
+
+
+def test_one_class_is_no_classifier_and_one_row_of_a_class_leaves_no_loss():
+    rows = texts(40)
+    with pytest.raises(RowsUnusable, match="all rows have the label 'yes'"):
+        classify.probe(opened("bert"), (replace(row, label="yes") for row in rows), pools=("cls",), seq_len=16)
+    rare = [replace(row, label="rare" if i == 0 else "usual") for i, row in enumerate(rows)]
+    (tried,) = classify.probe(opened("bert"), iter(rare), pools=("cls",), seq_len=16).report["tried"]
+    assert tried["loss"] is None or np.isfinite(tried["loss"])
+    assert json.loads(json.dumps(tried, allow_nan=False)) == tried
 
 
 def test_labels_with_fractions_are_numbers():
@@ -206,6 +217,9 @@ def test_compress_with_head_data_gives_a_classifier_that_opens(kind, tmp_path, t
     assert result.report.other_data[0]["metrics"] == result.report.metrics  # the same rows, with the same head
     assert head["rows"] < 160  # what is reported on was not fitted on
     assert ("old_head" in head) == (kind == "classify")
+    card = model_card(result.report, folder="out")
+    assert f"on {head['rows']} rows" in card
+    assert ("with the old head: accuracy" in card) == (kind == "classify")
     result.save(tmp_path / "out")
     again = slimformer.load(tmp_path / "out")
     batch = tiny_batches(loaded.model, 1)[0]

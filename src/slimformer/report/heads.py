@@ -32,6 +32,13 @@ def show_probe(report: dict[str, Any], folder: Path | None, out: Console) -> Non
             out.print(f"no stock classifier takes the mean of positions; --pool {usual} gives one for transformers")
 
 
+def fresh_head_line(head: dict[str, Any]) -> str:
+    """What a cut model's fresh head was fitted on, and what its old one did on the same rows."""
+    line = f"fresh head: {head['kind']} in closed form, on {head['rows']:,} rows"
+    old = [f"{metric['name']} {metric['small']:.4g}" for metric in head.get("old_head", ())]
+    return f"{line}; with the old head: {', '.join(old)}" if old else line
+
+
 def scores_table(scores: dict[str, Any]) -> Table:
     """Scores with their intervals."""
     table = Table(title=f"{scores['data']}: {scores['examples']:,} examples", title_justify="left")

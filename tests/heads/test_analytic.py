@@ -206,6 +206,18 @@ def test_without_kept_rows_only_sums_are_there():
     np.testing.assert_allclose(head.coef_, AnalyticHead(shrinkage=0.1).fit(X, y).coef_)
 
 
+@every_kind
+def test_what_is_held_does_not_grow_with_the_rows(how):
+    def held(parts: int) -> int:
+        head = AnalyticHead(**how, keep=50)
+        for seed in range(parts):
+            head.partial_fit(*blobs(60, seed=seed))
+        values = [*vars(head.moments_).values(), *vars(head.kept_).values()]
+        return sum(value.nbytes for value in values if hasattr(value, "nbytes"))
+
+    assert held(2) == held(9)
+
+
 @pytest.mark.parametrize("how", [{"kind": "lda"}, {"kind": "ridge"}, {"kind": "ridge", "target": "numbers"}])
 def test_the_conventions_of_scikit_learn_hold(how):
     checks = pytest.importorskip("sklearn.utils.estimator_checks", reason="scikit-learn is an extra")

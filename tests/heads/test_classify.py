@@ -61,6 +61,16 @@ def test_features_keep_the_order_of_the_documents_whatever_the_chunks(monkeypatc
         torch.testing.assert_close(torch.cat([part.features[reading] for part in parts]), whole.features[reading])
 
 
+def test_documents_are_drawn_a_chunk_at_a_time(monkeypatch):
+    monkeypatch.setattr("slimformer.heads.features.CHUNK", 8)
+    loaded, drawn = opened("bert"), []
+    rows = (drawn.append(i) or row for i, row in enumerate(texts(40)))
+    chunks = feature_chunks(loaded.model, loaded.processor, rows, readings_of(loaded.model))
+    for n in (8, 16):
+        next(chunks)
+        assert len(drawn) == n
+
+
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("layer", [2, 3])
 def test_the_stock_classifier_gives_the_scores_of_the_head(model_type, layer):

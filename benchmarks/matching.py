@@ -21,7 +21,7 @@ from heads import write
 from heads_features import features, vit_states
 from slimformer.pairing import fit_and_retrieve
 
-FILTERS, PATCH = 512, 6
+FILTERS, PATCH = 192, 6
 
 
 def patch_features(images: Tensor, seed: int = 0) -> Tensor:

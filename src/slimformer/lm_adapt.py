@@ -34,10 +34,10 @@ from slimformer.stages import Progress, silent
 
 RIDGES = (1e-3, 1e-2, 1e-1)
 BETAS = (1.0, 3.0, 10.0, 20.0, 40.0)
-TAUS = (10.0, 100.0, 1e3, 1e4)
-PRIORS = (1e3, 1e5)
-PENALTIES = (1e-2, 1e-1)
-SWEEPS = 5
+TAUS = (10.0, 100.0, 1e3, 1e4, 1e5)
+PRIORS = (1e3, 1e5, 1e7)
+PENALTIES = (1e-3, 1e-2, 1e-1)
+SWEEPS = 10
 METHODS = ("least-squares", "discriminant", "bohning")
 
 

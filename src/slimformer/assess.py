@@ -34,14 +34,12 @@ PROMPT = "The main idea of this"
 
 
 def evaluate(
-    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, others: Sequence[Data] = (), *,
-    timing: bool = True, progress: Progress = silent,
-) -> Report:  # fmt: skip
-    """Dense and small on the report split, which was neither fitted nor used to choose; and on other data."""
+    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, *, timing: bool = True, progress: Progress = silent
+) -> Report:
+    """Dense and small on the report split, which was neither fitted nor used to choose."""
     report = describe_result(loaded, small, plan)
     report = replace(report, warnings=[*report.warnings, *thin_data(describe(loaded.model), data)])
-    report = measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
-    return beside(report, loaded, small, others, known=report.data)
+    return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
 
 
 def beside(

@@ -21,6 +21,7 @@ from slimformer.cli_cascade import CASCADE
 from slimformer.cli_compress import budget_asked, show_dry_run, show_result
 from slimformer.cli_eval import MEASURE
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
+from slimformer.cli_heads import HEADS
 from slimformer.cli_inspect import INSPECT
 from slimformer.cli_recipes import recipes_app
 from slimformer.cli_report import REPORT
@@ -35,6 +36,7 @@ from slimformer.options import (
     EvalData,
     Force,
     Format,
+    HeadData,
     Latency,
     Macs,
     MaxKl,
@@ -244,6 +246,7 @@ def compress(
     device: Device = "cpu",
     dtype: Dtype = "float32",
     refine: Refine = None,
+    head_data: HeadData = None,
     timing: Timing = True,
     track: Track = None,
     dry_run: Annotated[
@@ -266,14 +269,14 @@ def compress(
     if out_folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
     name = joined(data)
-    stages.require_apart(out_folder, model, name, *name.split(","), *(eval_data or ()))
+    stages.require_apart(out_folder, model, head_data, name, *name.split(","), *(eval_data or ()))
     require_free(out_folder, force)
     place, record = usable_device(device), tracker(track)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
             model, name, **asked, eval_data=eval_data or (), recipe=chosen, format=format, seq_len=seq_len,
             tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, device=place,
-            dtype=usable_precision(dtype, place), refine=refine, timing=timing, progress=progress,
+            dtype=usable_precision(dtype, place), refine=refine, head_data=head_data, timing=timing, progress=progress,
         )  # fmt: skip
         progress("save and verify", 0, 1)
         result.save(out_folder, force=force)
@@ -282,7 +285,7 @@ def compress(
     show_result(result.report, out_folder, as_json, quiet)
 
 
-for command, example in {**FRONT, **MEASURE, **CASCADE, **REPORT}.items():
+for command, example in {**FRONT, **MEASURE, **CASCADE, **HEADS, **REPORT}.items():
     name = command.__name__.rstrip("_")
     app.command(name, epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)
 

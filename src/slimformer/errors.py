@@ -99,3 +99,15 @@ class ReportNotFound(SlimformerError):
 
 class TrackerNotFound(SlimformerError):
     """There is no tracker of that name, or its package is not installed."""
+
+
+class RowsUnusable(SlimformerError, ValueError):
+    """Rows, targets or weights to fit on are NaN, of the wrong shape, or do not fit each other."""
+
+
+class CannotForget(SlimformerError, ValueError):
+    """Rows to forget were never seen: taking them away would leave less than nothing."""
+
+
+class HeadDoesNotFit(SlimformerError, ValueError):
+    """No stock class can hold this head on this model, or the head was fitted on other features."""

@@ -51,6 +51,12 @@ Refine = Annotated[
     bool | None, typer.Option(help="correct every reader on what the cut model sends it", show_default="recipe")
 ]
 Verify = Annotated[bool, typer.Option(help="reload the result in a fresh process and compare")]
+HeadData = Annotated[
+    str | None,
+    typer.Option(
+        "--head-data", metavar="DATA", help="labelled rows to fit a fresh head on after the cut, in closed form"
+    ),
+]
 Timing = Annotated[bool, typer.Option(help="measure latency before and after")]
 OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
 Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]

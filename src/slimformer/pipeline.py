@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.assess import evaluate
+from slimformer.assess import beside, evaluate
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
+from slimformer.classify import held_out_texts, rehead, require_headroom
 from slimformer.depth import blocks_to_drop, make_shallow
 from slimformer.errors import BudgetOutOfReach
 from slimformer.lossless import make_lossless
@@ -68,6 +69,7 @@ def compress(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     refine: bool | None = None,
+    head_data: str | Path | None = None,
     timing: bool = True,
     progress: Progress = silent,
 ) -> Result:
@@ -80,23 +82,22 @@ def compress(
     `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
     (sequences × length), or a folder of images; `eval_data` are measured on beside its held-out part. `tokens` limits
     what is fitted on. The same seed, the same model. `refine` corrects readers on what the cut model really sends them.
+    `head_data` are labelled rows to fit a fresh head on, in closed form, for the features of the cut model.
     Cost: one forward pass, one Gram matrix and one elimination per width; the refinement costs about four passes more.
     """
     loaded, seconds = _opened(model, processor, dtype, device)
     chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    if head_data is not None:
+        require_headroom(loaded.model, lossless=bool(chosen.rewrites), shallow=chosen.depth != "none")
     if chosen.rewrites:
         require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
         return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
-    architecture = describe(loaded.model)
     budget = _asked(chosen, max_kl, macs=macs, params=params, latency=latency)
     afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
     if budget.by != "latency":  # before the long work
-        afford(sequence_length(loaded.model, architecture, seq_len))
+        afford(sequence_length(loaded.model, describe(loaded.model), seq_len))
     with timed(seconds, "data"):
-        read = partial(
-            gather, model=loaded.model, processor=loaded.processor, architecture=architecture, seq_len=seq_len,
-            tokens=tokens, samples=samples, columns=columns, seed=seed,
-        )  # fmt: skip
+        read = partial(_read, loaded, seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed)
         batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
     if chosen.depth != "none":
         return _shallow(loaded, batches, others, chosen, budget, timing, progress, seconds)
@@ -106,8 +107,9 @@ def compress(
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
         front = bench.menu(replace(budget, fraction=made.plan.budget))
-    report = _assessed(bench, made, others, timing=timing, certificate=certificate, front=front)
-    return Result(made.model, made.plan, report, loaded)
+    report = _assessed(bench, made, timing=timing, certificate=certificate, front=front)
+    small, report = _reheaded(bench, made, report, head_data, data, columns, samples)
+    return Result(small, made.plan, beside(report, loaded, made.model, others, known=report.data), loaded)
 
 
 def _opened(
@@ -119,6 +121,10 @@ def _opened(
         if isinstance(model, PreTrainedModel):
             return in_memory(model, processor), seconds
         return load_model(model, dtype=dtype, device=device), seconds
+
+
+def _read(loaded: Loaded, source: Source | Tensor, **how: Any) -> Data:
+    return gather(source, loaded.model, loaded.processor, describe(loaded.model), **how)
 
 
 def _asked(recipe: Recipe, max_kl: float | None, **fractions: float | None) -> Budget:
@@ -144,12 +150,10 @@ def _affordable(
     return budget
 
 
-def _assessed(bench: Bench, made: Made, others: Sequence[Data], *, timing: bool, **found: Any) -> Report:
-    """What the smaller model does, and how it came about."""
+def _assessed(bench: Bench, made: Made, *, timing: bool, **found: Any) -> Report:
+    """What the smaller model does on the report split, and how it came about."""
     with timed(bench.seconds, "evaluate"):
-        report = evaluate(
-            bench.loaded, made.model, made.plan, bench.data, others, timing=timing, progress=bench.progress
-        )
+        report = evaluate(bench.loaded, made.model, made.plan, bench.data, timing=timing, progress=bench.progress)
     return replace(report, seconds=bench.seconds, correction=[asdict(each) for each in made.corrections], **found)
 
 
@@ -162,9 +166,21 @@ def _shallow(
         small, plan, done = make_shallow(loaded.model, data, recipe, budget, progress=progress)
         round_weights(small, loaded.dtype)
     with timed(seconds, "evaluate"):
-        report = evaluate(loaded, small, plan, data, others, timing=timing, progress=progress)
+        report = evaluate(loaded, small, plan, data, timing=timing, progress=progress)
     report = replace(report, seconds=seconds, correction=[asdict(each) for each in done])
-    return Result(small, plan, report, loaded)
+    return Result(small, plan, beside(report, loaded, small, others, known=report.data), loaded)
+
+
+def _reheaded(
+    bench: Bench, made: Made, report: Report, head_data: str | Path | None, data: Source | Tensor,
+    columns: Sequence[str] | None, samples: int | None,
+) -> tuple[PreTrainedModel, Report]:  # fmt: skip
+    """The cut model with a head fitted on its own features; rows that are reported on are kept out of the fit."""
+    if head_data is None:
+        return made.model, report
+    with timed(bench.seconds, "head"):
+        kept_out = held_out_texts(data, bench.loaded, columns=columns, samples=samples, seed=bench.data.seed)
+        return rehead(bench.loaded, made.model, report, head_data, kept_out, bench.data, columns, bench.progress)
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,12 @@ def copy_companions(source: Path, folder: Path) -> None:
             shutil.copytree(source / path, folder / path, ignore=OTHER_WEIGHTS, dirs_exist_ok=True)
         else:
             (folder / path).mkdir(parents=True, exist_ok=True)  # Normalize has an empty folder, which archives forget
-    for pattern in LICENCES + (SENTENCE_FILES if modules else ()):
+    copy_files(source, folder, LICENCES + (SENTENCE_FILES if modules else ()))
+
+
+def copy_files(source: Path, folder: Path, patterns: Sequence[str] = LICENCES) -> None:
+    """The files of a folder that fit a pattern; the licences, unless told otherwise."""
+    for pattern in patterns:
         for file in source.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)

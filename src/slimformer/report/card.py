@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 
+from slimformer.report.heads import fresh_head_line
 from slimformer.report.report import Report
 
 
@@ -24,6 +25,7 @@ def model_card(report: Report, *, folder: str) -> str:
         "header": header,
         "title": last_name(report.model),
         "folder": json.dumps(folder, ensure_ascii=False),  # it stands in Python code
+        "fresh_head": fresh_head_line(report.head) if report.head else "",
         "data": ", ".join(map(last_name, report.data.get("name", "the data").split(","))),
     }
     return environment.from_string(template).render(load_class=report.load_class, **values)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from slimformer.models import Architecture
 from slimformer.plan import Plan
+from slimformer.report.heads import fresh_head_line
 from slimformer.report.report import Report
 
 
@@ -30,6 +31,8 @@ def show(report: Report, console: Console) -> None:
         console.print(kept(report.sites))
     for title, text in (report.samples or {}).items():
         console.print(Panel(Text(text), title=title, title_align="left"))
+    if report.head:
+        console.print(Text(fresh_head_line(report.head)))
     if report.certificate:
         console.print(Text(f"certified: {report.certificate['promise']}"))
     for warning in report.warnings:

@@ -1,0 +1,388 @@
+"""A head solved in one pass, in closed form, that can learn and forget: the estimator over moments.
+
+head = AnalyticHead("lda").fit(X, y)                 # any arrays; scikit-learn's conventions, without needing it
+head.partial_fit(X2, y2); head.forget(X, y)          # as if it had only ever seen X2
+everyone = head + other                              # two machines, one head: the same as fitting on all rows
+layer = head.to_linear()                             # an nn.Linear whose softmax are the probabilities
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from slimformer.errors import HeadDoesNotFit, RowsUnusable
+from slimformer.heads.class_moments import NOTHING, ClassMoments, TargetMoments, balanced
+from slimformer.heads.inputs import labels_of, not_fitted, numbers_of, rows_of, weights_of
+from slimformer.heads.kept_rows import KeptRows
+from slimformer.heads.random_features import lifted, projection
+from slimformer.heads.solve import Left, Solution, solve_discriminant, solve_ridge, solve_targets
+
+KINDS = ("lda", "ridge", "random", "ncm")
+TARGETS = ("classes", "numbers", "labels")
+CLASS_METHODS = ("predict_proba", "decision_function", "classes_")  # not there for numbers, as is the custom
+ROWS = 4096  # rows lifted and summed at once
+
+
+class AnalyticHead:
+    """Linear head in closed form, for classes, numbers or several labels.
+
+    Parameters
+    ----------
+    kind : "lda" (shrunk discriminant), "ridge" (least squares on indicators), "random" (ridge on `random_features`
+        random ReLU features, RanPAC), "ncm" (nearest class mean). Numbers and labels take "ridge" or "random".
+    target : "classes", "numbers" (regression) or "labels" (a 0/1 column for each label).
+    shrinkage : "loo" chooses it by exact leave-one-out loss, "ledoit-wolf" by their formula (LDA only); or a number:
+        γ in 0…1 for LDA, λ over the mean variance for ridge.
+    prior : "empirical", "uniform", or {label: probability}; for LDA and NCM ("ncm" takes "empirical" as uniform).
+    class_weight : None, "balanced" or {label: weight}, as if rows came so often (so empirical priors follow it).
+        Keeps a Gram matrix for each class.
+    standardize : scale features by their standard deviation before shrinking.
+    random_features : how many, for kind "random".
+    keep : rows kept to leave out, at most; 0 keeps no data at all, only sums (then shrinkage must be a number).
+    random_state : seed of the random features.
+
+    Attributes
+    ----------
+    classes_ : labels in order. n_features_in_ : width of the rows. coef_, intercept_ : C × width, C.
+    shrinkage_, loo_loss_, loo_error_ : what was chosen, and how the kept rows fare when left out.
+
+    Cost: fit n d² / 2 + d³, memory d² + keep · d whatever n. Formulas: `discriminant`, `ridge`, `random_features`.
+    """
+
+    _solution: Solution | None = None  # of the moments as they are; none after a change
+
+    def __init__(
+        self,
+        kind: str = "lda",
+        *,
+        target: str = "classes",
+        shrinkage: float | str = "loo",
+        prior: str | Mapping[Any, float] = "empirical",
+        class_weight: str | Mapping[Any, float] | None = None,
+        standardize: bool = True,
+        random_features: int = 2000,
+        keep: int = 4096,
+        random_state: int = 0,
+    ) -> None:
+        self.kind, self.target, self.shrinkage, self.prior = kind, target, shrinkage, prior
+        self.class_weight, self.standardize, self.random_features = class_weight, standardize, random_features
+        self.keep, self.random_state = keep, random_state
+
+    # --- the estimator conventions ---
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters by name."""
+        return {name: getattr(self, name) for name in _parameters()}
+
+    def set_params(self, **params: Any) -> AnalyticHead:
+        """Set parameters by name; takes effect with the next fit."""
+        for name, value in params.items():
+            if name not in _parameters():
+                raise RowsUnusable(f"Invalid parameter {name!r} for AnalyticHead; it has {', '.join(_parameters())}")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        usual = inspect.signature(AnalyticHead).parameters
+        said = [f"{k}={v!r}" for k, v in self.get_params().items() if v is not usual[k].default]
+        return f"AnalyticHead({', '.join(said)})"
+
+    @property
+    def _estimator_type(self) -> str:
+        return "regressor" if self.target == "numbers" else "classifier"
+
+    def __sklearn_tags__(self) -> Any:
+        from slimformer.heads.estimator_tags import tags_of
+
+        return tags_of(self)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "moments_")
+
+    # --- learning and forgetting ---
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> AnalyticHead:
+        """Forget everything, then learn these rows."""
+        for name in ("moments_", "kept_", "n_features_in_", "_solution", "_declared"):
+            self.__dict__.pop(name, None)
+        self.partial_fit(X, y, sample_weight=sample_weight)
+        self.solution()
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> AnalyticHead:
+        """Learn more rows; labels may be new. `classes` may name labels that are still to come."""
+        self._require_sense()
+        rows = rows_of(X, "AnalyticHead", getattr(self, "n_features_in_", None))
+        targets = self._targets(y, len(rows))
+        weights = weights_of(sample_weight, len(rows))
+        self.n_features_in_ = rows.shape[1]
+        if classes is not None:
+            self._declared = sorted({*getattr(self, "_declared", ()), *np.asarray(classes).tolist()})
+        moments, kept = self._counted(rows, targets, weights)
+        if hasattr(self, "moments_"):
+            moments, kept = self.moments_ + moments, self.kept_ + kept
+        self._become(moments, kept)
+        return self
+
+    def forget(self, X: Any, y: Any, sample_weight: Any = None) -> AnalyticHead:
+        """Unlearn rows: the moments are those of a head that never saw them.
+
+        So is the choice of the shrinkage as long as not more than `keep` rows were seen; beyond that it is made on
+        the kept rows that remain.
+        """
+        self._require_rows()
+        rows = rows_of(X, "AnalyticHead", self.n_features_in_)
+        moments, kept = self._counted(rows, self._targets(y, len(rows)), weights_of(sample_weight, len(rows)))
+        self._become(self.moments_ - moments, self.kept_ - kept)
+        return self
+
+    def merge(self, other: AnalyticHead) -> AnalyticHead:
+        """A new head that has seen the rows of both."""
+        self._require_rows()
+        other._require_rows()
+        if {**self.get_params(), "keep": 0} != {**other.get_params(), "keep": 0}:
+            raise HeadDoesNotFit("only heads with the same parameters can be merged")
+        if self.n_features_in_ != other.n_features_in_:
+            raise HeadDoesNotFit(f"heads on {self.n_features_in_} and {other.n_features_in_} features cannot be merged")
+        out = AnalyticHead(**self.get_params())
+        out.n_features_in_, out._flat = self.n_features_in_, getattr(self, "_flat", True)
+        out._become(self.moments_ + other.moments_, self.kept_ + other.kept_)
+        return out
+
+    __add__ = merge
+
+    # --- using it ---
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in CLASS_METHODS and object.__getattribute__(self, "target") == "numbers":
+            raise AttributeError(f"a regression of numbers has no {name}")
+        return object.__getattribute__(self, name)
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Scores, rows × classes; for two classes the difference second − first."""
+        S = self._scores(X).numpy()
+        return S[:, 1] - S[:, 0] if self.target == "classes" and S.shape[1] == 2 else S
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Labels, numbers, or 0/1 for each label."""
+        S = self._scores(X)
+        if self.target == "classes":
+            return self.classes_[S.argmax(1).numpy()]
+        if self.target == "labels":
+            return (S > 0.5).long().numpy()
+        return (S[:, 0] if self._flat else S).numpy()
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities, calibrated by one temperature on left-out scores; rows × classes, or rows × labels."""
+        S, beta = self._scores(X), self.solution().beta
+        return ((beta * S).softmax(1) if self.target == "classes" else (beta * (2 * S - 1)).sigmoid()).numpy()
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy (of all labels at once where there are several); R² of numbers."""
+        rows = rows_of(X, "AnalyticHead", getattr(self, "n_features_in_", None))
+        w = weights_of(sample_weight, len(rows))
+        if self.target == "classes":
+            right = self.predict(rows) == labels_of(y, len(rows))
+            return float(w @ torch.as_tensor(right, dtype=torch.float64) / w.sum())
+        Y, P = numbers_of(y, len(rows), binary=self.target == "labels")[0], torch.as_tensor(self.predict(rows)).double()
+        P = P[:, None] if P.ndim == 1 else P
+        if self.target == "labels":
+            return float(w @ (P == Y).all(1).double() / w.sum())
+        spread = (w[:, None] * (Y - (w @ Y) / w.sum()) ** 2).sum(0)
+        return float((1 - (w[:, None] * (Y - P) ** 2).sum(0) / spread).mean())
+
+    def to_linear(self) -> nn.Module:
+        """The head as a module, float32: its softmax (sigmoid for labels) gives `predict_proba`; numbers are predicted.
+
+        Random features become a fixed layer before it.
+        """
+        found = self.solution()
+        W, b = found.weight, found.bias.clamp(min=-1e9)
+        if self.target == "classes":
+            W, b = found.beta * W, found.beta * b
+        elif self.target == "labels":
+            W, b = 2 * found.beta * W, found.beta * (2 * b - 1)
+        layer = linear(W, b)
+        if self.kind != "random":
+            return layer
+        return nn.Sequential(linear(self._projection().mT), nn.ReLU(), layer)
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """Labels in their order."""
+        self._require_rows()
+        if self.target == "classes":
+            return np.array(self.moments_.labels)
+        return np.arange(len(self.moments_.y))
+
+    @property
+    def coef_(self) -> NDArray[np.float64]:
+        return self.solution().weight.numpy()
+
+    @property
+    def intercept_(self) -> NDArray[np.float64]:
+        return self.solution().bias.numpy()
+
+    @property
+    def shrinkage_(self) -> float:
+        return self.solution().shrinkage
+
+    @property
+    def loo_loss_(self) -> float | None:
+        return self.solution().loss
+
+    @property
+    def loo_error_(self) -> float | None:
+        return self.solution().error
+
+    def solution(self) -> Solution:
+        """Weights, bias, shrinkage and temperature; solved when first asked for after a change."""
+        self._require_rows()
+        if self._solution is None:
+            self._solution = self._solve()
+        return self._solution
+
+    # --- keeping it ---
+
+    def save(self, path: str | Path, *, rows: bool = False) -> None:
+        """Moments and solution to one safetensors file; kept rows only if asked for, since they are data."""
+        from slimformer.heads.head_file import write_head
+
+        write_head(self, Path(path), rows=rows)
+
+    @classmethod
+    def load(cls, path: str | Path) -> AnalyticHead:
+        """A head that was saved; it goes on learning where it stopped."""
+        from slimformer.heads.head_file import read_head
+
+        return read_head(Path(path))
+
+    # --- inside ---
+
+    def _require_sense(self) -> None:
+        if self.kind not in KINDS or self.target not in TARGETS:
+            raise RowsUnusable(
+                f"kind is one of {', '.join(KINDS)} and target one of {', '.join(TARGETS)}; got {self!r}"
+            )
+        if self.target != "classes" and self.kind not in ("ridge", "random"):
+            raise RowsUnusable(f"kind {self.kind!r} is for classes; use 'ridge' or 'random' for {self.target}")
+        known = ("loo", "ledoit-wolf") if self.kind == "lda" else ("loo",)
+        if isinstance(self.shrinkage, str) and self.shrinkage not in known:
+            raise RowsUnusable(f"shrinkage of {self.kind} is {' or '.join(known)} or a number; got {self.shrinkage!r}")
+        if self.prior != "empirical" and self.kind in ("ridge", "random"):
+            raise RowsUnusable("least squares has no prior; use class_weight instead")
+
+    def _require_rows(self) -> None:
+        if not hasattr(self, "moments_"):
+            raise not_fitted("AnalyticHead")
+
+    def _targets(self, y: Any, n: int) -> NDArray[Any]:
+        if self.target == "classes":
+            return labels_of(y, n)
+        values, self._flat = numbers_of(y, n, binary=self.target == "labels")
+        return values.numpy()
+
+    def _become(self, moments: ClassMoments | TargetMoments, kept: KeptRows) -> None:
+        if isinstance(moments, ClassMoments):
+            missing = set(getattr(self, "_declared", ())) - set(moments.labels)
+            moments = moments + ClassMoments.zero(sorted(missing), moments.width, apart=moments.apart)
+        self.moments_: Any = moments
+        self.kept_ = kept
+        self._solution = None
+
+    def _counted(
+        self, rows: Tensor, targets: NDArray[Any], weights: Tensor
+    ) -> tuple[ClassMoments | TargetMoments, KeptRows]:
+        """Moments and sample of some rows; those of weight zero were never there."""
+        there = weights > 0
+        rows, targets, weights = rows[there], targets[there.numpy()], weights[there]
+        kept = KeptRows.of(rows, targets, weights, self.keep)
+        parts: list[Any] = []
+        for index in torch.arange(len(rows)).split(ROWS):
+            X, w = self._features(rows[index]), weights[index]
+            if self.target == "classes":
+                labels = targets[index.numpy()].tolist()
+                parts.append(ClassMoments.of(X, labels, w, apart=self.class_weight is not None))
+            else:
+                parts.append(TargetMoments.of(X, torch.from_numpy(targets[index.numpy()]), w))
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total, kept
+
+    def _features(self, rows: Tensor) -> Tensor:
+        return lifted(rows, self._projection()) if self.kind == "random" else rows
+
+    def _projection(self) -> Tensor:
+        return projection(self.n_features_in_, self.random_features, self.random_state)
+
+    def _scores(self, X: Any) -> Tensor:
+        self._require_rows()
+        found = self.solution()
+        rows = rows_of(X, "AnalyticHead", self.n_features_in_)
+        parts = [self._features(part).double() @ found.weight.mT + found.bias for part in rows.split(ROWS)]
+        return torch.cat(parts)
+
+    def _solve(self) -> Solution:
+        if self.target != "classes":
+            targets = torch.from_numpy(np.asarray(self.kept_.targets, np.float64))
+            binary = self.target == "labels"
+            left = self._left(targets)
+            return solve_targets(
+                self.moments_, left, shrinkage=self.shrinkage, binary=binary, standardize=self.standardize
+            )
+        index = {label: i for i, label in enumerate(self.moments_.labels)}
+        left = self._left(torch.tensor([index[label] for label in self.kept_.targets.tolist()], dtype=torch.long))
+        omega = self._class_weights()
+        if self.kind in ("ridge", "random"):
+            return solve_ridge(self.moments_, left, shrinkage=self.shrinkage, omega=omega, standardize=self.standardize)
+        shrinkage = 1.0 if self.kind == "ncm" else self.shrinkage
+        return solve_discriminant(
+            self.moments_, left, shrinkage=shrinkage, log_prior=self._log_prior(), omega=omega,
+            standardize=self.standardize,
+        )  # fmt: skip
+
+    def _left(self, y: Tensor) -> Left:
+        w = self.kept_.weights
+        return Left(self._features(self.kept_.X).double(), y, w.clamp(max=1), w)
+
+    def _class_weights(self) -> Tensor:
+        counts = self.moments_.counts
+        if self.class_weight is None:
+            return torch.ones_like(counts)
+        if isinstance(self.class_weight, Mapping):
+            given = [self.class_weight.get(label, 1.0) for label in self.moments_.labels]
+            return torch.tensor(given, dtype=torch.float64)
+        return balanced(counts)
+
+    def _log_prior(self) -> Tensor | None:
+        """None for empirical priors, which change when a row is left out."""
+        if self.prior == "empirical" and self.kind == "lda":
+            return None
+        seen = (self.moments_.counts > NOTHING).double()
+        if isinstance(self.prior, Mapping):
+            given = [float(self.prior.get(label, 0.0)) for label in self.moments_.labels]
+            return (torch.tensor(given, dtype=torch.float64) / max(sum(given), NOTHING)).log()
+        return (seen / seen.sum()).log()
+
+
+def linear(W: Tensor, b: Tensor | None = None) -> nn.Linear:
+    """A float32 layer with these weights."""
+    layer = nn.Linear(W.shape[1], W.shape[0], bias=b is not None)
+    with torch.no_grad():
+        layer.weight.copy_(W)
+        if b is not None:
+            layer.bias.copy_(b)
+    return layer
+
+
+def _parameters() -> list[str]:
+    return [name for name in inspect.signature(AnalyticHead.__init__).parameters if name != "self"]

@@ -1,0 +1,76 @@
+"""A head as one safetensors file: sums, solution and parameters; no pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from slimformer.errors import DataNotFound, DataUnreadable
+from slimformer.heads.analytic import AnalyticHead
+from slimformer.heads.class_moments import ClassMoments, TargetMoments
+from slimformer.heads.kept_rows import KeptRows
+from slimformer.heads.solve import Solution
+
+SUMS = {ClassMoments: ("counts", "sums", "grams"), TargetMoments: ("x", "gram", "y", "cross", "energy")}
+
+
+def write_head(head: AnalyticHead, path: Path, *, rows: bool) -> None:
+    """Write a fitted head; without `rows` the file holds no example, only sums."""
+    found, moments = head.solution(), head.moments_
+    tensors: dict[str, Tensor] = {name: getattr(moments, name) for name in SUMS[type(moments)]}
+    tensors |= {"weight": found.weight, "bias": found.bias}
+    said: dict[str, Any] = {
+        "slimformer_head": 1, "params": head.get_params(), "width": head.n_features_in_,
+        "flat": getattr(head, "_flat", True), "shrinkage": found.shrinkage, "beta": found.beta, "loss": found.loss,
+        "error": found.error,
+    }  # fmt: skip
+    if isinstance(moments, ClassMoments):
+        said |= {"labels": list(moments.labels), "apart": moments.apart}
+    else:
+        said |= {"rows": moments.rows}
+    if rows:
+        kept = head.kept_
+        tensors |= {"kept.X": kept.X, "kept.weights": kept.weights, "kept.keys": torch.from_numpy(kept.keys)}
+        said |= {"targets": kept.targets.tolist()}
+    save_file({k: v.contiguous().clone() for k, v in tensors.items()}, path, metadata={"head": json.dumps(said)})
+
+
+def read_head(path: Path) -> AnalyticHead:
+    """Read what `write_head` wrote."""
+    if not path.is_file():
+        raise DataNotFound(f"there is no head {str(path)!r}")
+    try:
+        with safe_open(path, "pt") as file:
+            said = json.loads(file.metadata()["head"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataUnreadable(f"{path} is not a head that slimformer wrote") from error
+    head = AnalyticHead(**said["params"])
+    head.n_features_in_, head._flat = said["width"], said["flat"]
+    moments: Any
+    if "labels" in said:
+        labels = tuple(said["labels"])
+        moments = ClassMoments(labels, tensors["counts"], tensors["sums"], tensors["grams"], said["apart"])
+    else:
+        moments = TargetMoments(said["rows"], *(tensors[name] for name in SUMS[TargetMoments]))
+    head._become(moments, _kept(said, tensors, head))
+    head._solution = Solution(
+        tensors["weight"], tensors["bias"], said["shrinkage"], said["beta"], said["loss"], said["error"]
+    )
+    return head
+
+
+def _kept(said: dict[str, Any], tensors: dict[str, Tensor], head: AnalyticHead) -> KeptRows:
+    if "kept.X" in tensors:
+        targets = np.array(said["targets"])
+        return KeptRows(head.keep, tensors["kept.keys"].numpy(), tensors["kept.X"], targets, tensors["kept.weights"])
+    empty = torch.zeros(0, head.n_features_in_, dtype=torch.float64)
+    targets = np.zeros((0,) if head.target == "classes" else (0, len(tensors["y"])))
+    return KeptRows(head.keep, np.zeros(0, np.uint64), empty, targets, empty[:, 0])

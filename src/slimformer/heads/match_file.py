@@ -1,0 +1,60 @@
+"""A map between two models as a small module and as one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from slimformer.errors import DataNotFound, DataUnreadable
+from slimformer.heads.match import Match, Side
+
+KEYS = ("source.centre", "source.A", "target.centre", "target.A")
+
+
+class Embedding(nn.Module):
+    """One side of a map: features of its model to unit vectors of the common space, float32."""
+
+    centre: Tensor
+    A: Tensor
+
+    def __init__(self, side: Side) -> None:
+        super().__init__()
+        self.kept = side.kept
+        self.register_buffer("centre", side.centre.float())
+        self.register_buffer("A", side.A.float())
+
+    def forward(self, X: Tensor) -> Tensor:
+        return Side(self.centre.double(), self.A.double(), self.kept).embed(X).to(X.dtype)
+
+
+def modules_of(found: Match) -> tuple[Embedding, Embedding]:
+    """Source and target as modules; likeness is the product of what they give."""
+    return Embedding(found.source), Embedding(found.target)
+
+
+def write_match(found: Match, path: Path, said: dict[str, Any] | None = None) -> None:
+    """Weights in float32, and what else is to be remembered as JSON."""
+    sides = (found.source, found.target)
+    tensors = dict(zip(KEYS, (t.float().contiguous() for s in sides for t in (s.centre, s.A)), strict=True))
+    known = {"slimformer_match": 1, "method": found.method, "strength": found.strength}
+    kept = [side.kept for side in sides]
+    save_file(tensors, path, metadata={"match": json.dumps({**(said or {}), **known, "kept": kept})})
+
+
+def read_match(path: Path) -> Match:
+    """Read what `write_match` wrote."""
+    if not path.is_file():
+        raise DataNotFound(f"there is no map {str(path)!r}")
+    try:
+        with safe_open(path, "pt") as file:
+            said = json.loads(file.metadata()["match"])
+            a, A, b, B = (file.get_tensor(key).to(torch.float64) for key in KEYS)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataUnreadable(f"{path} is not a map that slimformer wrote") from error
+    return Match(said["method"], said["strength"], Side(a, A, said["kept"][0]), Side(b, B, said["kept"][1]))

@@ -1,0 +1,101 @@
+"""Reports of heads, maps and adapted models as tables for a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show_probe(report: dict[str, Any], folder: Path | None, out: Console) -> None:
+    """What was tried, what it scores, and where it is."""
+    tried = Table(title=f"{report['kind']} on {report['rows']:,} rows: leave-one-out", title_justify="left")
+    for name in ("features", "loss", "error", "shrinkage"):
+        tried.add_column(name, justify="right")
+    for row in report["tried"]:
+        best = {"pool": row["pool"], "layer": row["layer"]} == report["reading"]
+        values = ["" if row[name] is None else f"{row[name]:.4g}" for name in ("loss", "error", "shrinkage")]
+        tried.add_row(f"{row['pool']} of layer {row['layer']}", *values, style="bold" if best else None)
+    out.print(tried)
+    if scores := report.get("scores"):
+        out.print(scores_table(scores))
+    if matrix := (scores or {}).get("confusion"):
+        out.print(confusion_table(matrix))
+    for note in report.get("warnings", ()):
+        out.print(f"note: {note}", style="yellow")
+    if folder is not None:
+        out.print(f"\nsaved in {folder} as a {report['saved']}")
+        if report["saved"] == "SentenceTransformer":
+            usual = "last" if report["causal"] else "cls"
+            out.print(f"no stock classifier takes the mean of positions; --pool {usual} gives one for transformers")
+
+
+def fresh_head_line(head: dict[str, Any]) -> str:
+    """What a cut model's fresh head was fitted on, and what its old one did on the same rows."""
+    line = f"fresh head: {head['kind']} in closed form, on {head['rows']:,} rows"
+    old = [f"{metric['name']} {metric['small']:.4g}" for metric in head.get("old_head", ())]
+    return f"{line}; with the old head: {', '.join(old)}" if old else line
+
+
+def scores_table(scores: dict[str, Any]) -> Table:
+    """Scores with their intervals."""
+    table = Table(title=f"{scores['data']}: {scores['examples']:,} examples", title_justify="left")
+    for name in ("score", "value", "95 % interval"):
+        table.add_column(name, justify="right")
+    for name, value in scores.items():
+        if isinstance(value, dict) and "value" in value:
+            interval = f"{value['low']:.4f} … {value['high']:.4f}" if "low" in value else ""
+            table.add_row(name.replace("_", " "), f"{value['value']:.4f}", interval)
+        elif isinstance(value, float):
+            table.add_row(name.replace("_", " "), f"{value:.4f}", "")
+    return table
+
+
+def confusion_table(matrix: dict[str, Any]) -> Table:
+    """True labels down, predicted ones across; left out where there are too many to read."""
+    labels = matrix["labels"][:20]
+    table = Table(title="confusion", title_justify="left")
+    for name in ("true \\ said", *labels):
+        table.add_column(name, justify="right")
+    for name, row in zip(labels, matrix["counts"], strict=False):
+        table.add_row(name, *(str(n) for n in row[: len(labels)]))
+    return table
+
+
+def show_match(report: dict[str, Any], folder: Path | None, out: Console) -> None:
+    """One line for each method and direction."""
+    title = (
+        f"{report['held_out']:,} held-out pairs, fitted on {report['pairs']:,}; chance {report['chance']['R@1']:.4f}"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("method", "way", "R@1", "95 %", "R@5", "R@10", "median rank", "R@1 without hubs"):
+        table.add_column(name, justify="right")
+    for row in report["methods"]:
+        for way in ("forward", "backward"):
+            found = row["cosine"][way]
+            table.add_row(
+                row["method"], way, f"{found['R@1']:.3f}", f"{found['low']:.3f} … {found['high']:.3f}",
+                f"{found['R@5']:.3f}", f"{found['R@10']:.3f}", f"{found['median_rank']:g}",
+                f"{row['csls'][way]['R@1']:.3f}", style="bold" if row["method"] == report["best"] else None,
+            )  # fmt: skip
+    out.print(table)
+    if folder is not None:
+        out.print(f"\nthe map of {report['best']} is in {folder}")
+
+
+def show_adapted(report: dict[str, Any], folder: Path | None, out: Console) -> None:
+    """Perplexity before and after on every text."""
+    table = Table(title=f"{report['method']} on {report['tokens']:,} tokens: {report['chosen']}", title_justify="left")
+    for name in ("held-out text", "before", "after", "nats per token", "95 % interval"):
+        table.add_column(name, justify="right")
+    for name, found in report["perplexity"].items():
+        interval = f"{found['low']:+.3f} … {found['high']:+.3f}" if "low" in found else ""
+        nats = f"{found['nats']:+.3f}" if "nats" in found else ""
+        table.add_row(name, f"{found['before']:.2f}", f"{found['after']:.2f}", nats, interval)
+    out.print(table)
+    if report["warning"]:
+        out.print(f"note: {report['warning']}", style="yellow")
+    if folder is not None:
+        out.print(f"\nsaved in {folder}")

@@ -283,7 +283,7 @@ def require_headroom(model: PreTrainedModel, *, lossless: bool = False, shallow:
         )
     if shallow:
         raise HeadDoesNotFit(
-            "--head-data belongs to cuts of heads and neurons; with fewer blocks compress first, and give the result to "
+            "--head-data belongs to cuts of heads and neurons; with fewer blocks compress first and give the result to "
             "`slimformer probe`"
         )
     if not is_bare(model):

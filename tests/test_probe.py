@@ -7,6 +7,7 @@ from slimformer.calibrate.collect import starting_at, states_before_blocks
 from slimformer.decompose import Curve
 from slimformer.evaluate.fidelity import harm
 from slimformer.models import describe
+from slimformer.models.ranks import rank_sites
 from slimformer.plan.sensitivity import Probe, sensitivities
 from slimformer.probe import knee, probe
 
@@ -28,13 +29,12 @@ def test_a_model_started_in_the_middle_ends_where_it_always_does(kind):
 
 @pytest.mark.parametrize(("kind", "head"), KINDS, ids=lambda value: value)
 def test_probes_find_harm_and_leave_the_model_as_it_was(kind, head):
-    known, how = stock(kind, head), recipe(ridge=1e-6)
+    known, how = stock(kind, head), recipe(ridge=1e-6, metric="squares")
+    sites = {**known.architecture.by_name, **{site.name: site for site in rank_sites(known.model, known.architecture)}}
     before = {name: tensor.clone() for name, tensor in known.model.state_dict().items()}
     found = probe(known.model, lambda i: known.blocks[i], known.curves(how), known.data["select"], how)
-    assert set(found) == set(known.architecture.by_name)
-    assert all(
-        each.harm > 0 and each.error > 0 and each.keep < known.architecture[name].units for name, each in found.items()
-    )
+    assert set(found) == set(sites)
+    assert all(each.harm > 0 and each.error > 0 and each.keep < sites[name].units for name, each in found.items())
     after = known.model.state_dict()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     assert describe(known.model) == known.architecture

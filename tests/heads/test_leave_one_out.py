@@ -158,3 +158,13 @@ def test_kept_rows_are_a_fair_sample_whatever_the_order():
 
 def test_a_class_of_nothing_keeps_its_place():
     assert isinstance(within(ClassMoments.zero([0, 1], 3, apart=False)), Within)
+
+
+def test_rows_that_are_all_right_leave_some_doubt():
+    S = torch.tensor([[2.0, 0.0], [0.0, 2.0]], dtype=torch.float64).repeat(10, 1)
+    y, w = torch.tensor([0, 1]).repeat(10), torch.ones(20, dtype=torch.float64)
+    sure = (temperature(S, y, w) * S).softmax(1).amax(1)
+    torch.testing.assert_close(sure, torch.full_like(sure, 21 / 22), rtol=1e-3, atol=0)  # odds of 1 : 21
+    wrong = y.clone()
+    wrong[0] = 1
+    assert float((temperature(S, wrong, w) * S).softmax(1).amax(1).mean()) == pytest.approx(0.95, abs=1e-6)

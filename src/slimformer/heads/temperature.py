@@ -1,11 +1,15 @@
 """One number that turns scores into honest probabilities: softmax(β s), β by maximum likelihood on left-out scores.
 
-The mean of −log softmax(β s)_y is convex in β; Newton's step is (mean s_y − mean E_p s) / mean Var_p s.
+The mean of −log softmax(β s)_y is convex in β; Newton's step is (mean s_y − mean E_p s) / mean Var_p s. Where all n
+rows are right no finite β is best. The rule of succession then bounds it: at the mean margin the odds of an error are
+1 : n + 1.
 
 Reference: Guo, Pleiss, Sun, Weinberger (2017).
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +22,7 @@ SHARPEST = 50.0  # β times the mean margin: beyond it every probability is 0 or
 def temperature(S: Float[Tensor, "n C"], y: Int[Tensor, " n"], w: Float[Tensor, " n"]) -> float:
     """The β of least loss on rows with scores S and labels y; 1 where there is nothing to learn from.
 
-    Scores of −∞ stay out of the way. Where all rows are right, no finite β is best: it is then the sharpest allowed.
+    Scores of −∞ stay out of the way.
     """
     real = torch.isfinite(S.gather(1, y[:, None]))[:, 0]
     S, y, w = S[real], y[real], w[real]
@@ -28,7 +32,8 @@ def temperature(S: Float[Tensor, "n C"], y: Int[Tensor, " n"], w: Float[Tensor, 
     margin = float(w @ margins / w.sum())
     if not margin > 0:
         return 1.0
-    low, high = 0.0, SHARPEST / margin
+    right = bool((S.argmax(1) == y).all())
+    low, high = 0.0, (math.log1p(float(w.sum())) if right else SHARPEST) / margin
     beta = min(1.0, high)
     for _ in range(STEPS):
         slope, curve = _derivatives(S, y, w, beta)

@@ -22,7 +22,7 @@ LAYERS = (
     ("report",), ("track",), ("stages",), ("assess", "probe", "timings", "front", "fisher", "menu"),
     ("refine", "lossless"), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
     ("shell", "options"), ("cli_front",),
-    ("cli_cascade", "cli_recipes", "cli_compress", "cli_inspect", "cli_eval", "cli_report"), ("cli",),
+    ("cli_cascade", "cli_recipes", "cli_compress", "cli_inspect", "cli_eval", "cli_report"), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

@@ -51,7 +51,10 @@ def test_data_that_were_calibrated_on_are_noted(smaller, shelf, tmp_path):
     notes = json.loads(done(*asked, "--json").out)["notes"]
     assert any("was calibrated on" in note for note in notes)
     noted = [
-        any("was calibrated on" in note for note in json.loads(done(*asked[:7], folder, *asked[8:], "--json").out)["notes"])
+        any(
+            "was calibrated on" in note
+            for note in json.loads(done(*asked[:7], folder, *asked[8:], "--json").out)["notes"]
+        )
         for folder in (_linked(text, tmp_path / "one", "test.txt"), _linked(text, tmp_path / "two", "train.txt"))
     ]
     assert noted == [True, False], "the file that is read counts, not the folder it lies in"

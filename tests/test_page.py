@@ -154,7 +154,7 @@ def answered_for(page: Page, report: dict) -> set[str]:
             above, below = (value_at(report, part) for part in ratio.split("|"))
             assert float(text) == pytest.approx(above / below, abs=5.1e-4), ratio
         else:
-            assert other or re.search("95 % interval|^p: |randomisation", text), f"{text!r} comes from nowhere"
+            assert other or "95 % interval" in text, f"{text!r} comes from nowhere"
     return paths
 
 
@@ -171,17 +171,21 @@ def test_every_number_is_the_one_in_the_report(page, report, tmp_path):
 
 
 PLACE = "/home/ann/odd-2/dev.tsv"
-SIDES = {f"{side}{end}": 50.0 + i for i, (side, end) in enumerate(itertools.product(("dense", "small"), ("", "_low", "_high")))}
+SIDES = {
+    f"{side}{end}": 50.0 + i
+    for i, (side, end) in enumerate(itertools.product(("dense", "small"), ("", "_low", "_high")))
+}
 SCORE = {
     "name": "accuracy", "better": "higher", "level": 0.95, **SIDES, "difference": 3.125, "low": -1.5, "high": 4.75,
     "p": 0.125, "recovery": 106.25, "recovery_low": 97.5, "recovery_high": 109.5,
 }  # fmt: skip
 TASK = {
-    "slimformer_task": 1, "task": "sst2", "dense": "/home/ann/dense", "small": "../ann/small", "data": "/home/ann/odd-2",
-    "files": [PLACE], "examples": 872, "unit": "examples",
+    "slimformer_task": 1, "task": "sst2", "dense": "/home/ann/dense", "small": "../ann/small",
+    "data": "/home/ann/odd-2", "files": [PLACE], "examples": 872, "unit": "examples",
     "metrics": [SCORE, {**SCORE, "name": "F1", "recovery": None, "recovery_low": None, "recovery_high": None}],
     "settings": {"seq_len": 128, "predictions": "head", "best_thresholds": {"F1": {"dense": 0.375}}},
-    "notes": [f"../ann/small was calibrated on {PLACE}: these are not held-out figures", "see /home/ann/else/x.txt, too"],
+    "notes": [f"../ann/small was calibrated on {PLACE}: these are not held-out figures",
+              "see /home/ann/else/x.txt, too"],
 }  # fmt: skip
 MEASURED = {
     "phase": "decode", "batch": 4, "dense_seconds": 0.0204, "small_seconds": 0.0153, "ratio": 0.75, "ratio_low": 0.7,
@@ -237,7 +241,8 @@ def test_the_front_and_the_spectra_can_be_read_as_tables(page, report, tmp_path)
     front = report["front"]
     sites = [site for site in front["sites"] if site["kind"] == page.evaluate("KINDS[byId('spectrum').value][0]")]
     cells = page.evaluate(
-        "[...document.querySelectorAll('#spectra-table tbody tr')].map((r) => [...r.children].map((c) => c.textContent))"
+        "[...document.querySelectorAll('#spectra-table tbody tr')]"
+        ".map((row) => [...row.children].map((cell) => cell.textContent))"
     )
     assert len(cells) == len(sites) > 0
     for (block, *found), site in zip(cells, sorted(sites, key=lambda each: each["block"]), strict=True):
@@ -258,7 +263,9 @@ def test_the_command_of_the_page_makes_the_model_of_the_slider(page, report, tmp
     made = json.loads((tmp_path / "made" / "report.json").read_text())
     assert made["budget"] == 0.75
     assert opened(page, made, tmp_path).evaluate(KEPT) == wanted
-    calibrate, cut = map(shlex.split, opened(page, report, tmp_path).evaluate("byId('command-many').textContent").split("\n"))
+    calibrate, cut = map(
+        shlex.split, opened(page, report, tmp_path).evaluate("byId('command-many').textContent").split("\n")
+    )
     assert calibrate[1:3] == ["calibrate", "llama"] and cut[1:3] == ["cut", calibrate[-1]]
 
 

@@ -55,7 +55,8 @@ def test_what_is_not_a_report_is_refused_and_other_files_are_kept(folder, tmp_pa
     for odd, why in (
         ({"slimformer_report": 1}, "model: "), ({**whole, "tasks": []}, "tasks: "), ({**whole, "bench": {}}, "bench."),
         ({**whole, "tasks": {"sst2": {"metrics": 3}}}, "tasks.sst2"), ({**whole, "sites": [1]}, "sites.0"),
-        ({**whole, "budget": float("nan")}, "holds NaN"), ({**whole, "metrics": [{"name": "kl"}]}, "metrics.0"), ([], "not a"),
+        ({**whole, "budget": float("nan")}, "holds NaN"), ({**whole, "metrics": [{"name": "kl"}]}, "metrics.0"),
+        ([], "not a report"),
     ):  # fmt: skip
         (tmp_path / "odd.json").write_text(json.dumps(odd))
         assert why in refused("report", tmp_path / "odd.json")

@@ -94,7 +94,7 @@ def test_without_golds_is_not_the_same_as_without_an_answer(tmp_path):
 
     gold, silent = {"answers": [{"text": "w5", "answer_start": 0}]}, {"answers": []}
     assert [q.answers for q in squad_questions("squad_v2", nested(gold, silent))] == [("w5",), ()]
-    with pytest.raises(DataUnreadable, match="1 of 2 questions .* row 2"):
+    with pytest.raises(DataUnreadable, match=r"1 of 2 questions .* row 2"):
         squad_questions("squad", nested(gold, silent))
     for task in ("squad", "squad_v2"):
         with pytest.raises(ColumnNotFound, match="no answers"):

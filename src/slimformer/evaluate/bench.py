@@ -112,8 +112,8 @@ def _length(model: PreTrainedModel, asked: int | None, new_tokens: int) -> int:
     room = length if architecture.family.image else positions(model.config) - new_tokens
     if room < 1 or (asked is not None and length > room):
         raise SequenceTooLong(
-            f"{length if asked else 1:,} tokens and {new_tokens:,} new ones are more than the {positions(model.config):,} positions of "
-            "the model; lower --seq-len or --new-tokens"
+            f"{length if asked else 1:,} tokens and {new_tokens:,} new ones are more than the "
+            f"{positions(model.config):,} positions of the model; lower --seq-len or --new-tokens"
         )
     return min(length, room)
 

@@ -21,7 +21,7 @@ from slimformer.errors import ReportNotFound
 from slimformer.report.card import last_name, source_names
 from slimformer.report.shape import checked
 
-SCRIPTS = ("draw.js", "plan.js", "page.js", "elsewhere.js", "detail.js", "spectra.js")
+SCRIPTS = ("draw.js", "plan.js", "page.js", "elsewhere.js", "spectra.js", "detail.js")  # the last one starts
 MODELS = ("dense", "small")  # of a task or a bench
 MARK = '<meta name="generator" content="slimformer">'
 

@@ -20,7 +20,7 @@ def task_table(found: dict[str, Any]) -> RenderableType:
     for metric in found["metrics"]:
         table.add_row(
             f"{metric['name']} ({'↓' if metric['better'] == 'lower' else '↑'})",
-            *(_within(*(metric[f"{name}{end}"] for end in ("", "_low", "_high")), ".2f") for name in SIDES),
+            *(_within(metric[name], metric[f"{name}_low"], metric[f"{name}_high"], ".2f") for name in SIDES),
             _within(metric["difference"], metric["low"], metric["high"], "+.2f"),
             _number(metric["p"], ".3f"),
             _within(metric["recovery"], metric["recovery_low"], metric["recovery_high"], ".1f", " %"),
@@ -54,8 +54,8 @@ def bench_table(found: dict[str, Any]) -> RenderableType:
     plural = "" if found["threads"] == 1 else "s"
     lines.append(
         f"T = {found['seq_len']} · medians of {found['repeats']} interleaved rounds · {found['threads']} "
-        f"thread{plural} on {found['device']} · ratios with quartiles · rates in {found['unit']} · peak: tensors besides "
-        "the weights"
+        f"thread{plural} on {found['device']} · ratios with quartiles · rates in {found['unit']} · peak: tensors "
+        "besides the weights"
     )
     return Group(table, *(Text(line, style="dim") for line in lines))
 

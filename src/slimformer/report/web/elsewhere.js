@@ -4,20 +4,20 @@ const bracket = (...numbers) => h("span", { class: "interval" }, " [", numbers[0
 const within = (path, low, high, format) => (at(path) === null ? "–" : h("span", {}, num(path, format), bracket(num(low, format), num(high, format))));
 const hundredths = (value) => value.toFixed(2);
 const change = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
-const perCent = (value) => `${value.toFixed(1)} %`;
+const tenths = (value) => value.toFixed(1);
 const rate = (value) => value.toFixed(1).replace(/\B(?=(\d{3})+(?!\d))/g, ",");
 
 function scoreRow(path) {
   const side = (name) => within(`${path}.${name}`, `${path}.${name}_low`, `${path}.${name}_high`, hundredths);
   return row(h("span", {}, said(`${path}.name`), ` (${at(path).better} is better)`), side("dense"), side("small"),
     within(`${path}.difference`, `${path}.low`, `${path}.high`, change), num(`${path}.p`, (v) => v.toFixed(3)),
-    within(`${path}.recovery`, `${path}.recovery_low`, `${path}.recovery_high`, perCent));
+    within(`${path}.recovery`, `${path}.recovery_low`, `${path}.recovery_high`, tenths));
 }
 
 // Whatever a score depends on: numbers, texts, and numbers by name.
 function settingsOf(path) {
   return Object.entries(at(path)).flatMap(([name, value], i) => {
-    const place = `${path}.${name}`, label = `${i ? " · " : ""}${name.replaceAll("_", " ")} `;
+    const place = `${path}.${name}`, label = h("span", { "data-plan": "name" }, `${i ? " · " : ""}${name.replaceAll("_", " ")} `);
     if (value !== null && typeof value === "object") return [label, "(", ...settingsOf(place), ")"];
     return [label, typeof value === "number" ? num(place) : said(place)];
   });
@@ -31,7 +31,7 @@ function tasksSection() {
     const where = files.length ? files.flatMap((_, i) => [i ? ", " : "", said(`${path}.files.${i}`)]) : [said(`${path}.data`)];
     byId("task-tables").append(
       h("h3", {}, said(`${path}.task`)),
-      scrolled(`scores on ${name}`, ["", "dense", "small", "difference", "p", "recovery"], task.metrics.map((_, i) => scoreRow(`${path}.metrics.${i}`))),
+      scrolled(`scores on ${name}`, ["", "dense", "small", "difference", "p", "recovery, %"], task.metrics.map((_, i) => scoreRow(`${path}.metrics.${i}`))),
       h("p", { class: "quiet" }, num(`${path}.examples`, commas), " ", said(`${path}.unit`), " of ", ...where, " · ", ...settingsOf(`${path}.settings`)),
       ...task.notes.map((_, i) => h("p", { class: "note" }, "Note: ", said(`${path}.notes.${i}`))));
   }

@@ -83,6 +83,8 @@ class Options:
     quick: bool
     threads: int
     keep_cells: bool
+    keep_baselines: bool = False
+    name: str = ""  # of the results, beside those of the whole table
 
 
 # --- what every method is given -----------------------------------------------------------------------------
@@ -138,10 +140,12 @@ class Bench:
     evidence: Evidence
     cache: Cache
     say: Say
+    keep_baselines: bool = False
 
     def cell(self, method: str, budget: float, curves: Callable[[], Curves]) -> Cell:
         """Decide, cut and measure, unless it was done before."""
         store = replace(self.cache, code=simulating_code()) if method in SIMULATED else self.cache
+        store = replace(store, keep_cells=store.keep_cells or (self.keep_baselines and method not in RECIPES))
         found = store.cell(method, budget)
         if found is not None:
             return found
@@ -245,7 +249,7 @@ def prepare(options: Options, say: Say) -> Bench:
     settings = settings_hash({**made.settings(), "fingerprint": fingerprint(made.model)})
     store = Cache(quality_folder(made.name), settings, deciding_code(), options.keep_cells)
     evidence = Evidence(given, made.calibration["fit"], made.calibration["select"])
-    return Bench(made, statistics, given, evidence, store, say)
+    return Bench(made, statistics, given, evidence, store, say, options.keep_baselines)
 
 
 # --- the run ------------------------------------------------------------------------------------------------
@@ -288,9 +292,10 @@ def write_results(subject: Subject, options: Options, dense: Cell, cells: Sequen
         "versions": versions(),
         # kept cells were decided by older code: the file must not claim otherwise
         "code": "older code, cells kept" if options.keep_cells else deciding_code(),
+        "baselines": "older code, cells kept" if options.keep_cells or options.keep_baselines else deciding_code(),
         "simulating_code": "older code, cells kept" if options.keep_cells else simulating_code(),
     }
-    file = HERE / "results" / f"quality-{subject.name}.json"
+    file = HERE / "results" / f"quality-{'-'.join(filter(None, (subject.name, options.name)))}.json"
     write_json(file, {"benchmark": "quality", "settings": settings, **summary(dense, cells)}, indent=1)
     return file
 
@@ -304,12 +309,15 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--quick", action="store_true", help="few tokens, to see that it runs")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep-cells", action="store_true", help="take cells made by older code as they are")
+    parser.add_argument("--keep-baselines", action="store_true", help="the same for other people's methods alone")
+    parser.add_argument("--as", dest="name", default="", help="write these budgets and methods to quality-<model>-<as>")
     found = parser.parse_args(arguments)
     methods = tuple(name.strip() for name in found.methods.split(","))
     if unknown := [name for name in methods if name not in METHODS]:
         parser.error(f"there is no method {unknown[0]!r}; choose from {', '.join(METHODS)}")
     budgets = tuple(float(budget) for budget in found.budgets.split(","))
-    return Options(found.model, budgets, methods, found.quick, found.threads, found.keep_cells)
+    kept = found.keep_cells, found.keep_baselines
+    return Options(found.model, budgets, methods, found.quick, found.threads, *kept, found.name)
 
 
 def main() -> int:
@@ -324,7 +332,7 @@ def main() -> int:
     results = summary(dense, cells)
     for table in console_tables(results):
         console.print(table)
-    if OURS in options.methods and options.budgets == BUDGETS and not options.quick:
+    if OURS in options.methods and (options.budgets == BUDGETS or options.name) and not options.quick:
         console.print(f"written: {write_results(found, options, dense, cells)}")
     verdict = holds(results)
     if OURS in options.methods:

@@ -12,7 +12,7 @@ function spectraSection() {
   const select = byId("spectrum");
   select.append(...kinds.map((n) => h("option", { value: n }, KINDS[n][1])));
   select.addEventListener("change", () => (redraw("spectra-chart"), spectraTable()));
-  byId("spectra-caption").textContent = "Share of the output of a part that lies beyond its best directions, a line for each block, the last blocks darkest: "
+  byId("spectra-caption").textContent = "Share of the output of a part that lies beyond its best directions, a line for each block, the stronger the later the block: "
     + "how low-rank the part is on these data, whatever method cuts it. Singular values of weights, activations and attention: slimformer inspect MODEL --data DATA --figures DIR.";
   chart("spectra-chart", spectraChart);
   spectraTable();

@@ -85,19 +85,24 @@ def eval_(
         return _on_data(folder, against, sources, how, device, timing, track, as_json, quiet)
     from slimformer.evaluate.task import Options
 
-    if eval_data or len(data or ()) > 1:
-        raise SlimformerError("a --task is read from one --data, without --eval-data; leave out the others")
-    if tokens is not None or not timing:
-        raise SlimformerError(
-            "--tokens and --no-timing say how --data are compared; a --task is read whole and never timed: leave them "
-            "out (--samples takes less of it, bench times)"
-        )
+    _require_task_options(several=bool(eval_data) or len(data or ()) > 1, limited=tokens is not None or not timing)
     names = tuple(column_names(columns) or ())
     asked = Options(
         joined(data) if data else None, names or None, seq_len, samples, batch_size, threshold, stride, longest, n_best,
         seed=seed,
     )  # fmt: skip
     _on_task(folder, against, task, asked, device, track, record, as_json, quiet)
+
+
+def _require_task_options(*, several: bool, limited: bool) -> None:
+    """Refuse options that a task would leave unread."""
+    if several:
+        raise SlimformerError("a --task is read from one --data, without --eval-data; leave out the others")
+    if limited:
+        raise SlimformerError(
+            "--tokens and --no-timing say how --data are compared; a --task is read whole and never timed: leave them "
+            "out (--samples takes less of it, bench times)"
+        )
 
 
 def _on_data(

@@ -1,7 +1,7 @@
 // What was recorded beside the compression: scores on tasks of the papers, and figures of serving.
 
 const bracket = (...numbers) => h("span", { class: "interval" }, " [", numbers[0], ", ", numbers[1], "]");
-const within = (path, low, high, format) => (at(path) === null ? "–" : h("span", {}, num(path, format), bracket(num(low, format), num(high, format))));
+const within = (path, low, high, format) => ((at(path) ?? null) === null ? "–" : h("span", {}, num(path, format), bracket(num(low, format), num(high, format))));
 const hundredths = (value) => value.toFixed(2);
 const change = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
 const tenths = (value) => value.toFixed(1);
@@ -33,7 +33,7 @@ function tasksSection() {
       h("h3", {}, said(`${path}.task`)),
       scrolled(`scores on ${name}`, ["", "dense", "small", "difference", "p", "recovery, %"], task.metrics.map((_, i) => scoreRow(`${path}.metrics.${i}`))),
       h("p", { class: "quiet" }, num(`${path}.examples`, commas), " ", said(`${path}.unit`), " of ", ...where, " · ", ...settingsOf(`${path}.settings`)),
-      ...task.notes.map((_, i) => h("p", { class: "note" }, "Note: ", said(`${path}.notes.${i}`))));
+      ...(task.notes || []).map((_, i) => h("p", { class: "note" }, "Note: ", said(`${path}.notes.${i}`))));
   }
 }
 

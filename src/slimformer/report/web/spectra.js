@@ -12,7 +12,7 @@ function spectraSection() {
   const select = byId("spectrum");
   select.append(...kinds.map((n) => h("option", { value: n }, KINDS[n][1])));
   select.addEventListener("change", () => (redraw("spectra-chart"), spectraTable()));
-  byId("spectra-caption").textContent = "Share of the output of a part that lies beyond its best directions, a line for each block, the last blocks darkest: "
+  byId("spectra-caption").textContent = "Share of the output of a part that lies beyond its best directions, a line for each block, the stronger the later the block: "
     + "how low-rank the part is on these data, whatever method cuts it. Singular values of weights, activations and attention: slimformer inspect MODEL --data DATA --figures DIR.";
   chart("spectra-chart", spectraChart);
   spectraTable();
@@ -27,8 +27,8 @@ function spectraChart(width) {
     return s("path", { d: path([[x(0), y(1)], ...points]), class: `curve t${shade(ladder.block)}` }, tooltip(`block ${ladder.block}`));
   });
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((v) => tick(x(v), box.bottom + 18, `${100 * v} %`));
-  return canvas(width, 310, "Spectra: share of the output beyond the best directions, against the share of directions, by block. The table below has numbers.",
-    ...parts, s("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "axis" }), ...ticks, tick(box.right, box.bottom + 36, "directions", "end"), ...lines);
+  return canvas(width, 310, "Spectra: share of the output beyond the best directions, against the share of the width, by block. The table below has numbers.",
+    ...parts, s("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "axis" }), ...ticks, tick(box.right, box.bottom + 36, "of the width", "end"), ...lines);
 }
 
 // The fewest units, of the sizes that are known, beyond which so little is left.
@@ -36,5 +36,5 @@ function spectraTable() {
   const fewest = (ladder, tail) => ladder.units.find((_, i) => ladder.floor[i] <= tail);
   const rows = tailsOf(Number(byId("spectrum").value)).map((ladder) => row(h("span", { "data-plan": "block" }, String(ladder.block)),
     ...TAILS.map((tail) => h("span", { "data-plan": "tail" }, `${fewest(ladder, tail) ?? ladder.of}/${ladder.of}`))));
-  table("spectra-table", ["block", ...TAILS.map((tail) => h("span", { "data-plan": "tail" }, `${100 * tail} % beyond`))], rows);
+  table("spectra-table", ["block", ...TAILS.map((tail) => h("span", { "data-plan": "tail" }, `≤ ${100 * tail} % beyond`))], rows);
 }

@@ -75,15 +75,14 @@ def compress(
 ) -> Result:
     """Shrink `model` to a fraction of its block MACs (`macs`), block parameters (`params`) or measured block latency
     on this machine (`latency`), without retraining; or to the smallest model of a front whose mean KL divergence from
-    the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md). The
-    recipe `lossless` takes neither budget nor data.
+    the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md).
 
     `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`; `device` and
     `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
-    (sequences × length), or a folder of images; `eval_data` are measured on beside its held-out part. `tokens` limits
-    what is fitted on. The same seed, the same model. `refine` corrects readers on what the cut model really sends them.
-    `head_data` are labelled rows to fit a fresh head on, in closed form, for the features of the cut model.
-    Cost: one forward pass, one Gram matrix and one elimination per width; the refinement costs about four passes more.
+    (sequences × length), or a folder of images (none for the recipe `lossless`, which takes no budget either);
+    `eval_data` are measured on beside its held-out part. `tokens` limits what is fitted on. The same seed, the same
+    model. `refine` corrects readers on what the cut model really sends them; `head_data` are labelled rows for a head
+    fitted to it. Cost: a forward pass, a Gram matrix and an elimination per width; refinement about four passes more.
     """
     loaded, seconds = _opened(model, processor, dtype, device)
     chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe

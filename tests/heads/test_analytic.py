@@ -99,6 +99,39 @@ def test_the_exported_layer_gives_the_probabilities(how):
     np.testing.assert_array_equal(head.classes_[head.predict_proba(X).argmax(1)], head.predict(X))
 
 
+def test_the_exported_layer_bears_means_that_are_large_beside_deviations():
+    """Encoders have coordinates that hardly vary and are far from zero; single precision must not drown in them."""
+    X, y = blobs()
+    rng = np.random.default_rng(0)
+    X = np.concatenate([X + 3, 20 + 1e-3 * rng.standard_normal((len(X), 2))], 1).astype(np.float32).astype(np.float64)
+    head = AnalyticHead(shrinkage=1e-4).fit(X, y)
+    with torch.no_grad():
+        found = head.to_linear()(torch.tensor(X, dtype=torch.float32)).softmax(1)
+    np.testing.assert_allclose(found, head.predict_proba(X), atol=2e-2)
+    assert (found.numpy().argmax(1) == head.predict_proba(X).argmax(1)).all()
+
+
+@pytest.mark.parametrize("weight", [None, 2.0])
+def test_rows_are_forgotten_whatever_form_their_labels_and_weights_have(weight):
+    X, y = blobs()
+    twice = [X, X] if weight else [X]
+    head = AnalyticHead().fit(np.concatenate(twice), np.concatenate([y] * len(twice)))
+    gone = y == 2
+    weights = None if weight is None else np.full(int(gone.sum()), weight)
+    head.forget(X[gone], y[gone].astype(float), sample_weight=weights)
+    rest = AnalyticHead().fit(np.concatenate([X[~gone]] * len(twice)), np.concatenate([y[~gone]] * len(twice)))
+    assert list(head.classes_) == [0, 1] and len(head.kept_) == len(rest.kept_)
+    np.testing.assert_allclose(head.predict_proba(X), rest.predict_proba(X), atol=1e-8)
+
+
+def test_a_saved_head_keeps_weights_of_labels_that_are_numbers(tmp_path):
+    X, y = blobs()
+    how = {"class_weight": {0: 1.0, 1: 50.0, 2: 1.0}, "prior": {0: 0.8, 1: 0.1, 2: 0.1}}
+    AnalyticHead(**how).fit(X[:40], y[:40]).save(tmp_path / "head.safetensors", rows=True)
+    again = AnalyticHead.load(tmp_path / "head.safetensors").partial_fit(X[40:], y[40:])
+    same(again, AnalyticHead(**how).fit(X, y))
+
+
 @every_kind
 @pytest.mark.parametrize("rows", [False, True])
 def test_a_saved_head_goes_on_where_it_stopped(how, rows, tmp_path):

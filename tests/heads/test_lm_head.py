@@ -72,8 +72,8 @@ def test_the_discriminant_is_lda_where_the_pretrained_head_has_no_say():
     H, t, W0 = stream()
     W, b = discriminant_head(TokenMoments.of(H, t, 9), W0, tau=1e-9, prior=1e-9, shrinkage=0.1)
     head = AnalyticHead(shrinkage=0.1, standardize=False).fit(H, t)
-    torch.testing.assert_close(W, torch.as_tensor(head.coef_), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(b, torch.as_tensor(head.intercept_), rtol=1e-6, atol=1e-6)
+    found = H @ W.mT + b - H @ torch.as_tensor(head.coef_).mT - torch.as_tensor(head.intercept_)
+    assert float((found - found.mean(1, keepdim=True)).abs().max()) < 1e-5  # the same but for what classes share
 
 
 def test_least_squares_solves_its_equations_and_moments_add():

@@ -294,6 +294,7 @@ class AnalyticHead:
         if isinstance(moments, ClassMoments):
             missing = set(getattr(self, "_declared", ())) - set(moments.labels)
             moments = moments + ClassMoments.zero(sorted(missing), moments.width, apart=moments.apart)
+            kept = kept.only(moments.labels)
         self.moments_: Any = moments
         self.kept_ = kept
         self._solution = None

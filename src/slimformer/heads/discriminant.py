@@ -60,10 +60,17 @@ def within(moments: ClassMoments, *, standardize: bool = True) -> Within:
 def discriminant(
     found: Within, gamma: float, log_prior: Float[Tensor, " C"]
 ) -> tuple[Float[Tensor, "C d"], Float[Tensor, " C"]]:
-    """W and b of the scores in the original coordinates."""
+    """W and b of the scores in the original coordinates, less what all classes share.
+
+    With m_c = μ + d_c the scores have μᵀ Σ_γ⁻¹ (x − ½ μ) in common, which no choice between classes sees. Where a mean
+    is large beside a deviation it is huge, and in single precision it would drown the differences.
+    """
     inverse = 1 / shrunk(found, gamma)
-    W = found.means * inverse
-    b = log_prior - (W * found.means).sum(1) / 2
+    seen = log_prior > -torch.inf
+    centre = found.means[seen].mean(0) if bool(seen.any()) else found.means.mean(0)
+    D = torch.where(seen[:, None], found.means - centre, 0.0)
+    W = D * inverse
+    b = log_prior - (W * (centre + D / 2)).sum(1)
     return (W @ found.Q.mT) / found.scale, b
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ def write_head(head: AnalyticHead, path: Path, *, rows: bool) -> None:
     tensors: dict[str, Tensor] = {name: getattr(moments, name) for name in SUMS[type(moments)]}
     tensors |= {"weight": found.weight, "bias": found.bias}
     said: dict[str, Any] = {
-        "slimformer_head": 1, "params": head.get_params(), "width": head.n_features_in_,
+        "slimformer_head": 1, "params": {name: _plain(value) for name, value in head.get_params().items()},
+        "width": head.n_features_in_,
         "flat": getattr(head, "_flat", True), "shrinkage": found.shrinkage, "beta": found.beta, "loss": found.loss,
         "error": found.error,
     }  # fmt: skip
@@ -52,7 +54,7 @@ def read_head(path: Path) -> AnalyticHead:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DataUnreadable(f"{path} is not a head that slimformer wrote") from error
-    head = AnalyticHead(**said["params"])
+    head = AnalyticHead(**{name: _mapping(value) for name, value in said["params"].items()})
     head.n_features_in_, head._flat = said["width"], said["flat"]
     moments: Any
     if "labels" in said:
@@ -65,6 +67,15 @@ def read_head(path: Path) -> AnalyticHead:
         tensors["weight"], tensors["bias"], said["shrinkage"], said["beta"], said["loss"], said["error"]
     )
     return head
+
+
+def _plain(value: Any) -> Any:
+    """Mappings as pairs: JSON would make strings of labels that are numbers."""
+    return {"pairs": [list(pair) for pair in value.items()]} if isinstance(value, Mapping) else value
+
+
+def _mapping(value: Any) -> Any:
+    return {key: each for key, each in value["pairs"]} if isinstance(value, dict) else value
 
 
 def _kept(said: dict[str, Any], tensors: dict[str, Tensor], head: AnalyticHead) -> KeptRows:

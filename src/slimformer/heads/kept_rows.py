@@ -7,13 +7,16 @@ on their order, and the sample of a union follows from the samples of its parts 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from slimformer.heads.class_moments import NOTHING
 
 
 @dataclass(frozen=True)
@@ -48,17 +51,22 @@ class KeptRows:
         )._cut()
 
     def __sub__(self, other: KeptRows) -> KeptRows:
-        """Without the rows of `other`, one for one. What had to make room for them does not come back."""
-        gone: dict[tuple[int, float], int] = {}
-        for mark in zip(other.keys.tolist(), other.weights.tolist(), strict=True):
-            gone[mark] = gone.get(mark, 0) + 1
-        kept = []
-        for i, mark in enumerate(zip(self.keys.tolist(), self.weights.tolist(), strict=True)):
-            if gone.get(mark, 0):
-                gone[mark] -= 1
-            else:
-                kept.append(i)
-        return self._take(np.array(kept, dtype=np.int64))
+        """Less the rows of `other`, weight by weight: a weight is so many rows. What had to make room stays away."""
+        gone: dict[int, float] = {}
+        for key, weight in zip(other.keys.tolist(), other.weights.tolist(), strict=True):
+            gone[key] = gone.get(key, 0.0) + weight
+        left = self.weights.tolist()
+        for i, key in enumerate(self.keys.tolist()):
+            taken = min(left[i], gone.get(key, 0.0))
+            if taken:
+                left[i], gone[key] = left[i] - taken, gone[key] - taken
+        lighter = replace(self, weights=torch.tensor(left, dtype=self.weights.dtype))
+        return lighter._take(np.flatnonzero(np.array(left) > NOTHING))
+
+    def only(self, labels: Collection[Any]) -> KeptRows:
+        """Those whose label is one of these."""
+        known = set(labels)
+        return self._take(np.flatnonzero([target in known for target in self.targets.tolist()]))
 
     def _cut(self) -> KeptRows:
         return self._take(np.lexsort((self.weights.numpy(), self.keys))[: self.limit])
@@ -69,6 +77,8 @@ class KeptRows:
 
 
 def _digest(row: NDArray[np.float64], target: Any) -> int:
+    number = isinstance(target, float | np.floating) and float(target).is_integer()
+    target = int(target) if number else target  # 2 and 2.0 are one label
     said = str(target).encode() if np.ndim(target) == 0 else np.asarray(target, np.float64).tobytes()
     # + 0.0: zero and minus zero are one number
     return int.from_bytes(hashlib.blake2b((row + 0.0).tobytes() + said, digest_size=8).digest(), "little")

@@ -73,6 +73,9 @@ def test_probe_of_a_decoder_reads_the_last_token(shelf, rows, tmp_path):
         (["--target", "numbers"], "--target classes"),
         (["--label", "nope"], "'nope' is not in"),
         (["--shrinkage", "much"], "or a number"),
+        (["--shrinkage", "2"], "from 0 to 1"),
+        (["--shrinkage", "nan"], "from 0 to 1"),
+        (["--target", "labels"], "auto, classes or numbers"),
     ],
 )
 def test_what_probe_refuses(more, message, shelf, rows, tmp_path, monkeypatch):

@@ -97,6 +97,7 @@ def probe(
     from slimformer.stages import require_apart
 
     pools = _pools(pool)
+    _require_target(target)
     if out_folder is not None:
         require_apart(out_folder, model, data, eval_data)
         require_free(out_folder, force)
@@ -310,6 +311,13 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def _require_target(target: str) -> None:
+    from slimformer.errors import HeadDoesNotFit
+
+    if target not in ("auto", "classes", "numbers"):
+        raise HeadDoesNotFit(f"--target is auto, classes or numbers, not {target!r}; several labels a row need Python")
 
 
 def _require_room(kind: str, compare: bool) -> None:

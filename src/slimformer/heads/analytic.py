@@ -61,7 +61,7 @@ class AnalyticHead:
     Attributes
     ----------
     classes_ : labels in order. n_features_in_ : width of the rows. coef_, intercept_ : C × width, C.
-    shrinkage_, loo_loss_, loo_error_ : what was chosen, and how the kept rows fare when left out. n_iter_ : steps taken.
+    shrinkage_, loo_loss_, loo_error_ : what was chosen, and how kept rows fare when left out. n_iter_ : steps taken.
 
     Cost: fit n d² / 2 + d³, memory d² + keep · d whatever n. Formulas: `discriminant`, `ridge`, `random_features`.
     """

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from slimformer.errors import RowsUnusable, SlimformerError
 
-
 KINDS = ("lda", "ridge", "random", "ncm", "newton")
 TARGETS = ("classes", "numbers", "labels")
 

@@ -9,7 +9,7 @@ Softmax does not see what all classes share, so W and b are kept in contrasts, W
 
 and the step solves (curvature + μ) Δ = −(gradient + μ Θ): iterated reweighted least squares. Where classes × features
 are too many for the curvature, Böhning's bound C ⪯ ½ I stands in for it; that takes more steps, and none can fail. A
-step that does not lower J is halved, so J never rises.
+step that would raise J is halved, at last the bound is taken, so J never rises.
 
 A row left out moves its scores by L (I − u C L)⁻¹ u r with L = z̃ᵀ (curvature + μ)⁻¹ z̃ / n and u its weight: exact for
 the weighted regression of the last step, and for J up to third order.
@@ -20,7 +20,7 @@ References: Böhning (1992); Hastie, Tibshirani, Friedman (2009), 4.4.1; Rad, Ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -33,13 +33,13 @@ Parts = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor]]]  # rows, class num
 EXACT = 2048  # contrasts × features up to which the curvature is summed; two classes always are
 ROOM = 2**22  # numbers that rows in hand may take for their curvatures
 CONVERGED = 1e-10  # a step that promises less than this share of J is the last
-HALVINGS = 30
+HALVINGS = 6  # of a step by the curvature; where that says nothing, as with all p at 0 or 1, the bound takes over
 TINY = 1e-12  # nothing is inverted with less
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """z = (x − mean) · inverse; a constant coordinate is 0. `level` is the mean variance of z, `gram` its covariance."""
+    """z = (x − mean) · inverse; a constant coordinate is 0. `gram` is the covariance of z."""
 
     mean: Float[Tensor, " d"]
     inverse: Float[Tensor, " d"]
@@ -47,6 +47,7 @@ class Scaling:
 
     @property
     def level(self) -> float:
+        """The mean variance."""
         return float(self.gram.diagonal().mean()) or 1.0
 
     def __call__(self, X: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
@@ -186,21 +187,28 @@ def _bound(z: Scaling, curvature: float) -> Float[Tensor, "e e"]:
 def polish(parts: Parts, theta: Float[Tensor, "q e"], z: Scaling, *, mu: float, steps: int) -> Polished:
     """At most `steps` steps from Θ, none of which raises J. Cost: one pass each, one before, one for a halving."""
     found = sums(parts, theta, z)
-    losses = [penalised(found, theta, mu)]
+    end = Polished(theta, found, (penalised(found, theta, mu),))
     for _ in range(steps):
-        delta, promised = step(found, theta, z, mu)
-        if promised <= CONVERGED * losses[-1]:
+        lower = _lower(parts, end, z, mu)
+        if lower is None:
             break
-        for i in range(HALVINGS):
-            there = theta + delta / 2**i
-            new = sums(parts, there, z)
-            if penalised(new, there, mu) <= losses[-1]:
-                break
-        else:
-            break
-        theta, found = there, new
-        losses.append(penalised(found, theta, mu))
-    return Polished(theta, found, tuple(losses))
+        end = lower
+    return end
+
+
+def _lower(parts: Parts, end: Polished, z: Scaling, mu: float) -> Polished | None:
+    """One step further, or none where J cannot fall any more."""
+    delta, promised = step(end.sums, end.theta, z, mu)
+    if promised <= CONVERGED * end.losses[-1]:
+        return None
+    safe = step(replace(end.sums, curvature=None), end.theta, z, mu)[0]
+    for move in (*(delta / 2**i for i in range(HALVINGS)), safe):
+        there = end.theta + move
+        found = sums(parts, there, z)
+        J = penalised(found, there, mu)
+        if end.losses[-1] >= J:
+            return Polished(there, found, (*end.losses, J))
+    return None
 
 
 def mean_curvature(p: Float[Tensor, "n K"], w: Float[Tensor, " n"]) -> float:

@@ -177,6 +177,7 @@ def test_rows_that_do_not_belong_to_the_head_are_refused():
         AnalyticHead("newton", prior="uniform").fit(X, y)
 
 
+@pytest.mark.slow
 def test_the_conventions_of_scikit_learn_hold():
     checks = pytest.importorskip("sklearn.utils.estimator_checks", reason="scikit-learn is an extra")
     checks.check_estimator(AnalyticHead("newton"), on_skip=None)

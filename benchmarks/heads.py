@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ RESULTS = Path(__file__).parent / "results"
 HEADS: dict[str, dict[str, Any]] = {
     "LDA": {"kind": "lda"},
     "ridge": {"kind": "ridge"},
+    "Newton steps": {"kind": "newton"},
     "random features": {"kind": "random", "random_features": 2000},
     "class means": {"kind": "ncm"},
 }
@@ -79,7 +80,7 @@ def classify(train: Part, tests: dict[str, Part], heads: dict[str, dict[str, Any
     for name, (model, seconds) in fitted.items():
         row: dict[str, Any] = {"head": name, "cpu_seconds": seconds, "tests": {}}
         if name != TRAINED:
-            row |= {"shrinkage": model.shrinkage_, "loo_error": model.loo_error_}
+            row |= {"shrinkage": model.shrinkage_, "loo_error": model.loo_error_, "steps": model.n_iter_}
         for part, (X, y) in tests.items():
             predicted = model.predict(X)
             right = predicted == y
@@ -150,7 +151,7 @@ def sst2() -> dict[str, Any]:
 def memory() -> dict[str, Any]:
     """Peak memory of a process that only imports, that streams a quarter and all of the rows, and that holds all."""
     out = {}
-    for what in ("nothing", "quarter", "stream", "logistic"):
+    for what in ("nothing", "quarter", "stream", "newton", "logistic"):
         done = subprocess.run(
             [sys.executable, __file__, "--inside", what], capture_output=True, text=True, check=True
         )  # fmt: skip
@@ -158,22 +159,33 @@ def memory() -> dict[str, Any]:
     return {"rows": out["stream"]["rows"], "processes": out}
 
 
+class _Files:
+    """Rows and labels of each file in turn, as often as they are asked for."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        from safetensors import safe_open
+
+        for file in self.files:
+            with safe_open(file, "pt") as opened:
+                yield opened.get_tensor("train.mean"), opened.get_tensor("train.y")
+
+
 def inside(what: str) -> dict[str, Any]:
     """One of the processes of `memory`."""
-    from safetensors import safe_open
-
     files = sorted((cache_folder() / "sst2").glob("train-*.safetensors"))
     import sklearn.linear_model  # noqa: F401 - in all of them, so that it cancels
 
     rows, started = 0, time.process_time()
-    if what in ("stream", "quarter"):
-        head = AnalyticHead("lda")
-        files = files[: len(files) // 4] if what == "quarter" else files
-        for file in files:
-            with safe_open(file, "pt") as opened:
-                head.partial_fit(opened.get_tensor("train.mean"), opened.get_tensor("train.y"))
-                rows += len(opened.get_tensor("train.y"))
-        head.solution()
+    if what in ("stream", "quarter", "newton"):
+        head = AnalyticHead("newton" if what == "newton" else "lda")
+        parts = _Files(files[: len(files) // 4] if what == "quarter" else files)
+        for X, y in parts:
+            head.partial_fit(X, y)
+            rows += len(y)
+        head.polish(parts) if what == "newton" else head.solution()
     elif what == "logistic":
         found = sst2_so_far()
         timed_fit(logistic(10**6), *part(found, "train", "mean"))
@@ -207,6 +219,7 @@ FEW: dict[str, Callable[[int], Any]] = {
     TRAINED: logistic,
     "LDA": lambda _: AnalyticHead("lda"),
     "ridge": lambda _: AnalyticHead("ridge"),
+    "Newton steps": lambda _: AnalyticHead("newton"),
     "class means": lambda _: AnalyticHead("ncm"),
 }
 UNEQUAL: dict[str, Callable[[int], Any]] = {
@@ -215,6 +228,7 @@ UNEQUAL: dict[str, Callable[[int], Any]] = {
     "LDA, equal priors": lambda _: AnalyticHead("lda", prior="uniform"),
     "LDA, balanced": lambda _: AnalyticHead("lda", class_weight="balanced"),
     "ridge, balanced": lambda _: AnalyticHead("ridge", class_weight="balanced"),
+    "Newton steps, balanced": lambda _: AnalyticHead("newton", class_weight="balanced"),
 }
 
 

@@ -43,6 +43,7 @@ def memory(results: Results, _report: str | None) -> str:
     names = {
         "quarter": "LDA, streamed from files",
         "stream": "LDA, streamed from files",
+        "newton": "Newton steps, streamed from files",
         "logistic": f"{TRAINED}, rows in memory",
     }
     rows = [

@@ -1,8 +1,8 @@
 """From any model and labelled data to a classifier, in one pass: features, heads, the best reading, honest scores.
 
-This is the command `slimformer probe`, and what gives a compressed model a fresh head. Features are never kept; every
-reading (pooling, layer) has its own head, all of them fed by the same pass, and leave-one-out loss chooses among them
-on the training data alone.
+This is the command `slimformer probe`, and what gives a compressed model a fresh head. Features are not kept in memory;
+every reading (pooling, layer) has its own head, all of them fed by the same pass, and leave-one-out loss chooses among
+them on the training data alone. Newton steps need the features again: for them they wait in a temporary file.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from slimformer.evaluate.predictions import classification_scores, regression_sc
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import attach, last_layer, put_head
 from slimformer.heads.features import Chunk, Reading, batches_of, feature_chunks, readings_of
+from slimformer.heads.waiting_rows import waiting_rows
 from slimformer.models import describe, family_of
 from slimformer.models.architecture import is_bare
 from slimformer.models.load import Loaded
@@ -102,38 +103,62 @@ def probe(
 ) -> Probed:
     """Fit a head for every reading in one pass over `train`, and take the one with the least leave-one-out loss.
 
-    `params` go to `AnalyticHead`. Cost: one forward pass and, for each reading, d² / 2 per document and one d³.
+    `params` go to `AnalyticHead`. Cost: one forward pass and, for each reading, d² / 2 per document and one d³. Kind
+    "newton" chooses the reading by its start, and writes 4 d bytes per document and reading to a temporary file.
     """
     n_blocks = describe(loaded.model).n_blocks
     strange = [layer for layer in layers if not 1 <= layer <= n_blocks]
     if strange:
         raise HeadDoesNotFit(f"there is no layer {strange[0]}; the model has layers 1 to {n_blocks}")
     target, train = target_of(train, target)
-    kind = "ridge" if target == "numbers" and kind in ("lda", "ncm") else kind
+    kind = kind_for(target, kind)
     readings = readings_of(loaded.model, pools, layers)
     heads = {reading: AnalyticHead(kind, target=target, **params) for reading in readings}
+    steps = {reading: head.steps for reading, head in heads.items()} if kind == "newton" else {}
     rows = 0
-    for chunk in feature_chunks(
-        loaded.model, loaded.processor, train, readings, seq_len=seq_len, compare=compare
-    ):  # fmt: skip
-        for reading, head in heads.items():
-            head.partial_fit(chunk.features[reading], targets(chunk, target))
-        rows += len(chunk.labels)
-        progress("features", rows, rows)
-    _require_two(heads[readings[0]])
-    tried = []
-    for i, (reading, head) in enumerate(heads.items()):
-        progress("solve", i, len(heads))
-        tried.append({**vars(reading), **left_out(head)})
-    progress("solve", len(heads), len(heads))
-    best = readings[min(range(len(tried)), key=lambda i: (tried[i]["loss"] is None, tried[i]["loss"] or 0.0))]
+    with waiting_rows(steps) as waiting:
+        for reading in steps:
+            heads[reading].set_params(steps=0)  # the readings are compared by where the steps start
+        for chunk in feature_chunks(
+            loaded.model, loaded.processor, train, readings, seq_len=seq_len, compare=compare
+        ):  # fmt: skip
+            for reading, head in heads.items():
+                head.partial_fit(chunk.features[reading], targets(chunk, target))
+            for reading, file in waiting.items():
+                file.append(chunk.features[reading], targets(chunk, target))
+            rows += len(chunk.labels)
+            progress("features", rows, rows)
+        _require_two(heads[readings[0]])
+        best, tried = _best(heads, progress)
+        if best in waiting:
+            progress("Newton steps", 0, 1)
+            heads[best].set_params(steps=steps[best]).polish(waiting[best])
+            progress("Newton steps", 1, 1)
     report = {
         "slimformer_probe": FORMAT, "model": loaded.name, "kind": kind, "target": target, "rows": rows,
         "seq_len": seq_len, "compare": compare, "causal": family_of(loaded.model.config.model_type).causal,
         "reading": vars(best), "tried": tried,
         "classes": heads[best].classes_.tolist() if target == "classes" else None,
     }  # fmt: skip
+    if kind == "newton":
+        report |= {"newton": {"steps": heads[best].n_iter_, **left_out(heads[best])}}
     return Probed(heads[best], best, report)
+
+
+def kind_for(target: str, kind: str) -> str:
+    """Numbers are regressed whatever kind of classifier was meant."""
+    return "ridge" if target == "numbers" and kind in ("lda", "ncm", "newton") else kind
+
+
+def _best(heads: dict[Reading, AnalyticHead], progress: Progress) -> tuple[Reading, list[dict[str, Any]]]:
+    """The reading of least leave-one-out loss, and what every one of them reached."""
+    tried = []
+    for i, (reading, head) in enumerate(heads.items()):
+        progress("solve", i, len(heads))
+        tried.append({**vars(reading), **left_out(head)})
+    progress("solve", len(heads), len(heads))
+    best = min(range(len(tried)), key=lambda i: (tried[i]["loss"] is None, tried[i]["loss"] or 0.0))
+    return list(heads)[best], tried
 
 
 def left_out(head: AnalyticHead) -> dict[str, float | None]:
@@ -215,17 +240,22 @@ def fresh_head(
     config: Any = model.config
     names = [config.id2label[i] for i in range(config.num_labels)]
     target = "numbers" if len(names) == 1 else "classes"
-    head = AnalyticHead("ridge" if target == "numbers" and kind in ("lda", "ncm") else kind, target=target)
+    head = AnalyticHead(kind_for(target, kind), target=target)
     rows = 0
-    for part in _parts(documents, 512):
-        if target == "classes":
-            y: Any = [_class_number(document.label, names) for document in part]
-        else:
-            y = [float(document.label) for document in part]  # type: ignore[arg-type]
-        X = last_features(here, part, seq_len)
-        head.partial_fit(X, y, classes=range(len(names)) if target == "classes" else None)
-        rows += len(part)
-        progress("head", rows, rows)
+    with waiting_rows(["last"] if head.kind == "newton" else []) as waiting:
+        for part in _parts(documents, 512):
+            if target == "classes":
+                y: Any = [_class_number(document.label, names) for document in part]
+            else:
+                y = [float(document.label) for document in part]  # type: ignore[arg-type]
+            X = last_features(here, part, seq_len)
+            head.partial_fit(X, y, classes=range(len(names)) if target == "classes" else None)
+            for file in waiting.values():
+                file.append(X, y)
+            rows += len(part)
+            progress("head", rows, rows)
+        for file in waiting.values():
+            head.polish(file)
     put_head(model, head)
     report = {"slimformer_probe": FORMAT, "kind": head.kind, "target": target, "rows": rows, "seq_len": seq_len}
     return model, {**report, **left_out(head)}

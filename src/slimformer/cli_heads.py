@@ -38,7 +38,14 @@ Eval = Annotated[str, typer.Option("--eval", metavar="DATA", help="labelled rows
 LabelName = Annotated[
     str, typer.Option("--label", metavar="NAME", help="column with the label", show_default="by name")
 ]
-Kind = Annotated[str, typer.Option(metavar="NAME", help="lda, ridge, random (ReLU features) or ncm (class means)")]
+Kind = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="lda, ridge, random (ReLU features), ncm (class means) or newton (logistic regression; features wait in a "
+        "temporary file)",
+    ),
+]
 Target = Annotated[str, typer.Option(metavar="NAME", help="classes, numbers (regression), or auto: by the labels")]
 Pool = Annotated[
     str, typer.Option(metavar="NAMES", help="cls, mean, last; the best of several by commas, or auto: the usual ones")

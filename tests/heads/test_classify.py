@@ -111,6 +111,24 @@ def test_the_best_reading_is_chosen_by_leaving_out_and_scored_on_other_rows():
         classify.probe(loaded, iter(texts(9)), layers=(7,))
 
 
+def test_newton_steps_read_the_features_again_from_a_file(monkeypatch):
+    monkeypatch.setattr("slimformer.heads.features.CHUNK", 64)
+    monkeypatch.setattr("slimformer.heads.waiting_rows.ROWS", 50)
+    loaded, rows = opened("bert"), texts(200)
+    found = classify.probe(loaded, iter(rows), kind="newton", layers=(2, 3), seq_len=16)
+    chunks = list(feature_chunks(loaded.model, loaded.processor, rows, [found.reading], seq_len=16))
+    X = torch.cat([chunk.features[found.reading] for chunk in chunks])
+    whole = AnalyticHead("newton").fit(X, np.array([row.label for row in rows]))
+    np.testing.assert_allclose(found.head.predict_proba(X), whole.predict_proba(X), atol=1e-6)
+    assert found.report["newton"]["steps"] == whole.n_iter_ > 0
+    assert len(found.report["tried"]) == 4
+    fresh, _ = classify.fresh_head(
+        opened("bert", "classify"), tiny("bert", "classify"), (replace(row, label=len(row.text) % 5) for row in rows),
+        kind="newton", seq_len=16,
+    )  # fmt: skip
+    assert torch.isfinite(fresh.classifier.weight).all()
+
+
 def test_one_class_is_no_classifier_and_one_row_of_a_class_leaves_no_loss():
     rows = texts(40)
     with pytest.raises(RowsUnusable, match="all rows have the label 'yes'"):

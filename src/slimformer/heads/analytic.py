@@ -9,7 +9,8 @@ layer = head.to_linear()                             # an nn.Linear whose softma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from slimformer.errors import HeadDoesNotFit, RowsUnusable
-from slimformer.heads.class_moments import NOTHING, ClassMoments, TargetMoments, balanced
-from slimformer.heads.inputs import labels_of, not_fitted, numbers_of, rows_of, weights_of
+from slimformer.heads.class_moments import ClassMoments, TargetMoments
+from slimformer.heads.inputs import labels_of, not_fitted, numbers_of, require_sense, rows_of, weights_of
 from slimformer.heads.kept_rows import KeptRows
+from slimformer.heads.logistic import again, class_numbers, solve_newton
 from slimformer.heads.random_features import lifted, projection
-from slimformer.heads.solve import Left, Solution, solve_discriminant, solve_ridge, solve_targets
+from slimformer.heads.solve import (
+    Left,
+    Solution,
+    class_weights,
+    log_priors,
+    solve_discriminant,
+    solve_ridge,
+    solve_targets,
+)
 
-KINDS = ("lda", "ridge", "random", "ncm")
-TARGETS = ("classes", "numbers", "labels")
 CLASS_METHODS = ("predict_proba", "decision_function", "classes_")  # not there for numbers, as is the custom
 ROWS = 4096  # rows lifted and summed at once
 
@@ -37,22 +45,23 @@ class AnalyticHead:
     Parameters
     ----------
     kind : "lda" (shrunk discriminant), "ridge" (least squares on indicators), "random" (ridge on `random_features`
-        random ReLU features, RanPAC), "ncm" (nearest class mean). Numbers and labels take "ridge" or "random".
+        random ReLU features, RanPAC), "ncm" (nearest class mean), "newton" (logistic regression by Newton steps from
+        the ridge solution; one more pass each). Numbers and labels take "ridge" or "random".
     target : "classes", "numbers" (regression) or "labels" (a 0/1 column for each label).
     shrinkage : "loo" chooses it by exact leave-one-out loss, "ledoit-wolf" by their formula (LDA only); or a number:
-        γ in 0…1 for LDA, λ over the mean variance for ridge.
+        γ in 0…1 for LDA, λ over the mean variance for ridge; for "newton" μ over it, from ridge's λ by "loo".
     prior : "empirical", "uniform", or {label: probability}; for LDA and NCM ("ncm" takes "empirical" as uniform).
     class_weight : None, "balanced" or {label: weight}, as if rows came so often (so empirical priors follow it).
         Keeps a Gram matrix for each class.
     standardize : scale features by their standard deviation before shrinking.
-    random_features : how many, for kind "random".
+    random_features : how many, for kind "random". steps : Newton steps at most, fewer where they have converged.
     keep : rows kept to leave out, at most; 0 keeps no data at all, only sums (then shrinkage must be a number).
     random_state : seed of the random features.
 
     Attributes
     ----------
     classes_ : labels in order. n_features_in_ : width of the rows. coef_, intercept_ : C × width, C.
-    shrinkage_, loo_loss_, loo_error_ : what was chosen, and how the kept rows fare when left out.
+    shrinkage_, loo_loss_, loo_error_ : what was chosen, and how kept rows fare when left out. n_iter_ : steps taken.
 
     Cost: fit n d² / 2 + d³, memory d² + keep · d whatever n. Formulas: `discriminant`, `ridge`, `random_features`.
     """
@@ -69,12 +78,13 @@ class AnalyticHead:
         class_weight: str | Mapping[Any, float] | None = None,
         standardize: bool = True,
         random_features: int = 2000,
+        steps: int = 8,
         keep: int = 4096,
         random_state: int = 0,
     ) -> None:
         self.kind, self.target, self.shrinkage, self.prior = kind, target, shrinkage, prior
         self.class_weight, self.standardize, self.random_features = class_weight, standardize, random_features
-        self.keep, self.random_state = keep, random_state
+        self.steps, self.keep, self.random_state = steps, keep, random_state
 
     # --- the estimator conventions ---
 
@@ -114,12 +124,34 @@ class AnalyticHead:
         for name in ("moments_", "kept_", "n_features_in_", "_solution", "_declared"):
             self.__dict__.pop(name, None)
         self.partial_fit(X, y, sample_weight=sample_weight)
+        if self.kind == "newton":
+            return self.polish([(X, y, sample_weight)])
         self.solution()
         return self
 
+    def polish(self, parts: Iterable[tuple[Any, ...]]) -> AnalyticHead:
+        """Newton steps over the rows learnt so far, given again as (X, y) or (X, y, weight), in any parts and order.
+
+        They are read once for each step, so `parts` must be something that can be iterated anew. Kind "newton" only.
+        """
+        self._require_rows()
+        if self.kind != "newton":
+            raise HeadDoesNotFit(f"a head of kind {self.kind!r} is solved from its sums; only 'newton' takes steps")
+        start = self._solve()
+        left = self._left(class_numbers(self.kept_.targets, self.moments_.labels))
+        self._solution = solve_newton(
+            self.moments_, start, left, again(parts, self.moments_.labels, self.n_features_in_), steps=self.steps,
+            shrinkage=self.shrinkage, omega=class_weights(self.moments_, self.class_weight),
+            standardize=self.standardize,
+        )  # fmt: skip
+        return self
+
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> AnalyticHead:
-        """Learn more rows; labels may be new. `classes` may name labels that are still to come."""
-        self._require_sense()
+        """Learn more rows; labels may be new. `classes` may name labels that are still to come.
+
+        For kind "newton" this gives the ridge solution it starts from; `polish` takes the steps.
+        """
+        require_sense(self.kind, self.target, self.shrinkage, self.prior, self.steps)
         rows = rows_of(X, "AnalyticHead", getattr(self, "n_features_in_", None))
         targets = self._targets(y, len(rows))
         weights = weights_of(sample_weight, len(rows))
@@ -236,6 +268,10 @@ class AnalyticHead:
         return self.solution().shrinkage
 
     @property
+    def n_iter_(self) -> int:
+        return self.solution().steps
+
+    @property
     def loo_loss_(self) -> float | None:
         return self.solution().loss
 
@@ -247,6 +283,8 @@ class AnalyticHead:
         """Weights, bias, shrinkage and temperature; solved when first asked for after a change."""
         self._require_rows()
         if self._solution is None:
+            if self.kind == "newton" and self.steps:
+                warnings.warn("no Newton steps yet: they need the rows again, head.polish(parts)", stacklevel=3)
             self._solution = self._solve()
         return self._solution
 
@@ -266,19 +304,6 @@ class AnalyticHead:
         return read_head(Path(path))
 
     # --- inside ---
-
-    def _require_sense(self) -> None:
-        if self.kind not in KINDS or self.target not in TARGETS:
-            raise RowsUnusable(
-                f"kind is one of {', '.join(KINDS)} and target one of {', '.join(TARGETS)}; got {self!r}"
-            )
-        if self.target != "classes" and self.kind not in ("ridge", "random"):
-            raise RowsUnusable(f"kind {self.kind!r} is for classes; use 'ridge' or 'random' for {self.target}")
-        known = ("loo", "ledoit-wolf") if self.kind == "lda" else ("loo",)
-        if isinstance(self.shrinkage, str) and self.shrinkage not in known:
-            raise RowsUnusable(f"shrinkage of {self.kind} is {' or '.join(known)} or a number; got {self.shrinkage!r}")
-        if self.prior != "empirical" and self.kind in ("ridge", "random"):
-            raise RowsUnusable("least squares has no prior; use class_weight instead")
 
     def _require_rows(self) -> None:
         if not hasattr(self, "moments_"):
@@ -340,39 +365,21 @@ class AnalyticHead:
             return solve_targets(
                 self.moments_, left, shrinkage=self.shrinkage, binary=binary, standardize=self.standardize
             )
-        index = {label: i for i, label in enumerate(self.moments_.labels)}
-        left = self._left(torch.tensor([index[label] for label in self.kept_.targets.tolist()], dtype=torch.long))
-        omega = self._class_weights()
-        if self.kind in ("ridge", "random"):
+        left = self._left(class_numbers(self.kept_.targets, self.moments_.labels))
+        omega = class_weights(self.moments_, self.class_weight)
+        if self.kind in ("ridge", "random", "newton"):
             return solve_ridge(self.moments_, left, shrinkage=self.shrinkage, omega=omega, standardize=self.standardize)
         shrinkage = 1.0 if self.kind == "ncm" else self.shrinkage
+        # empirical priors are none: they change when a row is left out
+        empirical = self.prior == "empirical" and self.kind == "lda"
         return solve_discriminant(
-            self.moments_, left, shrinkage=shrinkage, log_prior=self._log_prior(), omega=omega,
-            standardize=self.standardize,
+            self.moments_, left, shrinkage=shrinkage, omega=omega, standardize=self.standardize,
+            log_prior=None if empirical else log_priors(self.moments_, self.prior),
         )  # fmt: skip
 
     def _left(self, y: Tensor) -> Left:
         w = self.kept_.weights
         return Left(self._features(self.kept_.X).double(), y, w.clamp(max=1), w)
-
-    def _class_weights(self) -> Tensor:
-        counts = self.moments_.counts
-        if self.class_weight is None:
-            return torch.ones_like(counts)
-        if isinstance(self.class_weight, Mapping):
-            given = [self.class_weight.get(label, 1.0) for label in self.moments_.labels]
-            return torch.tensor(given, dtype=torch.float64)
-        return balanced(counts)
-
-    def _log_prior(self) -> Tensor | None:
-        """None for empirical priors, which change when a row is left out."""
-        if self.prior == "empirical" and self.kind == "lda":
-            return None
-        seen = (self.moments_.counts > NOTHING).double()
-        if isinstance(self.prior, Mapping):
-            given = [float(self.prior.get(label, 0.0)) for label in self.moments_.labels]
-            return (torch.tensor(given, dtype=torch.float64) / max(sum(given), NOTHING)).log()
-        return (seen / seen.sum()).log()
 
 
 def linear(W: Tensor, b: Tensor | None = None) -> nn.Linear:

@@ -31,7 +31,7 @@ def write_head(head: AnalyticHead, path: Path, *, rows: bool) -> None:
         "slimformer_head": 1, "params": {name: _plain(value) for name, value in head.get_params().items()},
         "width": head.n_features_in_,
         "flat": getattr(head, "_flat", True), "shrinkage": found.shrinkage, "beta": found.beta, "loss": found.loss,
-        "error": found.error,
+        "error": found.error, "steps": found.steps,
     }  # fmt: skip
     if isinstance(moments, ClassMoments):
         said |= {"labels": list(moments.labels), "apart": moments.apart}
@@ -63,9 +63,8 @@ def read_head(path: Path) -> AnalyticHead:
     else:
         moments = TargetMoments(said["rows"], *(tensors[name] for name in SUMS[TargetMoments]))
     head._become(moments, _kept(said, tensors, head))
-    head._solution = Solution(
-        tensors["weight"], tensors["bias"], said["shrinkage"], said["beta"], said["loss"], said["error"]
-    )
+    numbers = (said["shrinkage"], said["beta"], said["loss"], said["error"], said.get("steps", 0))
+    head._solution = Solution(tensors["weight"], tensors["bias"], *numbers)
     return head
 
 

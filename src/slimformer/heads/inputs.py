@@ -12,6 +12,9 @@ from torch import Tensor
 
 from slimformer.errors import RowsUnusable, SlimformerError
 
+KINDS = ("lda", "ridge", "random", "ncm", "newton")
+TARGETS = ("classes", "numbers", "labels")
+
 
 class NotFitted(SlimformerError, ValueError, AttributeError):
     """Something was asked of a head that has seen no rows."""
@@ -25,6 +28,22 @@ def not_fitted(name: str) -> Exception:
 
         return NotFittedError(message)
     return NotFitted(message)
+
+
+def require_sense(kind: str, target: str, shrinkage: Any, prior: Any, steps: int) -> None:
+    """Refuse parameters of a head that do not go together."""
+    if kind not in KINDS or target not in TARGETS:
+        said = f"kind={kind!r}, target={target!r}"
+        raise RowsUnusable(f"kind is one of {', '.join(KINDS)} and target one of {', '.join(TARGETS)}; got {said}")
+    if target != "classes" and kind not in ("ridge", "random"):
+        raise RowsUnusable(f"kind {kind!r} is for classes; use 'ridge' or 'random' for {target}")
+    known = ("loo", "ledoit-wolf") if kind == "lda" else ("loo",)
+    if isinstance(shrinkage, str) and shrinkage not in known:
+        raise RowsUnusable(f"shrinkage of {kind} is {' or '.join(known)} or a number; got {shrinkage!r}")
+    if prior != "empirical" and kind in ("ridge", "random", "newton"):
+        raise RowsUnusable(f"kind {kind!r} has no prior; use class_weight instead")
+    if kind == "newton" and not steps >= 0:
+        raise RowsUnusable(f"steps must be 0 or more; got {steps!r}")
 
 
 def rows_of(X: Any, name: str, expected: int | None = None) -> Tensor:

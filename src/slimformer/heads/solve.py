@@ -6,14 +6,15 @@ for scores on another scale nor for being sure too early. Numbers as targets are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from slimformer.errors import RowsUnusable
-from slimformer.heads.class_moments import NOTHING, ClassMoments, TargetMoments
+from slimformer.heads.class_moments import NOTHING, ClassMoments, TargetMoments, balanced
 from slimformer.heads.discriminant import GAMMAS, discriminant, ledoit_wolf, left_out_scores, within
 from slimformer.heads.ridge import LAMBDAS, centred, left_out_predictions, ridge
 from slimformer.heads.temperature import log_loss, temperature
@@ -29,6 +30,7 @@ class Solution:
     beta: float = 1.0
     loss: float | None = None  # leave-one-out: log loss of classes, or squared error over the variance
     error: float | None = None  # leave-one-out: share of wrong classes
+    steps: int = 0  # Newton steps taken from the closed form
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,24 @@ def solve_ridge(
     chosen, beta, loss, error = _choose(scores, left, shrinkage, LAMBDAS)
     W, b = ridge(found, chosen)
     return Solution(W, b.masked_fill(~seen, -torch.inf), chosen, beta, loss, error)
+
+
+def class_weights(moments: ClassMoments, given: str | Mapping[Any, float] | None) -> Tensor:
+    """ω of every class: ones, as given by label, or balanced."""
+    if given is None:
+        return torch.ones_like(moments.counts)
+    if isinstance(given, Mapping):
+        return torch.tensor([given.get(label, 1.0) for label in moments.labels], dtype=torch.float64)
+    return balanced(moments.counts)
+
+
+def log_priors(moments: ClassMoments, given: str | Mapping[Any, float]) -> Tensor:
+    """Logarithms of the priors given by label, else equal ones for all classes seen."""
+    if isinstance(given, Mapping):
+        values = [float(given.get(label, 0.0)) for label in moments.labels]
+        return (torch.tensor(values, dtype=torch.float64) / max(sum(values), NOTHING)).log()
+    seen = (moments.counts > NOTHING).double()
+    return (seen / seen.sum()).log()
 
 
 def solve_targets(

@@ -265,3 +265,17 @@ def test_the_conventions_of_scikit_learn_hold_for_the_others(how):
     checks.check_estimator(
         AnalyticHead(**how), on_skip=None, expected_failed_checks=known if how["kind"] == "ncm" else {}
     )
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"prior": "foo"}, {"class_weight": "foo"}, {"shrinkage": 2.0}, {"shrinkage": float("nan")}, {"shrinkage": -1},
+        {"shrinkage": None}, {"prior": {0: 0.0, 1: 0.0, 2: 0.0}}, {"class_weight": {0: -1.0}}, {"keep": -5},
+        {"kind": "random", "random_features": 0}, {"kind": "ridge", "shrinkage": float("inf")},
+    ],
+)  # fmt: skip
+def test_parameters_that_mean_nothing_are_refused(how):
+    X, y = blobs()
+    with pytest.raises(RowsUnusable, match="got"):
+        AnalyticHead(**how).fit(X, y)

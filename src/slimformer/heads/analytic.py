@@ -151,7 +151,7 @@ class AnalyticHead:
 
         For kind "newton" this gives the ridge solution it starts from; `polish` takes the steps.
         """
-        require_sense(self.kind, self.target, self.shrinkage, self.prior, self.steps)
+        require_sense(**self.get_params())
         rows = rows_of(X, "AnalyticHead", getattr(self, "n_features_in_", None))
         targets = self._targets(y, len(rows))
         weights = weights_of(sample_weight, len(rows))

@@ -2,7 +2,9 @@
 
 The penalty is the one that leave-one-out chose for ridge, in the units of log loss: where ridge adds λ to a variance v,
 Newton adds μ to κ v with κ the mean curvature of log loss at the start, so μ = κ λ shrinks every direction as much. It
-stays the same in all steps, so that the penalised loss can only fall.
+is at least 1 / n, a prior of weights of the size of one: squared error is content with less where classes can be
+separated, log loss would grow its weights without end. It stays the same in all steps, so that the penalised loss can
+only fall.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def solve_newton(
         return start
     z = scaling(moments.weighted(omega).as_targets(), standardize=standardize)
     W, b = start.beta * start.weight[seen], start.beta * start.bias[seen]
-    relative = _relative(W, b, start.shrinkage, left) if isinstance(shrinkage, str) else float(shrinkage)
+    n = float((moments.counts * omega).sum())
+    relative = _relative(W, b, start.shrinkage, left, n) if isinstance(shrinkage, str) else float(shrinkage)
     mu = max(relative, BARELY) * z.level
     number = seen.long().cumsum(0) - 1  # classes never seen stay out of the softmax
 
@@ -74,7 +77,7 @@ def solve_newton(
             yield X, number[y], w * omega[y]
 
     end = polish(weighted, into_contrasts(W, b, z), z, mu=mu, steps=steps)
-    _require_same(float((moments.counts * omega).sum()), end.sums.rows)
+    _require_same(n, end.sums.rows)
     W, b = out_of_contrasts(end.theta, z)
     beta, loss, error = 1.0, None, None
     if len(left):
@@ -88,9 +91,9 @@ def solve_newton(
     return Solution(weight, bias, relative, beta, loss, error, len(end.losses) - 1)
 
 
-def _relative(W: Tensor, b: Tensor, ridge: float, left: Left) -> float:
-    """μ over the mean variance: κ times what ridge has."""
-    return ridge * mean_curvature((left.X @ W.mT + b).softmax(1), left.w)
+def _relative(W: Tensor, b: Tensor, ridge: float, left: Left, rows: float) -> float:
+    """μ over the mean variance: κ times what ridge has, and 1 / n at least."""
+    return max(1 / rows, ridge * mean_curvature((left.X @ W.mT + b).softmax(1), left.w))
 
 
 def _require_same(learnt: float, read: float) -> None:

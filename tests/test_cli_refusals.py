@@ -39,7 +39,7 @@ def llama(shelf, tmp_path):
         (["compress", "x", "--macs", "0.5", "--out", "y", "--tokens", "0"], "greater than or equal to 1"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--tokens", "many"], "Invalid value for '--tokens'"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--seed", "-1"], "greater than or equal to 0"),
-        (["compress", "x", "--macs", "0.5", "--out", "y", "--recipe", "nope"], "choose from balanced, lossless, stat"),
+        (["compress", "x", "--macs", "0.5", "--out", "y", "--recipe", "nope"], "choose from balanced, bypass, depth"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--recipe", "nope.yaml"], "No such file"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "cuda:99"], "--device 'cuda:99' cannot be used"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "meta"], "--device 'meta' cannot be used"),

@@ -21,7 +21,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/slimformer compress demo:smollm2 --macs 0.8 --data builtin --tokens 16384 --out demo-out --force
+	$(BIN)/slimformer compress demo:smollm2 --macs 0.8 --data builtin --tokens 12288 --out demo-out --force
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow" -n auto $(PYTEST_ARGS)

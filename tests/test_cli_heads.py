@@ -76,6 +76,7 @@ def test_probe_of_a_decoder_reads_the_last_token(shelf, rows, tmp_path):
         (["--shrinkage", "2"], "from 0 to 1"),
         (["--shrinkage", "nan"], "from 0 to 1"),
         (["--target", "labels"], "auto, classes or numbers"),
+        (["--pool", "last", "--out", "x"], "use --pool cls or mean"),
     ],
 )
 def test_what_probe_refuses(more, message, shelf, rows, tmp_path, monkeypatch):

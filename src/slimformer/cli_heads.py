@@ -110,6 +110,8 @@ def probe(
         require_free(out_folder, force)
         _require_room(kind, compare)
     loaded = load_model(model, device=usable_device(device))
+    if out_folder is not None:
+        _require_place(loaded, pools)
     how: dict[str, Any] = {"columns": column_names(columns), "label": label or None, "samples": samples, "seed": seed}
     with progress_bars(err, hidden=quiet or as_json) as progress:
         found = classify.probe(
@@ -318,6 +320,19 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def _require_place(loaded: Any, pools: tuple[str, ...]) -> None:
+    """Before the pass over the data: is there a folder that reads the model so?"""
+    from slimformer.errors import HeadDoesNotFit
+    from slimformer.heads.features import usual_pools
+
+    usual = usual_pools(loaded.model)
+    if pools and not set(pools) & set(usual):
+        raise HeadDoesNotFit(
+            f"--pool {', '.join(pools)}: no folder can hold a head that reads this model so; "
+            f"use --pool {' or '.join(usual)}, or leave out --out"
+        )
 
 
 def _require_target(target: str) -> None:

@@ -279,3 +279,13 @@ def test_parameters_that_mean_nothing_are_refused(how):
     X, y = blobs()
     with pytest.raises(RowsUnusable, match="got"):
         AnalyticHead(**how).fit(X, y)
+
+
+@pytest.mark.parametrize("changed", [{"class_weight": "balanced"}, {"kind": "random"}, {"target": "numbers"}])
+def test_parameters_changed_after_learning_wait_for_the_next_fit(changed):
+    X, y = blobs()
+    head = AnalyticHead(kind="ridge").fit(X, y).set_params(**changed)
+    for use in (lambda: head.predict(X), lambda: head.partial_fit(X, y), lambda: head.forget(X[:1], y[:1])):
+        with pytest.raises(HeadDoesNotFit, match="next fit"):
+            use()
+    assert len(head.fit(X, y).predict(X)) == len(X)

@@ -137,12 +137,11 @@ class AnalyticHead:
         self._require_rows()
         if self.kind != "newton":
             raise HeadDoesNotFit(f"a head of kind {self.kind!r} is solved from its sums; only 'newton' takes steps")
-        start = self._solve()
-        left = self._left(class_numbers(self.kept_.targets, self.moments_.labels))
+        moments, start = self.moments_, self._solve()
+        left = self._left(class_numbers(self.kept_.targets, moments.labels))
         self._solution = solve_newton(
-            self.moments_, start, left, again(parts, self.moments_.labels, self.n_features_in_), steps=self.steps,
-            shrinkage=self.shrinkage, omega=class_weights(self.moments_, self.class_weight),
-            standardize=self.standardize,
+            moments, start, left, again(parts, moments.labels, self.n_features_in_), steps=self.steps,
+            shrinkage=self.shrinkage, omega=class_weights(moments, self.class_weight), standardize=self.standardize,
         )  # fmt: skip
         return self
 
@@ -152,6 +151,8 @@ class AnalyticHead:
         For kind "newton" this gives the ridge solution it starts from; `polish` takes the steps.
         """
         require_sense(**self.get_params())
+        if hasattr(self, "moments_"):
+            self._require_rows()
         rows = rows_of(X, "AnalyticHead", getattr(self, "n_features_in_", None))
         targets = self._targets(y, len(rows))
         weights = weights_of(sample_weight, len(rows))
@@ -308,6 +309,8 @@ class AnalyticHead:
     def _require_rows(self) -> None:
         if not hasattr(self, "moments_"):
             raise not_fitted("AnalyticHead")
+        if self._learnt != {**self.get_params(), "steps": 0}:  # steps may be chosen later: sums do not know them
+            raise HeadDoesNotFit("parameters changed after rows were learnt; they take effect with the next fit")
 
     def _targets(self, y: Any, n: int) -> NDArray[Any]:
         if self.target == "classes":
@@ -321,8 +324,7 @@ class AnalyticHead:
             moments = moments + ClassMoments.zero(sorted(missing), moments.width, apart=moments.apart)
             kept = kept.only(moments.labels)
         self.moments_: Any = moments
-        self.kept_ = kept
-        self._solution = None
+        self.kept_, self._solution, self._learnt = kept, None, {**self.get_params(), "steps": 0}
 
     def _counted(
         self, rows: Tensor, targets: NDArray[Any], weights: Tensor

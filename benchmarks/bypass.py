@@ -22,7 +22,6 @@ from pathlib import Path
 import torch
 import transformers
 from rich.console import Console
-from transformers import PreTrainedModel
 
 from cells import (
     HERE,
@@ -31,10 +30,9 @@ from cells import (
     Cell,
     code_hash,
     deciding_code,
-    measuring_code,
+    measured,
     quality_folder,
     settings_hash,
-    weights_hash,
     write_json,
 )
 from slimformer.calibrate.gather import Data
@@ -46,7 +44,7 @@ from slimformer.plan.recipe import load_recipe
 from slimformer.probe import keep_probes
 from slimformer.refine import refine
 from slimformer.stages import calibrate, carry_out, make_plan, profile, versions
-from subjects import SUBJECTS, Scores, Subject, digest, subject
+from subjects import SUBJECTS, Subject, digest, subject
 from verdicts import OURS, console_tables, summary
 
 BUDGETS = (0.8, 0.7, 0.6, 0.5)
@@ -81,24 +79,11 @@ def cell(made: Subject, statistics: Statistics, store: Cache, name: str, budget:
     small = carry_out(plan, made.model, statistics, curves)
     refine(small, made.model, plan, statistics, curves, made.calibration)
     seconds = round(time.perf_counter() - started, 1)
-    scores = scores_of(made, store, small)
+    scores = measured(store, made, small, say)
     sizes = {curve_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
     found = Cell(f"ffn-{name}", budget, plan.macs, plan.params, sizes, seconds, scores)
     store.write_cell(found)
     return replace(found, method=name)
-
-
-def scores_of(made: Subject, store: Cache, model: PreTrainedModel) -> Scores:
-    """Scores on every report; each is kept under the weights it belongs to."""
-    out: Scores = {}
-    for report, batches in made.reports.items():
-        key, name = weights_hash(model), f"{report}-{digest(batches)}-{measuring_code()}"
-        found = store.scores(key, name)
-        if found is None:
-            found = made.measure(model, report)
-            store.write_scores(key, name, found)
-        out |= found
-    return out
 
 
 @cache
@@ -130,7 +115,7 @@ def main() -> int:
     store = Cache(quality_folder(made.name), key, code, False)
     statistics = statistics_of(made, key, say)
     say("dense")
-    dense = Cell("dense", 1.0, 1.0, 1.0, {}, 0.0, scores_of(made, store, made.model))
+    dense = Cell("dense", 1.0, 1.0, 1.0, {}, 0.0, measured(store, made, made.model, say))
     asked_for = [(way, float(part)) for way in asked.ways.split(",") for part in asked.budgets.split(",")]
     cells = [cell(made, statistics, store, way, budget, say) for way, budget in asked_for]
     settings = {**made.settings(), "threads": asked.threads, "versions": versions(), "code": code}

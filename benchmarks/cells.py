@@ -13,7 +13,7 @@ import ast
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from models import cache_folder
-from subjects import Score, Scores
+from subjects import Score, Scores, Subject, digest
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent / "src" / "slimformer"
@@ -131,6 +131,20 @@ class Cache:
     def write_scores(self, weights: str, report: str, scores: Scores) -> None:
         data = {name: asdict(score) for name, score in scores.items()}
         write_json(self.folder / "scores" / f"{weights}-{report}.json", data)
+
+
+def measured(cache: Cache, subject: Subject, model: nn.Module, say: Callable[[str], None]) -> Scores:
+    """Scores on every report; each is kept under the weights it belongs to."""
+    key, out = weights_hash(model), dict[str, Score]()
+    for report, batches in subject.reports.items():
+        name = f"{report}-{digest(batches)}-{measuring_code()}"
+        scores = cache.scores(key, name)
+        if scores is None:
+            say(report)
+            scores = subject.measure(model, report)
+            cache.write_scores(key, name, scores)
+        out |= scores
+    return out
 
 
 def quality_folder(subject: str) -> Path:

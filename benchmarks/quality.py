@@ -42,11 +42,10 @@ from cells import (
     Cell,
     code_hash,
     deciding_code,
-    measuring_code,
+    measured,
     quality_folder,
     settings_hash,
     simulating_code,
-    weights_hash,
     write_json,
 )
 from simulated import SIMULATED
@@ -178,17 +177,7 @@ class Bench:
 
     def measure(self, small: PreTrainedModel, what: str) -> Scores:
         """Scores on every report; each is kept under the weights it belongs to."""
-        key = weights_hash(small)
-        out: Scores = {}
-        for report, batches in self.subject.reports.items():
-            name = f"{report}-{digest(batches)}-{measuring_code()}"
-            scores = self.cache.scores(key, name)
-            if scores is None:
-                self.say(f"{what}: {report}")
-                scores = self.subject.measure(small, report)
-                self.cache.write_scores(key, name, scores)
-            out |= scores
-        return out
+        return measured(self.cache, self.subject, small, lambda report: self.say(f"{what}: {report}"))
 
     def with_cache(self, cell: Cell) -> Cell:
         """The cell with the share of the KV cache kept; encoders have none, simulated models only say their MACs."""

@@ -34,7 +34,11 @@ def _task_rows(cell: dict[str, Any], task: str) -> list[list[str]]:
         [
             f"{100 * cell['budget']:g} %", m["name"], f"{m['dense']:.1f}",
             f"{m['small']:.1f} [{m['small_low']:.1f}, {m['small_high']:.1f}]",
-            f"{m['difference']:+.1f} [{m['low']:+.1f}, {m['high']:+.1f}]", f"{m['p']:.3f}", f"{m['recovery']:.1f} %",
+            f"{m['difference']:+.1f} [{m['low']:+.1f}, {m['high']:+.1f}]", f"{m['p']:.3f}", _recovery(m["recovery"]),
         ]
         for m in cell["tasks"][task]["metrics"]
     ]  # fmt: skip
+
+
+def _recovery(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} %"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,11 +45,28 @@ def test_a_task_is_scored_shown_and_recorded(smaller, shelf, tmp_path):
     assert done(*asked, "-q").out == ""
 
 
-def test_data_that_were_calibrated_on_are_noted(smaller, shelf):
+def test_data_that_were_calibrated_on_are_noted(smaller, shelf, tmp_path):
     text = shelf / "text.txt"
     asked = ("eval", smaller, "--against", shelf / "llama", "--task", "wikitext2", "--data", text, "--seq-len", 32)
     notes = json.loads(done(*asked, "--json").out)["notes"]
     assert any("was calibrated on" in note for note in notes)
+    noted = [
+        any(
+            "was calibrated on" in note
+            for note in json.loads(done(*asked[:7], folder, *asked[8:], "--json").out)["notes"]
+        )
+        for folder in (_linked(text, tmp_path / "one", "test.txt"), _linked(text, tmp_path / "two", "train.txt"))
+    ]
+    assert noted == [True, False], "the file that is read counts, not the folder it lies in"
+
+
+def _linked(file: Path, folder: Path, name: str) -> Path:
+    """A folder in which `file` goes by another name, beside a text of its own to evaluate on."""
+    folder.mkdir()
+    (folder / "test.txt").write_text("\n".join(texts(30, seed=7)))
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(file)
+    return folder
 
 
 def test_serving_is_measured_shown_and_recorded(smaller, shelf):
@@ -69,7 +89,11 @@ def test_bad_input_is_one_line(smaller, shelf, tmp_path):
     assert "--task" in refused("eval", *pair, "--record")
     assert "one --data" in refused("eval", *pair, "--task", "ptb", "--data", "a.txt", "--data", "b.txt")
     assert "--eval-data" in refused("eval", *pair, "--task", "ptb", "--eval-data", "b.txt")
-    assert "--track" in refused("eval", *pair, "--task", "ptb", "--track", "tensorboard")
+    assert "choose from trackio" in refused("eval", *pair, "--task", "ptb", "--track", "notes")
+    assert "choose from trackio" in refused("bench", *pair, "--track", "notes")
+    for option in (("--tokens", 9), ("--no-timing",)):
+        assert "--samples" in refused("eval", *pair, "--task", "ptb", *option)
+    assert "--new-tokens" in refused("bench", *pair, "--new-tokens", 5000)
     assert "whole numbers" in refused("bench", *pair, "--batch-sizes", "1,x")
     assert "no report" in refused("bench", shelf / "llama", "--against", shelf / "llama", "--record")
     assert "give the model it came from" in refused("bench", smaller, "--against", shelf / "gpt2")
@@ -77,3 +101,13 @@ def test_bad_input_is_one_line(smaller, shelf, tmp_path):
     (tmp_path / "odd.json").write_text('[{"question": "w5", "context": "w6"}]')
     asked = ("eval", reader, "--against", reader, "--task", "squad", "--data", tmp_path / "odd.json")
     assert "no answers" in refused(*asked)
+
+
+def test_one_example_is_one_line(smaller, shelf):
+    asked = ("eval", smaller, "--against", shelf / "llama", "--task", "ptb", "--data", shelf / "text.txt")
+    assert "an interval needs 2" in refused(*asked, "--seq-len", 16, "--samples", 1)
+
+
+def test_the_package_is_a_command_too():
+    said = subprocess.run([sys.executable, "-m", "slimformer", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("slimformer ")

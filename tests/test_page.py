@@ -3,8 +3,10 @@ as Python plans."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,12 @@ from slimformer.plan import Budget
 from slimformer.plan.recipe import load_recipe
 from slimformer.plan.sensitivity import predicted_harm
 from slimformer.report.page import html_page
+from slimformer.report.shape import checked
 from slimformer.stages import make_plan, profile, read_probes
+from terminal import done
 
 BUDGETS = (0.435, 0.615, 0.83)
+NAME = "<img src=x onerror=window.hacked=1><script>window.hacked=1<!--&lt;"
 EVIL = "</script><img src=x onerror=window.hacked=1><script>window.hacked=1</script>&lt;<!--"
 FORMATS = {"M": 1e6, "k": 1e3, "G": 1e9, "MB": 1e6, "ms": 1e-3, "%": 1e-2}
 
@@ -100,7 +105,7 @@ def test_it_opens_offline_without_a_complaint(page, report, tmp_path):
     assert page.complaints == []
     assert {url.split(":")[0] for url in page.requests} == {"file"}
     assert len(page.requests) == 1
-    assert page.evaluate("document.querySelectorAll('.chart svg').length") == 6
+    assert page.evaluate("document.querySelectorAll('.chart svg').length") == 7
     assert page.evaluate("document.getElementById('planner').dataset.exact") == "true"
     assert page.evaluate("!!navigator.onLine") is False
 
@@ -165,30 +170,108 @@ def test_every_number_is_the_one_in_the_report(page, report, tmp_path):
         assert str(value_at(report, path)) in text or path in ("model", "data.name")
 
 
+PLACE = "/home/ann/odd-2/dev.tsv"
+SIDES = {
+    f"{side}{end}": 50.0 + i
+    for i, (side, end) in enumerate(itertools.product(("dense", "small"), ("", "_low", "_high")))
+}
+SCORE = {
+    "name": "accuracy", "better": "higher", "level": 0.95, **SIDES, "difference": 3.125, "low": -1.5, "high": 4.75,
+    "p": 0.125, "recovery": 106.25, "recovery_low": 97.5, "recovery_high": 109.5,
+}  # fmt: skip
+TASK = {
+    "slimformer_task": 1, "task": "sst2", "dense": "/home/ann/dense", "small": "../ann/small",
+    "data": "/home/ann/odd-2", "files": [PLACE], "examples": 872, "unit": "examples",
+    "metrics": [SCORE, {**SCORE, "name": "F1", "recovery": None, "recovery_low": None, "recovery_high": None}],
+    "settings": {"seq_len": 128, "predictions": "head", "best_thresholds": {"F1": {"dense": 0.375}}},
+    "notes": [f"../ann/small was calibrated on {PLACE}: these are not held-out figures",
+              "see /home/ann/else/x.txt, too"],
+}  # fmt: skip
+MEASURED = {
+    "phase": "decode", "batch": 4, "dense_seconds": 0.0204, "small_seconds": 0.0153, "ratio": 0.75, "ratio_low": 0.7,
+    "ratio_high": 0.8, "dense_rate": 196.1, "small_rate": 1261.4, "dense_peak_bytes": 3_000_000,
+    "small_peak_bytes": 2_000_000,
+}  # fmt: skip
+BENCH = {
+    "slimformer_bench": 1, "dense": "/home/ann/dense", "small": "/home/ann/small", "device": "cpu", "threads": 2,
+    "seq_len": 128, "new_tokens": 16, "repeats": 10, "warmup": 3, "unit": "tokens", "measurements": [MEASURED],
+    "weights_bytes": {"dense": 9_000_000, "small": 6_000_000}, "kv_cache_bytes": {"dense": 700_000, "small": 500_000},
+}  # fmt: skip
+
+
+def leaves(value, path: str) -> set[str]:
+    """The paths of all numbers inside."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    own = {path} if isinstance(value, float | int) else set()
+    return own.union(*(leaves(each, f"{path}.{key}") for key, each in items))
+
+
 def test_what_was_measured_elsewhere_is_shown_and_nobody_learns_where_it_lay(page, report, tmp_path):
-    place, metrics = "/home/ann/odd-2/text.txt", report["metrics"]
-    seconds = {"phase": "decode", "batch": 4, "dense_seconds": 0.0204, "small_seconds": 0.0153, "ratio": 0.75}
+    metrics = report["metrics"]
     rewrite = {"rewrite": "values folded", "possible": True, "sites": 2, "params": 4096, "macs": 1024}
     more = {
-        **report, "other_data": [{"name": place, "hash": "x", "tokens": 5, "metrics": metrics}],
-        "tasks": {"sst2": {"task": "sst2", "data": place, "examples": 872, "unit": "examples", "metrics": metrics}},
-        "bench": {"dense": "/home/ann/dense", "seq_len": 128, "measurements": [seconds]},
+        **report, "other_data": [{"name": PLACE, "hash": "x", "tokens": 5, "metrics": metrics}],
+        "tasks": {"sst2": TASK}, "bench": BENCH,
         "lossless": {"largest_change": 3e-7, "dtype": "float32", "rewrites": [rewrite]},
-        "warnings": [f"--eval-data {place}: seen before"],
+        "warnings": [f"--eval-data {PLACE}: seen before"],
     }  # fmt: skip
-    paths = answered_for(opened(page, more, tmp_path), more)
+    paths = answered_for(opened(page, checked(more), tmp_path), more)
     assert page.complaints == []
-    lists = ("metrics", "other_data.0.metrics", "tasks.sst2.metrics")
-    wanted = {f"{each}.{i}.small" for each in lists for i in range(len(metrics))}
-    wanted |= {"tasks.sst2.examples", "bench.measurements.0.dense_seconds", "bench.measurements.0.ratio"}
+    wanted = {f"{each}.{i}.small" for each in ("metrics", "other_data.0.metrics") for i in range(len(metrics))}
+    silent = {f"tasks.sst2.{name}" for name in ("slimformer_task", "metrics.0.level", "metrics.1.level")}
+    wanted |= (leaves(TASK, "tasks.sst2") | leaves(BENCH, "bench")) - silent - {"bench.slimformer_bench"}
     assert wanted | {"lossless.largest_change", "lossless.rewrites.0.params"} <= paths
-    assert "text.txt: seen before" in page.evaluate("document.getElementById('notes').textContent")
-    assert "/home" not in (tmp_path / "report.html").read_text()
+    assert "dev.tsv: seen before" in page.evaluate("document.getElementById('notes').textContent")
+    said = page.evaluate("document.getElementById('tasks').textContent")
+    assert "small was calibrated on dev.tsv: these are not held-out figures" in said
+    assert "see x.txt, too" in said and "–" in said
+    assert "quartiles of the ratio" in page.evaluate("document.getElementById('serving').textContent")
+    written = (tmp_path / "report.html").read_text()
+    assert "/home" not in written and "../ann" not in written
+
+
+def test_the_front_and_the_spectra_can_be_read_as_tables(page, report, tmp_path):
+    opened(page, report, tmp_path)
+    points = sorted(report["front"]["points"], key=lambda point: -point["budget"])
+    shown = page.evaluate("[...document.querySelectorAll('#front-table tbody tr')].map((row) => row.textContent)")
+    assert len(shown) == len(points)
+    for text, point in zip(shown, points, strict=True):
+        assert text.startswith(f"{100 * point['budget']:.1f} %")
+        assert ("(this model)" in text) == (point["budget"] == report["budget"])
+    front = report["front"]
+    sites = [site for site in front["sites"] if site["kind"] == page.evaluate("KINDS[byId('spectrum').value][0]")]
+    cells = page.evaluate(
+        "[...document.querySelectorAll('#spectra-table tbody tr')]"
+        ".map((row) => [...row.children].map((cell) => cell.textContent))"
+    )
+    assert len(cells) == len(sites) > 0
+    for (block, *found), site in zip(cells, sorted(sites, key=lambda each: each["block"]), strict=True):
+        units, floor = front["menus"][site["menu"]]["units"], site["floor"]
+        fewest = [next(u for u, left in zip(units, floor, strict=True) if left <= tail) for tail in (0.1, 0.01, 0.001)]
+        assert (int(block), found) == (site["block"], [f"{u}/{site['of']}" for u in fewest])
+
+
+def test_the_command_of_the_page_makes_the_model_of_the_slider(page, report, tmp_path, shelf, trusting, monkeypatch):
+    opened(page, report, tmp_path)
+    wanted = slide(page, 0.75)
+    program, *arguments = shlex.split(page.evaluate("byId('command').textContent"))
+    monkeypatch.chdir(shelf)
+    out = arguments.index("--out") + 1
+    arguments[out] = str(tmp_path / "made")
+    done(*arguments, "--tokens", 600, "--no-timing", "-q")  # the options the calibration had beside these
+    assert program == "slimformer"
+    made = json.loads((tmp_path / "made" / "report.json").read_text())
+    assert made["budget"] == 0.75
+    assert opened(page, made, tmp_path).evaluate(KEPT) == wanted
+    calibrate, cut = map(
+        shlex.split, opened(page, report, tmp_path).evaluate("byId('command-many').textContent").split("\n")
+    )
+    assert calibrate[1:3] == ["calibrate", "llama"] and cut[1:3] == ["cut", calibrate[-1]]
 
 
 def test_text_stays_text(page, report, tmp_path):
     odd = {
-        **report, "model": f"owner/{EVIL}", "recipe": EVIL, "warnings": [EVIL], "load_class": EVIL,
+        **report, "model": NAME, "recipe": EVIL, "warnings": [EVIL], "load_class": EVIL,
         "samples": {"dense": EVIL, "small": f"x{EVIL}"}, "versions": {EVIL: EVIL},
         "data": {**report["data"], "name": EVIL, "hash": EVIL},
         "neighbours": [{"text": EVIL, **{which: [{"text": EVIL, "cosine": 0.5}] for which in ("dense", "small")}}],
@@ -197,7 +280,7 @@ def test_text_stays_text(page, report, tmp_path):
     assert page.complaints == []
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.images.length + document.scripts.length") == 2
-    assert EVIL in page.evaluate("document.getElementById('title').textContent")
+    assert page.evaluate("document.getElementById('title').textContent").startswith(f"{NAME} at ")
     assert page.evaluate("document.querySelector('[data-text=\"samples.dense\"]').textContent") == EVIL
     script = {**report, "model": "<script>"}
     opened(page, script, tmp_path)

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from slimformer.models.load import load_model
 from slimformer.report.card import model_card
 from slimformer.report.console import show
 from slimformer.report.report import Footprint, Report
+from terminal import save_tiny
 
 METRIC = {"name": "kl", "dense": 0.0, "small": 0.25, "better": "lower", "low": -0.1, "high": 0.4}
 SITES = [
@@ -89,12 +91,13 @@ def test_a_card_names_a_hub_model_in_full_and_a_folder_by_its_last_name(report, 
     card = model_card(report, folder="x")
     assert "# owner/name at 50 % of its block MACs" in card
     assert "base_model: owner/name" in card
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    for place in ("models/mine", "./models/mine", str(tmp_path / "models" / "mine"), "/gone/long/ago/mine"):
+    monkeypatch.chdir(save_tiny(tmp_path / "models" / "mine", "llama").parents[1])
+    opened = load_model("models/mine").name  # where it is there, it cannot be taken for a hub id later
+    for place in (opened, "./models/mine", "../mine/", "~/mine", "a/b/mine", r"C:\\models\mine", "/gone/long/ago/mine"):
         card = model_card(replace(report, model=place), folder="x")
         assert "# mine at 50 %" in card, place
         assert "base_model" not in card
+    assert "# a local folder at" in model_card(replace(report, model=".."), folder="x")
     assert "# demo:minilm at" in model_card(replace(report, model="demo:minilm"), folder="x")
 
 

@@ -51,6 +51,16 @@ def test_what_is_not_a_report_is_refused_and_other_files_are_kept(folder, tmp_pa
     assert "not a report" in refused("report", tmp_path / "notes.json")
     (tmp_path / "broken.json").write_text("{")
     assert "not JSON" in refused("report", tmp_path / "broken.json")
+    whole = json.loads((folder / "report.json").read_text())
+    for odd, why in (
+        ({"slimformer_report": 1}, "model: "), ({**whole, "tasks": []}, "tasks: "), ({**whole, "bench": {}}, "bench."),
+        ({**whole, "tasks": {"sst2": {"metrics": 3}}}, "tasks.sst2"), ({**whole, "sites": [1]}, "sites.0"),
+        ({**whole, "budget": float("nan")}, "holds NaN"), ({**whole, "metrics": [{"name": "kl"}]}, "metrics.0"),
+        ([], "not a report"),
+    ):  # fmt: skip
+        (tmp_path / "odd.json").write_text(json.dumps(odd))
+        assert why in refused("report", tmp_path / "odd.json")
+    assert not (tmp_path / "odd.html").exists()
     mine = tmp_path / "mine.html"
     mine.write_text("<p>mine</p>")
     before = files(tmp_path)
@@ -84,3 +94,21 @@ def test_json_lines_hold_the_same_and_put_numbers_on_one_line():
     assert '"a": [ 1, 2.5e-07, null, -3 ]' in text
     with pytest.raises(ValueError):
         json_text([float("nan")])
+
+
+def test_a_page_made_anew_elsewhere_tells_no_more_places(folder, tmp_path, monkeypatch):
+    """A report that was made with relative paths, where these were files, and read where they are none."""
+    report = json.loads((folder / "report.json").read_text())
+    report["model"], report["data"]["name"] = "./secret/models/mine", "secret/a.txt,../secret/b.txt"
+    report["warnings"] = ["calibrated on documents of ../secret/b.txt and /home/ann/secret/c.txt"]
+    monkeypatch.chdir(tmp_path)
+    before = html_page(report)
+    assert "secret" not in before
+    shown = embedded(before)["report"]
+    assert (shown["model"], shown["data"]["name"]) == ("mine", "a.txt, b.txt")
+    assert shown["warnings"] == ["calibrated on documents of b.txt and c.txt"]
+    (tmp_path / "secret" / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "secret" / "a.txt").write_text("x")
+    assert html_page(report) == before
+    report["model"] = "owner/name"
+    assert embedded(html_page(report))["report"]["model"] == "owner/name"

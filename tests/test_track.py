@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import json
+import sys
 
 import pytest
 
@@ -38,6 +39,74 @@ def test_a_run_has_the_numbers_of_the_report_and_tells_no_places():
     assert "someone" not in json.dumps(vars(run))
     assert run.name.startswith("compress-mine-0.49-")
     assert "/" not in run_of("eval", {**REPORT, "model": "owner/<name>"}).name
+
+
+TASK = {
+    "slimformer_task": 1, "task": "squad_v2", "dense": "/home/someone/dense", "small": "./someone/small",
+    "data": "/home/someone/dev.json", "files": ["/home/someone/dev.json"], "examples": 4, "unit": "questions",
+    "notes": ["/home/someone"], "settings": {"seq_len": 32, "best_thresholds": {"F1": {"dense": 1.0}}},
+    "metrics": [{"name": "F1 (answerable)", "better": "higher", "level": 0.95, "dense": 50.0, "small": 0.0, "p": 0.5,
+                 "recovery": None}],
+}  # fmt: skip
+MEASURED = {"phase": "decode", "batch": 4, "ratio": 0.75, "small_peak_bytes": 8}
+BENCH = {
+    "slimformer_bench": 1, "dense": "/home/someone/dense", "small": "owner/small", "device": "cpu", "threads": 2,
+    "seq_len": 16, "new_tokens": 4, "repeats": 3, "warmup": 1, "unit": "tokens", "measurements": [MEASURED],
+    "weights_bytes": {"dense": 10, "small": 6}, "kv_cache_bytes": {"dense": 4, "small": 3},
+}  # fmt: skip
+
+
+def test_tasks_and_serving_are_runs_too():
+    run = run_of("eval", TASK)
+    assert run.numbers == {f"squad_v2/F1_answerable/{key}": x for key, x in (("dense", 50), ("small", 0), ("p", 0.5))}
+    assert run.settings["settings/best_thresholds/F1/dense"] == 1
+    assert run.name.startswith("eval-small-squad_v2-")
+    served = run_of("bench", BENCH)
+    assert served.numbers == {
+        "decode/batch_4/ratio": 0.75, "decode/batch_4/small_peak_bytes": 8, "dense/weights_bytes": 10,
+        "small/weights_bytes": 6, "dense/kv_cache_bytes": 4, "small/kv_cache_bytes": 3,
+    }  # fmt: skip
+    assert served.settings["threads"] == 2 and served.name.startswith("bench-owner-small-")
+    assert "someone" not in json.dumps([vars(run), vars(served)])
+
+
+class Notebook:
+    """A stand-in with the calls of trackio 0.43 and wandb 0.31 that are used, with their own parameter names."""
+
+    def __init__(self):
+        self.logged, self.summary, self.begun, self.done = [], {}, None, False
+
+    def init(self, project=None, *, name=None, config=None, mode=None):
+        self.begun = (project, name, config, mode)
+        return self
+
+    def log(self, metrics, step=None):
+        self.logged.append((step, metrics))
+
+    def finish(self):
+        self.done = True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.finish()
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+@pytest.mark.parametrize(("kind", "found"), [("compress", REPORT), ("eval", TASK), ("bench", BENCH)])
+def test_the_calls_of_the_trackers(name, kind, found, monkeypatch):
+    notebook = Notebook()
+    monkeypatch.setitem(sys.modules, name, notebook)
+    monkeypatch.setattr("slimformer.track._installed", lambda _name: True)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    tracker(name)(kind, found)
+    run = run_of(kind, found)
+    kept = notebook.summary if name == "wandb" else notebook.logged[-1][1]
+    assert kept == run.numbers
+    assert [values for _, values in notebook.logged][: len(run.by_block)] == run.by_block
+    assert notebook.begun[0] == "slimformer" and notebook.begun[3] == ("offline" if name == "wandb" else None)
+    assert notebook.done
 
 
 def test_no_tracker_records_nothing_and_an_unknown_one_is_refused():
@@ -94,3 +163,10 @@ def test_compress_and_eval_record_what_they_print(trusting, shelf, tmp_path, mon
     )  # fmt: skip
     kl = next(metric for metric in json.loads(said.out)["metrics"] if metric["name"] == "kl")
     assert seen["eval"].numbers["kl/small"] == kl["small"]
+    text = shelf / "text.txt"
+    asked = ("eval", out, "--against", shelf / "llama", "--task", "wikitext2", "--data", text, "--seq-len", 32)
+    said_of_task = json.loads(done(*asked, "--samples", 4, "--json", "--track", "trackio").out)
+    assert seen["eval"].numbers["wikitext2/perplexity/small"] == said_of_task["metrics"][0]["small"]
+    quick = ("--batch-sizes", 1, "--seq-len", 8, "--new-tokens", 2, "--repeats", 1)
+    served = json.loads(done("bench", out, "--against", shelf / "llama", *quick, "--json", "--track", "trackio").out)
+    assert seen["bench"].numbers["small/kv_cache_bytes"] == served["kv_cache_bytes"]["small"]

@@ -186,7 +186,7 @@ def _held_out(small: Loaded, made: dict[str, Any], data: Data) -> tuple[list[Bat
 def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Batch], list[str]]:
     """The same by what is known of the data that were calibrated on."""
     if known.get("hash") != data.hash:
-        again = sorted(_sources(str(known.get("name", ""))) & _sources(data.name))
+        again = _again(str(known.get("name", "")), _sources(data.name))
         note = f"{small} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
         return everything(data), [note] if again else []
     if known.get("seed") != data.seed:
@@ -194,11 +194,10 @@ def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Ba
     return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
 
 
-def calibrated_on(small: Loaded, data: str | None) -> list[str]:
-    """A note where the model says that it was calibrated on the file or folder it is to be judged on."""
+def calibrated_on(small: Loaded, files: Sequence[str]) -> list[str]:
+    """A note where the model says that it was calibrated on files it is judged on; `files` are those that were read."""
     calibrated = _own_file(small, "report.json").get("data")
-    known = _sources(str(calibrated.get("name", ""))) if isinstance(calibrated, dict) else set()
-    again = sorted(known & _sources(data)) if data else []
+    again = _again(str(calibrated.get("name", "")), files) if isinstance(calibrated, dict) else []
     return [f"{small.name} was calibrated on {', '.join(again)}: these are not held-out figures"] if again else []
 
 
@@ -215,10 +214,23 @@ def held_out_batches(made: Provenance, data: Data) -> tuple[list[Batch], list[st
     return list(batches), notes
 
 
-def _sources(name: str) -> set[str]:
-    """Files and folders behind the name of data, however spelt. A data set has a part of its own for evaluation."""
-    parts = [str(part) for part in source_names(name) if part not in TASKS]
-    return {str(Path(part).resolve()) if Path(part).exists() else part for part in parts if part}
+def _sources(name: str) -> list[str]:
+    """Files and folders behind the name of data. A data set has a part of its own for evaluation."""
+    return [str(part) for part in source_names(name) if str(part) and part not in TASKS]
+
+
+def _again(known: str, asked: Sequence[str]) -> list[str]:
+    """Which of the sources asked for are among the known ones, however either is spelt; of folders all is read."""
+    places = [_place(part) for part in _sources(known)]
+    return [part for part in asked if any(_overlap(_place(part), place) for place in places)]
+
+
+def _place(part: str) -> Path:
+    return Path(part).resolve() if Path(part).exists() else Path(part)
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return one == other or one in other.parents or (other in one.parents and other.is_dir())
 
 
 def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, dtype: torch.dtype) -> Footprint:

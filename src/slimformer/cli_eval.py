@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_front import emit, read_both, read_data
-from slimformer.errors import SlimformerError
+from slimformer.errors import ReportNotFound, SlimformerError
 from slimformer.options import (
     BUILTIN,
     AsJson,
@@ -58,7 +57,10 @@ def eval_(
     tokens: EvalTokens = None,
     samples: Samples = None,
     seq_len: SeqLen = None,
-    stride: Annotated[int, typer.Option(min=0, metavar="N", help="squad: tokens that parts of a context share")] = 128,
+    stride: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="squad: tokens that parts of a context share", show_default="128"),
+    ] = None,
     longest: Annotated[int, typer.Option(min=1, metavar="N", help="squad: tokens of the longest answer")] = 30,
     n_best: Annotated[int, typer.Option(min=1, metavar="N", help="squad: starts and ends that are combined")] = 20,
     threshold: Annotated[float, typer.Option(metavar="X", help="squad_v2: null score above which to be silent")] = 0.0,
@@ -83,14 +85,19 @@ def eval_(
         return _on_data(folder, against, sources, how, device, timing, track, as_json, quiet)
     from slimformer.evaluate.task import Options
 
-    if eval_data or track or len(data or ()) > 1:
-        raise SlimformerError("a --task is read from one --data, without --eval-data and --track; leave out the others")
+    if eval_data or len(data or ()) > 1:
+        raise SlimformerError("a --task is read from one --data, without --eval-data; leave out the others")
+    if tokens is not None or not timing:
+        raise SlimformerError(
+            "--tokens and --no-timing say how --data are compared; a --task is read whole and never timed: leave them "
+            "out (--samples takes less of it, bench times)"
+        )
     names = tuple(column_names(columns) or ())
     asked = Options(
         joined(data) if data else None, names or None, seq_len, samples, batch_size, threshold, stride, longest, n_best,
         seed=seed,
     )  # fmt: skip
-    _on_task(folder, against, task, asked, device, record, as_json, quiet)
+    _on_task(folder, against, task, asked, device, track, record, as_json, quiet)
 
 
 def _on_data(
@@ -112,15 +119,19 @@ def _on_data(
 
 
 def _on_task(
-    folder: str, against: str, task: str, how: Any, device: str, record: bool, as_json: bool, quiet: bool
-) -> None:
+    folder: str, against: str, task: str, how: Any, device: str, track: str | None, record: bool, as_json: bool,
+    quiet: bool,
+) -> None:  # fmt: skip
     from dataclasses import replace
 
     from slimformer import assess
     from slimformer.evaluate.task import evaluate_task, require_task
+    from slimformer.report.report import strict
     from slimformer.report.tasks import task_table
+    from slimformer.track import tracker
 
     require_task(task)
+    recorded = tracker(track)
     if record:
         _recorded(folder)
     with progress_bars(err, hidden=quiet or as_json) as progress:
@@ -130,9 +141,10 @@ def _on_task(
         progress(task, 0, 1)
         report = evaluate_task(task, loaded, small, how)
         progress(task, 1, 1)
-    found = replace(report, notes=[*report.notes, *assess.calibrated_on(small, how.data)]).to_dict()
+    found = strict(replace(report, notes=[*report.notes, *assess.calibrated_on(small, report.files)]).to_dict())
     if record:
         _record(folder, lambda kept: {**kept, "tasks": {**(kept.get("tasks") or {}), task: found}})
+    recorded("eval", found)
     emit(found, as_json, quiet, lambda: out.print(task_table(found)))
 
 
@@ -150,6 +162,7 @@ def bench(
     ] = None,
     seed: Seed = 0,
     device: Device = "cpu",
+    track: Track = None,
     record: Record = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -159,8 +172,9 @@ def bench(
 
     from slimformer.evaluate.bench import bench as measure
     from slimformer.report.tasks import bench_table
+    from slimformer.track import tracker
 
-    sizes = _batch_sizes(batch_sizes)
+    sizes, recorded = _batch_sizes(batch_sizes), tracker(track)
     if record:
         _recorded(folder)
     before = torch.get_num_threads()
@@ -177,6 +191,7 @@ def bench(
         torch.set_num_threads(before)
     if record:
         _record(folder, lambda kept: {**kept, "bench": found})
+    recorded("bench", found)
     emit(found, as_json, quiet, lambda: out.print(bench_table(found)))
 
 
@@ -203,16 +218,13 @@ def _batch_sizes(text: str) -> list[int]:
 
 def _recorded(folder: str) -> dict[str, Any]:
     """The report of a folder; without one there is nothing to write into."""
+    from slimformer.report.page import read_report
+
     file = Path(folder) / "report.json"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or "slimformer_report" not in found:
-        raise SlimformerError(
-            f"{file} is no report of slimformer, so nothing can be recorded in it; leave out --record"
-        )
-    return found
+        return read_report(file)
+    except ReportNotFound as error:
+        raise SlimformerError(f"there is no report to record in: {error}, or leave out --record") from None
 
 
 def _record(folder: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

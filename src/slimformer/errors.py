@@ -85,6 +85,10 @@ class TooFewTokens(SlimformerError):
     """The data are real, and there is too little of them."""
 
 
+class TooFewExamples(SlimformerError):
+    """There is one example or none, and an interval needs two."""
+
+
 class SequenceTooLong(SlimformerError):
     """More positions were asked for than the model has, or others than an image has."""
 

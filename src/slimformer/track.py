@@ -1,4 +1,4 @@
-"""The numbers of a report, recorded by a tracker of experiments. All three work without a network.
+"""The numbers of a report, a task or a bench, recorded by a tracker of experiments. All three work without a network.
 
     trackio       a local database; `trackio show` opens it
     wandb         a folder `wandb/`, sent later with `wandb sync`, unless WANDB_MODE says otherwise
@@ -25,7 +25,9 @@ from slimformer.report.card import last_name
 
 PROJECT = "slimformer"
 SETTINGS = ("model_type", "recipe", "format", "budget", "budget_by", "seq_len")
-Record = Callable[[str, Mapping[str, Any]], None]  # kind of run, report
+TASK_SETTINGS = ("task", "examples", "unit", "settings")
+BENCH_SETTINGS = ("device", "threads", "seq_len", "new_tokens", "repeats", "warmup", "unit")
+Record = Callable[[str, Mapping[str, Any]], None]  # kind of run, what was found
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,46 @@ def _installed(package: str) -> bool:
     return found is not None and found.origin is not None  # a folder of that name is no package
 
 
-def run_of(kind: str, report: Mapping[str, Any]) -> Run:
-    """A report as a run. Where model and data lay on the disk is left out, as in the card."""
-    model = re.sub(r"[^\w.-]+", "-", last_name(report["model"]))  # it becomes the name of a folder
-    name = f"{kind}-{model}-{report['macs_kept']:.2f}-{time.strftime('%Y%m%d-%H%M%S')}"
+def run_of(kind: str, found: Mapping[str, Any]) -> Run:
+    """What a command found as a run. Where models and data lay on the disk is left out, as in the card."""
+    if "slimformer_task" in found:
+        settings = _flat({"dense": last_name(found["dense"]), **{key: found[key] for key in TASK_SETTINGS}})
+        return Run(_name(kind, found["small"], found["task"]), dict(settings), dict(_task_numbers(found)), [])
+    if "slimformer_bench" in found:
+        settings = _flat({"dense": last_name(found["dense"]), **{key: found[key] for key in BENCH_SETTINGS}})
+        return Run(_name(kind, found["small"]), dict(settings), dict(_bench_numbers(found)), [])
+    return _report_run(kind, found)
+
+
+def _name(kind: str, model: str, *more: str) -> str:
+    """It becomes the name of a folder."""
+    parts = (kind, last_name(model), *more, time.strftime("%Y%m%d-%H%M%S"))
+    return "-".join(re.sub(r"[^\w.-]+", "-", part) for part in parts)
+
+
+def _flat(found: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings within settings by names with slashes: trackers show one level."""
+    for key, value in found.items():
+        yield from _flat(value, f"{before}{key}/") if isinstance(value, Mapping) else [(f"{before}{key}", value)]
+
+
+def _task_numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for metric in found["metrics"]:
+        name = re.sub(r"[^\w.-]+", "_", metric["name"]).strip("_")
+        numbers = {key: value for key, value in metric.items() if isinstance(value, float | int) and key != "level"}
+        yield from ((f"{found['task']}/{name}/{key}", value) for key, value in numbers.items())
+
+
+def _bench_numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for size in ("weights_bytes", "kv_cache_bytes"):
+        yield from ((f"{which}/{size}", value) for which, value in found[size].items())
+    for each in found["measurements"]:
+        place = f"{each['phase']}/batch_{each['batch']}"
+        yield from ((f"{place}/{key}", value) for key, value in each.items() if key not in ("phase", "batch"))
+
+
+def _report_run(kind: str, report: Mapping[str, Any]) -> Run:
+    name = _name(kind, report["model"], f"{report['macs_kept']:.2f}")
     data = report.get("data") or {}
     settings = {key: report[key] for key in SETTINGS if key in report}
     settings |= {"model": last_name(report["model"]), **{f"data_{key}": data.get(key) for key in ("hash", "seed")}}

@@ -49,7 +49,8 @@ def test_mnli_is_read_in_both_parts():
 def test_a_threshold_is_chosen_on_the_training_part():
     rows = [{"sentence1": "a", "sentence2": "b", "label": label} for label in (0, 1)]
     publish("mrpc", {"train": rows, "validation": rows[:1]})
-    assert [pair.label for pair in training_pairs("mrpc", None)] == [0, 1]
+    pairs, part = training_pairs("mrpc", None)
+    assert ([pair.label for pair in pairs], part) == ([0, 1], "train")
     assert len(glue_parts("mrpc", None)[""]) == 1
 
 

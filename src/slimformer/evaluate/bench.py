@@ -110,10 +110,10 @@ def _length(model: PreTrainedModel, asked: int | None, new_tokens: int) -> int:
     architecture = describe(model)
     length = sequence_length(model, architecture, asked)
     room = length if architecture.family.image else positions(model.config) - new_tokens
-    if asked is not None and length > room:
+    if room < 1 or (asked is not None and length > room):
         raise SequenceTooLong(
-            f"{length:,} tokens and {new_tokens} new ones are more than the {positions(model.config):,} positions of "
-            "the model; lower --seq-len or --new-tokens"
+            f"{length if asked else 1:,} tokens and {new_tokens:,} new ones are more than the "
+            f"{positions(model.config):,} positions of the model; lower --seq-len or --new-tokens"
         )
     return min(length, room)
 

@@ -22,14 +22,16 @@ from slimformer.evaluate.squad import Question
 
 # File names of each part, the more particular first; the empty name is the part a task is reported on.
 GLUE_FILES = ("dev.tsv", "validation*.parquet", "validation.jsonl", "dev.jsonl")
+TRAINING_FILES = ("train.tsv", "train*.parquet", "train.jsonl")
 FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "sst2": {"": GLUE_FILES},
     "qnli": {"": GLUE_FILES},
-    "qqp": {"": GLUE_FILES, "train": ("train.tsv", "train*.parquet")},
+    "qqp": {"": GLUE_FILES, "train": TRAINING_FILES},
     "stsb": {"": GLUE_FILES},
+    # GLUE cut its dev.tsv out of the training file of Microsoft, so its own files go together and come first
     "mrpc": {
-        "": ("msr_paraphrase_test.txt", *GLUE_FILES),
-        "train": ("msr_paraphrase_train.txt", "train.tsv", "train*.parquet"),
+        "": (*GLUE_FILES, "msr_paraphrase_test.txt"),
+        "train": (*TRAINING_FILES, "msr_paraphrase_train.txt"),
     },
     "mnli": {
         "matched": ("dev_matched.tsv", "validation_matched*.parquet"),
@@ -65,10 +67,12 @@ def glue_parts(
     return {name: spread(read_documents(file, columns=columns), limit) for name, file in found.items()}
 
 
-def training_pairs(task: str, data: str | None, *, limit: int = 2000) -> list[Document]:
-    """Labelled pairs of the training part, to choose a threshold on; refused where the data have none."""
+def training_pairs(
+    task: str, data: str | None, *, scored: Sequence[Document] = (), limit: int = 2000
+) -> tuple[list[Document], str]:
+    """Labelled pairs to choose a threshold on, none of which is `scored`, and the name of the part they are from."""
     if data is None:
-        return read_task(task, limit=limit)
+        return _others(read_task(task, limit=limit), scored, f"the training part of {task}"), TASKS[task].calibration
     beside = Path(data) if Path(data).is_dir() else Path(data).parent
     file = _first(beside, FILES[task]["train"])
     if file is None:
@@ -76,11 +80,35 @@ def training_pairs(task: str, data: str | None, *, limit: int = 2000) -> list[Do
             f"a model without a head needs labelled pairs to choose a threshold on; put {FILES[task]['train'][0]} "
             f"into {beside}"
         )
-    return spread(read_documents(file), limit)
+    if any(file.samefile(read) for read in files_read(task, data)):
+        raise DataUnreadable(
+            f"{file} is what is scored, so a threshold cannot be chosen on it; score another part, or give a folder "
+            "with both"
+        )
+    return spread(_others(read_documents(file), scored, str(file)), limit), file.name
+
+
+def _others(pairs: Sequence[Document], scored: Sequence[Document], where: str) -> list[Document]:
+    """The pairs that are not scored, whatever their labels and spaces."""
+    seen = {_texts(document) for document in scored}
+    left = [pair for pair in pairs if _texts(pair) not in seen]
+    if not left:
+        raise DataEmpty(f"every pair of {where} is scored itself, so none is left to choose a threshold on")
+    return left
+
+
+def _texts(document: Document) -> tuple[str, str]:
+    return " ".join(document.text.split()), " ".join((document.pair or "").split())
+
+
+def files_read(task: str, data: str | None) -> list[Path]:
+    """The files whose rows are scored; none for the hub."""
+    names = [name for name in FILES[task] if name != "train"]
+    return [] if data is None else [file for file in _files(task, data, names).values() if file is not None]
 
 
 def squad_questions(task: str, data: str | None, *, limit: int | None = None) -> list[Question]:
-    """Questions with their golds; those of version 2 may have none."""
+    """Questions with their golds; those of `squad_v2` may have none, and say so by an empty list."""
     if data is None:
         rows = load_rows(task, TASKS[task], TASKS[task].evaluation)
     else:
@@ -89,16 +117,45 @@ def squad_questions(task: str, data: str | None, *, limit: int | None = None) ->
         rows = list(table.rows(["id", "question", "context", "answers"])) if table else []
     if not rows:
         raise DataEmpty(f"{data or task} holds no questions; give a file in the form of SQuAD")
-    return spread([_question(i, row, str(data or task)) for i, row in enumerate(rows)], limit)
+    questions = [_question(i, row, str(data or task)) for i, row in enumerate(rows)]
+    bare = [i for i, question in enumerate(questions) if not any(gold.strip() for gold in question.answers)]
+    if bare and task == "squad":
+        raise DataUnreadable(
+            f"{len(bare)} of {len(questions)} questions of {data or task} have no gold answer, the first in row "
+            f"{bare[0] + 1}; version 1 has one for each: give a labelled part, or --task squad_v2"
+        )
+    return spread(questions, limit)
 
 
 def _question(i: int, row: Mapping[str, Any], where: str) -> Question:
     missing = [name for name in ("question", "context", "answers") if name not in row]
     if missing:
         raise ColumnNotFound(f"row {i + 1} of {where} has no {' and no '.join(missing)}; it has: {', '.join(row)}")
-    golds = row["answers"]
-    texts = golds.get("text", ()) if isinstance(golds, Mapping) else [gold["text"] for gold in golds]
-    return Question(str(row.get("id") or i), row["question"], row["context"], tuple(texts))
+    for name in ("question", "context"):
+        if not isinstance(row[name], str) or not row[name].strip():
+            raise DataUnreadable(f"the {name} in row {i + 1} of {where} is {_brief(row[name])}; give a text")
+    return Question(str(row.get("id") or i), row["question"], row["context"], _golds(row["answers"], i, where))
+
+
+def _golds(answers: Any, i: int, where: str) -> tuple[str, ...]:
+    """Texts of `{"text": [...]}`, as the hub has them, or of `[{"text": ...}, ...]`, as the files do."""
+    if isinstance(answers, Mapping):
+        texts = answers.get("text")
+    elif isinstance(answers, list | tuple) and all(isinstance(gold, Mapping) for gold in answers):
+        texts = [gold.get("text") for gold in answers]
+    else:
+        texts = None
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise DataUnreadable(
+            f"the answers in row {i + 1} of {where} are {_brief(answers)}; give a list of objects with a text in "
+            '"text", or an object with a list of them'
+        )
+    return tuple(texts)
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def text_rows(task: str, data: str | None) -> list[str]:

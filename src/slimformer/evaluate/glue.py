@@ -8,6 +8,7 @@ model, and the same for the small one: who takes the small model's embeddings le
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,29 +77,48 @@ def labelled(task: Glue, documents: Sequence[Document]) -> list[Document]:
 
 
 def class_order(task: Glue, model: Any) -> list[int]:
-    """For every class of the model the one of GLUE it stands for: by name if the config has them, else by number."""
-    names = {int(i): str(name).lower().replace(" ", "_") for i, name in (model.config.id2label or {}).items()}
+    """For every class of the model the one of GLUE it stands for: by name, or by number where it has no names.
+
+    A classifier whose classes are called otherwise was trained on something else, and its scores would mean nothing.
+    """
+    names = class_names(model)
     if int(model.config.num_labels) != len(task.classes):
         raise PlanDoesNotFit(
             f"the model tells {model.config.num_labels} classes apart and the task has {len(task.classes)}; "
             "evaluate a model that was trained on it"
         )
-    if set(names.values()) != set(task.classes):
+    if unnamed(model):
         return list(range(len(task.classes)))
+    if set(names.values()) != set(task.classes):
+        raise PlanDoesNotFit(
+            f"the model tells {', '.join(names.values())} apart and the task {', '.join(task.classes)}; evaluate a "
+            "model that was trained on it, or correct id2label in its config.json"
+        )
     return [task.classes.index(names[i]) for i in range(len(names))]
+
+
+def class_names(model: Any) -> dict[int, str]:
+    """What the config calls its classes, in the spelling of GLUE."""
+    found = model.config.id2label or {}
+    return {int(i): re.sub(r"[\s-]+", "_", str(name).strip().lower()) for i, name in found.items()}
+
+
+def unnamed(model: Any) -> bool:
+    """Are the classes but numbers, as in LABEL_0?"""
+    return all(re.fullmatch(r"(label_?)?\d+", name) for name in class_names(model).values())
 
 
 def predictions(task: Glue, model: Any, rows: Sequence[Batch]) -> Vector:
     """Classes in the order of GLUE, or numbers, document by document. Cost: one forward pass."""
+    order = torch.tensor(class_order(task, model)) if task.classes else None  # refused before the long work
     found = _in_order(list(_logits(model, rows)), rows)
-    if not task.classes:
+    if order is None:
         if found.shape[1] != 1:
             raise PlanDoesNotFit(
                 f"the model tells {found.shape[1]} classes apart and the task asks for a number; "
                 "evaluate a model that was trained on it"
             )
         return np.asarray(found[:, 0].numpy(), dtype=np.float64)
-    order = torch.tensor(class_order(task, model))
     return np.asarray(order[found.argmax(1)].numpy(), dtype=np.float64)
 
 

@@ -121,12 +121,15 @@ def mcnemar(first_right: NDArray[np.bool_], second_right: NDArray[np.bool_]) -> 
 
 @dataclass(frozen=True)
 class Paired:
-    """A score of two models on the same examples: both with intervals, second − first, and second / first."""
+    """A score of two models on the same examples: both with intervals, second − first, and second / first.
+
+    There is no ratio where the interval of the first reaches 0: it would be of anything to nothing.
+    """
 
     first: Interval
     second: Interval
     difference: Difference
-    ratio: Interval
+    ratio: Interval | None
 
 
 def paired_scores(
@@ -139,10 +142,7 @@ def paired_scores(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Paired:
-    """Bootstrap of any score, and the randomisation test of the difference. Cost: 4 · resamples scores.
-
-    The ratio is NaN where the first score is 0.
-    """
+    """Bootstrap of any score, and the randomisation test of the difference. Cost: 4 · resamples scores."""
     if not len(first) == len(second) == len(golds):
         raise ValueError(f"{len(first)}, {len(second)} and {len(golds)} values cannot be paired; use the same examples")
     if len(golds) < 2:
@@ -155,14 +155,19 @@ def paired_scores(
         both[i] = score(first[index], golds[index]), score(second[index], golds[index])
     a, b = score(first, golds), score(second, golds)
     p = _randomised(score, first, second, golds, abs(b - a), resamples, generator)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.divide(b, a), np.where(both[:, 0] != 0, both[:, 1] / both[:, 0], np.nan)
+    above = Interval(a, *_percentiles(both[:, 0], level), level)
     return Paired(
-        Interval(a, *_percentiles(both[:, 0], level), level),
+        above,
         Interval(b, *_percentiles(both[:, 1], level), level),
         Difference(b - a, *_percentiles(both[:, 1] - both[:, 0], level), level, p),
-        Interval(float(ratio[0]), *_percentiles(ratio[1], level), level),
+        _ratio(above, b, both) if a > 0 and above.low > 0 else None,
     )
+
+
+def _ratio(first: Interval, second: float, both: NDArray[np.float64]) -> Interval:
+    """second / first by its percentiles over the resamples in which the first is positive: all but a few of them."""
+    positive = both[both[:, 0] > 0]
+    return Interval(second / first.value, *_percentiles(positive[:, 1] / positive[:, 0], first.level), first.level)
 
 
 def _randomised(

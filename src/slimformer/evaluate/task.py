@@ -2,7 +2,8 @@
 
     recovery = 100 · small / dense  for scores where more is better,     100 · dense / small  for perplexity
 
-Percentages are on the scale of 0 to 100. Both models read the same rows, so all intervals are of pairs.
+Percentages are on the scale of 0 to 100. Both models read the same rows, so all intervals are of pairs. Where the
+interval of the dense score reaches 0 there is no recovery, and a note says so.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import numpy as np
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.gather import positions
 from slimformer.calibrate.text import token_batches
-from slimformer.errors import DataUnreadable, PlanDoesNotFit, SequenceTooLong, UnknownTask
+from slimformer.errors import DataUnreadable, PlanDoesNotFit, SequenceTooLong, TooFewExamples, UnknownTask
 from slimformer.evaluate import glue, squad
 from slimformer.evaluate.compare import is_language_model
 from slimformer.evaluate.conventions import token_windows
-from slimformer.evaluate.examples import TEXTS, glue_parts, squad_questions, text_rows, training_pairs
-from slimformer.evaluate.intervals import paired_scores
+from slimformer.evaluate.examples import TEXTS, files_read, glue_parts, squad_questions, text_rows, training_pairs
+from slimformer.evaluate.intervals import Interval, paired_scores
 from slimformer.evaluate.perplexity import perplexity
 from slimformer.evaluate.scores import Score, Vector, mean_score, perplexity_score
 from slimformer.evaluate.spans import Reading, answer_questions
@@ -32,6 +33,7 @@ from slimformer.models.load import Loaded
 SQUAD = {"squad": 1, "squad_v2": 2}
 TASKS = (*glue.GLUE, *SQUAD, *TEXTS)
 LENGTH = {"glue": 128, "squad": 384, "text": 2048}
+STRIDE = 128  # unless this is more than a third of the length
 RESAMPLES = 2000
 
 
@@ -45,7 +47,7 @@ class Options:
     limit: int | None = None
     batch_size: int = 16
     threshold: float = 0.0  # of the null score, above which no answer is given (SQuAD 2)
-    stride: int = 128
+    stride: int | None = None
     longest: int = 30
     n_best: int = 20
     resamples: int = RESAMPLES
@@ -78,6 +80,7 @@ class TaskReport:
     metrics: list[dict[str, Any]]
     settings: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)  # whose rows were scored; none for the hub
 
     def to_dict(self) -> dict[str, Any]:
         return {"slimformer_task": 1, **asdict(self)}
@@ -96,10 +99,15 @@ def evaluate_task(task: str, dense: Loaded, small: Loaded, options: Options | No
     length = _length(task, dense, how)
     scored, settings, notes = measure(task, dense, small, how, length)
     metrics = [_metric(each, how) for each in scored]
+    notes += [
+        f"there is no recovery of {metric['name']}: the interval of the dense score reaches 0"
+        for metric in metrics
+        if metric["recovery"] is None
+    ]
     settings = {"seq_len": length, "resamples": how.resamples, "seed": how.seed, **settings}
     examples = max(len(each.golds) for each in scored)
-    data = str(Path(how.data)) if how.data else "hub"
-    return TaskReport(task, dense.name, small.name, data, examples, unit, metrics, settings, notes)
+    data, files = str(Path(how.data)) if how.data else "hub", [str(file) for file in files_read(task, how.data)]
+    return TaskReport(task, dense.name, small.name, data, examples, unit, metrics, settings, notes, files)
 
 
 def require_task(task: str) -> None:
@@ -122,21 +130,31 @@ def _length(task: str, dense: Loaded, how: Options) -> int:
     return how.seq_len or min(LENGTH[kind], most)
 
 
+def _require_two(count: int, unit: str) -> None:
+    if count < 2:
+        raise TooFewExamples(f"{count} of the {unit} can be scored, and an interval needs 2; give more")
+
+
 def _metric(each: Scored, how: Options) -> dict[str, Any]:
     """One score as plain data, on the scale it is printed in."""
     found = paired_scores(each.score, each.dense, each.small, each.golds, resamples=how.resamples, seed=how.seed)
-    k, ratio = each.scale, found.ratio
-    bounds = [ratio.value, ratio.low, ratio.high]
-    if each.better == "lower":
-        bounds = [1 / x if x else float("inf") for x in (ratio.value, ratio.high, ratio.low)]
+    k, recovery = each.scale, _recovery(found.ratio, each.better)
     return {
         "name": each.name, "better": each.better, "level": found.difference.level,
         "dense": k * found.first.value, "dense_low": k * found.first.low, "dense_high": k * found.first.high,
         "small": k * found.second.value, "small_low": k * found.second.low, "small_high": k * found.second.high,
         "difference": k * found.difference.value, "low": k * found.difference.low, "high": k * found.difference.high,
-        "p": found.difference.p, "recovery": 100 * bounds[0], "recovery_low": 100 * bounds[1],
-        "recovery_high": 100 * bounds[2],
+        "p": found.difference.p, "recovery": recovery[0], "recovery_low": recovery[1], "recovery_high": recovery[2],
     }  # fmt: skip
+
+
+def _recovery(ratio: Interval | None, better: str) -> list[float | None]:
+    """In per cent with its bounds; none of them where there is no ratio."""
+    if ratio is None:
+        return [None, None, None]
+    if better == "lower":  # perplexities are above 0
+        return [100 / ratio.value, 100 / ratio.high, 100 / ratio.low]
+    return [100 * ratio.value, 100 * ratio.low, 100 * ratio.high]
 
 
 # --- GLUE ---------------------------------------------------------------------------------------------------
@@ -145,21 +163,25 @@ def _metric(each: Scored, how: Options) -> dict[str, Any]:
 def _glue(task: str, dense: Loaded, small: Loaded, how: Options, length: int) -> Answered:
     kind = glue.GLUE[task]
     parts = glue_parts(task, how.data, columns=how.columns, limit=how.limit)
+    parts = {name: glue.labelled(kind, documents) for name, documents in parts.items()}
     scored: list[Scored] = []
     settings: dict[str, Any] = {"predictions": "head"}
     cut = None
     if is_bare(dense.model):
         settings["predictions"] = "cosine of mean-pooled states"
         if kind.classes:
-            cut = _cut(task, kind, dense, how, length)
+            every = [document for documents in parts.values() for document in documents]
+            cut, settings["threshold_from"] = _cut(task, kind, dense, every, how, length)
             settings["threshold"] = cut
-    for name, documents in parts.items():
-        rows = glue.labelled(kind, documents)
+    for name, rows in parts.items():
+        _require_two(len(rows), "examples")
         golds = glue.golds_of(kind, rows)
         a, b = (_predicted(kind, model, rows, how, length, cut) for model in (dense, small))
         suffix = f" ({name})" if name else ""
         scored += [Scored(label + suffix, score, a, b, golds) for label, score in kind.scores.items()]
-    return scored, settings, []
+    guessed = kind.classes and not is_bare(dense.model) and glue.unnamed(dense.model)
+    note = f"{dense.name} does not name its classes; they are taken to be {', '.join(kind.classes)}, in this order"
+    return scored, settings, [note] if guessed else []
 
 
 def _predicted(
@@ -186,11 +208,14 @@ def _similarities(loaded: Loaded, documents: Sequence[Document], how: Options, l
     return glue.similarities(loaded.model, *(_rows(loaded, side, how, length) for side in sides))
 
 
-def _cut(task: str, kind: glue.Glue, dense: Loaded, how: Options, length: int) -> float:
+def _cut(
+    task: str, kind: glue.Glue, dense: Loaded, scored: Sequence[Document], how: Options, length: int
+) -> tuple[float, str]:
+    """The threshold, and the part it was chosen on."""
     if kind.alike is None:
         raise PlanDoesNotFit(f"{dense.name} has no head, and similarity does not decide {task}; evaluate a classifier")
-    documents = training_pairs(task, how.data)
-    return glue.best_cut(_similarities(dense, documents, how, length), glue.golds_of(kind, documents))
+    documents, part = training_pairs(task, how.data, scored=scored)
+    return glue.best_cut(_similarities(dense, documents, how, length), glue.golds_of(kind, documents)), part
 
 
 # --- SQuAD --------------------------------------------------------------------------------------------------
@@ -201,7 +226,8 @@ def _squad(task: str, dense: Loaded, small: Loaded, how: Options, length: int) -
         if not type(loaded.model).__name__.endswith("QuestionAnswering"):
             raise PlanDoesNotFit(f"{loaded.name} is a {type(loaded.model).__name__}, which does not mark answers")
     questions = squad_questions(task, how.data, limit=how.limit)
-    stride = min(how.stride, length // 3)
+    _require_two(len(questions), "questions")
+    stride = min(STRIDE, length // 3) if how.stride is None else how.stride
     reading = Reading(length, stride, how.longest, how.n_best, how.batch_size)
     said = [answer_questions(loaded.model, dense.processor, questions, reading) for loaded in (dense, small)]
     settings: dict[str, Any] = {"stride": stride, "longest": how.longest, "n_best": how.n_best}
@@ -259,10 +285,14 @@ def _best(
 def _text(task: str, dense: Loaded, small: Loaded, how: Options, length: int) -> Answered:
     if not is_language_model(dense.model):
         raise PlanDoesNotFit(f"{dense.name} is a {type(dense.model).__name__}, which does not predict the next token")
-    windows = token_windows(task, text_rows(task, how.data), dense.processor, length)[: how.limit]
+    rows = text_rows(task, how.data)
+    windows = token_windows(task, rows, dense.processor, length)[: how.limit]
+    _require_two(len(windows), f"windows of {length:,} tokens")
     batches = token_batches(windows, batch_size=max(1, how.batch_size // 4))
     a, b = (perplexity(loaded.model, batches) for loaded in (dense, small))
     tokens = np.array(a.tokens_per_window, dtype=np.float64)
     nll = (np.array(a.nll_per_window), np.array(b.nll_per_window))
     notes = [] if length == LENGTH["text"] else [f"windows of {length:,} tokens; the papers use {LENGTH['text']:,}"]
+    if task == "wikitext2" and any("<unk>" in row for row in rows):
+        notes.append("rare words of this text are <unk>; the papers use the raw text (wiki.test.raw)")
     return [Scored("perplexity", perplexity_score, *nll, tokens, "lower", 1.0)], {"tokens": a.tokens}, notes

@@ -48,6 +48,8 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: 
     name = str(name)
     folder, gguf = _demo(name) if name.startswith("demo:") else (_local(name), None)
     where = str(folder) if folder else name
+    if folder and "/" in name and not name.startswith((".", "/", "~", "demo:")):
+        name = f"./{name}"  # so that nobody who reads it elsewhere takes it for a hub id
     if gguf:
         model, tokenizer = load_gguf(where, gguf, dtype)
         require_usable(model, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -26,7 +25,7 @@ def model_card(report: Report, *, folder: str) -> str:
         "title": last_name(report.model),
         "folder": json.dumps(folder, ensure_ascii=False),  # it stands in Python code
         "fresh_head": fresh_head_line(report.head) if report.head else "",
-        "data": ", ".join(map(last_name, report.data.get("name", "the data").split(","))),
+        "data": source_names(report.data.get("name", "the data")),
     }
     return environment.from_string(template).render(load_class=report.load_class, **values)
 
@@ -39,12 +38,22 @@ def _header(report: Report) -> dict[str, Any]:
 
 
 def _is_hub_id(model: str) -> bool:
-    """owner/name, unless there is a folder of that name."""
-    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None and not Path(model).exists()
+    """owner/name. Folders are told apart where a model is opened, not here: a page may be made anew anywhere."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None
 
 
 def last_name(name: str) -> str:
-    """A file or folder goes by its last name: where it lay is nobody's business."""
-    return (
-        name if _is_hub_id(name) or not (Path(name).exists() or Path(name).is_absolute()) else Path(name).resolve().name
-    )
+    """A folder goes by its last name: where it lay is nobody's business. Hub ids and names without places stay.
+
+    What is on the disk is not looked at, so that the same report says the same wherever it is read.
+    """
+    placed = re.match(r"[./~\\]|[A-Za-z]:[/\\]", name) or (name.count("/") > 1)
+    if not placed:
+        return name
+    parts = [part for part in re.split(r"[/\\]+", name) if part and part not in (".", "..", "~")]
+    return parts[-1] if parts else "a local folder"
+
+
+def source_names(names: str) -> str:
+    """Files by their last names, several between commas. Data have no hub ids: owner/name is a file in a folder."""
+    return ", ".join(last_name(f"./{name.strip()}") for name in names.split(",") if name.strip())

@@ -11,17 +11,18 @@ import base64
 import hashlib
 import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from slimformer.errors import ReportNotFound
-from slimformer.report.card import last_name
-from slimformer.report.report import FORMAT
+from slimformer.report.card import last_name, source_names
+from slimformer.report.shape import checked
 
-SCRIPTS = ("draw.js", "plan.js", "page.js", "detail.js")
-PLACES = ("dense", "small", "data")  # of a task or a bench
+SCRIPTS = ("draw.js", "plan.js", "page.js", "elsewhere.js", "spectra.js", "detail.js")  # the last one starts
+MODELS = ("dense", "small")  # of a task or a bench
 MARK = '<meta name="generator" content="slimformer">'
 
 
@@ -47,17 +48,27 @@ def json_in_html(value: Any) -> str:
 
 
 def read_report(place: Path) -> dict[str, Any]:
-    """The report in a folder, or in a file."""
+    """The report in a folder, or in a file, with everything a page needs in it."""
     path = place / "report.json" if place.is_dir() else place
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except OSError as error:
         raise ReportNotFound(f"{path} cannot be read: {error.strerror}; give a folder `compress` wrote") from None
-    except ValueError:
-        raise ReportNotFound(f"{path} is not JSON; give a folder `compress` wrote") from None
-    if not isinstance(found, dict) or found.get("slimformer_report") != FORMAT:
-        raise ReportNotFound(f"{path} is not a report of format {FORMAT}; give a folder `compress` wrote")
-    return found
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, _NoNumber) else "is not JSON"
+        raise ReportNotFound(f"{path} {reason}; give a folder `compress` wrote") from None
+    try:
+        return checked(found)
+    except ReportNotFound as error:
+        raise ReportNotFound(f"{path} {error}; give a folder `compress` wrote") from None
+
+
+class _NoNumber(ValueError):
+    """NaN or infinity, which Python writes and JSON does not know."""
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise _NoNumber(f"holds {constant}, which is not JSON")
 
 
 def is_page(path: Path) -> bool:
@@ -72,31 +83,35 @@ def is_page(path: Path) -> bool:
 def _as_shown(report: Mapping[str, Any]) -> dict[str, Any]:
     """What the page says: as in the card, where model and data lay on the disk is nobody's business."""
     data, others = report.get("data") or {}, report.get("other_data") or []
-    named = [str(each["name"]) for each in (data, *others) if isinstance(each.get("name"), str)]
+    names = [str(report["model"]), *(str(each["name"]) for each in (data, *others) if each.get("name"))]
     return {
-        **report, "model": last_name(str(report["model"])), "data": _by_last_name(data, "name"),
-        "other_data": [_by_last_name(each, "name") for each in others],
-        "tasks": {name: _by_last_name(each, *PLACES) for name, each in (report.get("tasks") or {}).items()},
-        "bench": _by_last_name(report["bench"], *PLACES) if report.get("bench") else None,
-        "warnings": [_without_paths(text, [str(report["model"]), *named]) for text in report.get("warnings") or []],
+        **report, "model": last_name(str(report["model"])), "data": _placeless(data),
+        "other_data": [_placeless(each) for each in others],
+        "tasks": {name: _placeless(each) for name, each in (report.get("tasks") or {}).items()},
+        "bench": _placeless(report["bench"]) if report.get("bench") else None,
+        "warnings": [_without_paths(text, names) for text in report.get("warnings") or []],
     }  # fmt: skip
 
 
-def _by_last_name(found: Mapping[str, Any], *fields: str) -> dict[str, Any]:
-    """The same with files and folders by their last names; several stand between commas."""
-    short = {
-        name: ", ".join(map(last_name, found[name].split(","))) for name in fields if isinstance(found.get(name), str)
-    }
-    return {**found, **short}
+def _placeless(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Data, a task or a bench with models, files and what its notes call them by their last names."""
+    models = {name: last_name(found[name]) for name in MODELS if isinstance(found.get(name), str)}
+    data = {name: source_names(found[name]) for name in ("name", "data") if isinstance(found.get(name), str)}
+    files = [str(file) for file in found.get("files") or ()]
+    names = [*(str(found[name]) for name in (*models, *data)), *files]
+    lists = {"files": [source_names(file) for file in files]} if "files" in found else {}
+    if "notes" in found:
+        lists["notes"] = [_without_paths(str(text), names) for text in found["notes"]]
+    return {**found, **models, **data, **lists}
 
 
 def _without_paths(text: str, names: Sequence[str]) -> str:
-    """A note that speaks of files by their last names, too."""
-    places = {place for name in names for place in name.split(",") if place}
-    places |= {str(Path(place).resolve()) for place in places if Path(place).is_absolute() or Path(place).exists()}
+    """A note that speaks of files by their last names, too: those that are known, and whatever else is absolute."""
+    places = {place.strip() for name in names for place in name.split(",")} - {""}
     for place in sorted(places, key=len, reverse=True):
-        text = text.replace(place, last_name(place))
-    return text
+        if re.search(r"[/\\]", place):
+            text = text.replace(place, last_name(place))
+    return re.sub(r"(?<![\w./<])~?/(?:[^\s/,;:]+/)+(?=[^\s/,;:])", "", text)
 
 
 def _web(name: str) -> str:

@@ -8,6 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+NONE = "–"
+
 
 def task_table(found: dict[str, Any]) -> RenderableType:
     """One line for each score: both models, their difference with its interval and test, the recovery."""
@@ -18,13 +20,13 @@ def task_table(found: dict[str, Any]) -> RenderableType:
     for metric in found["metrics"]:
         table.add_row(
             f"{metric['name']} ({'↓' if metric['better'] == 'lower' else '↑'})",
-            *(f"{metric[name]:.2f} [{metric[f'{name}_low']:.2f}, {metric[f'{name}_high']:.2f}]" for name in SIDES),
-            f"{metric['difference']:+.2f} [{metric['low']:+.2f}, {metric['high']:+.2f}]",
-            f"{metric['p']:.3f}",
-            _percent(metric["recovery"]),
+            *(_within(metric[name], metric[f"{name}_low"], metric[f"{name}_high"], ".2f") for name in SIDES),
+            _within(metric["difference"], metric["low"], metric["high"], "+.2f"),
+            _number(metric["p"], ".3f"),
+            _within(metric["recovery"], metric["recovery_low"], metric["recovery_high"], ".1f", " %"),
         )
     settings = " · ".join(f"{name} {_plain(value)}" for name, value in found["settings"].items())
-    lines = [f"{found['examples']:,} {found['unit']} of {found['data']} · {settings}", *found["notes"]]
+    lines = [f"{found['examples']:,} {found['unit']} of {_scored(found)} · {settings}", *found["notes"]]
     return Group(table, *(Text(line, style="dim") for line in lines))
 
 
@@ -51,7 +53,8 @@ def bench_table(found: dict[str, Any]) -> RenderableType:
     plural = "" if found["threads"] == 1 else "s"
     lines.append(
         f"T = {found['seq_len']} · medians of {found['repeats']} interleaved rounds · {found['threads']} "
-        f"thread{plural} on {found['device']} · rates in {found['unit']} · peak: tensors besides the weights"
+        f"thread{plural} on {found['device']} · ratios with quartiles · rates in {found['unit']} · peak: tensors "
+        "besides the weights"
     )
     return Group(times, loads, *(Text(line, style="dim") for line in lines))
 
@@ -60,8 +63,18 @@ def _sizes(pair: dict[str, int]) -> str:
     return f"{pair['dense'] / 1e6:.2f} MB → {pair['small'] / 1e6:.2f} MB ({pair['small'] / pair['dense']:.3f})"
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f} %"
+def _number(value: float | None, form: str) -> str:
+    return NONE if value is None else format(value, form)
+
+
+def _within(value: float | None, low: float | None, high: float | None, form: str, unit: str = "") -> str:
+    """A number with its interval; a dash where there is none."""
+    return f"{_number(value, form)}{unit} [{_number(low, form)}, {_number(high, form)}]" if value is not None else NONE
+
+
+def _scored(found: dict[str, Any]) -> str:
+    """Where the rows came from: the files by name, as a folder may hold several parts."""
+    return ", ".join(found["files"]) or str(found["data"])
 
 
 def _plain(value: Any) -> str:

@@ -10,7 +10,7 @@ const KINDS = [["attn.heads", "heads"], ["ffn.hidden", "neurons"], ["attn.qk", "
 const distributions = report.metrics.length ? report.metrics.some((metric) => metric.name === "kl") : report.load_class !== "AutoModel";
 const HARM = distributions ? { name: "predicted KL", unit: "nats" } : { name: "predicted change", unit: "of the energy of the outputs" };
 const at = (path) => path.split(".").reduce((value, key) => value?.[key], report);
-const num = (path, format = short) => h("span", { "data-path": path }, format(at(path)));
+const num = (path, format = short) => (at(path) === null || at(path) === undefined ? "–" : h("span", { "data-path": path }, format(at(path))));
 const said = (path) => h("span", { "data-text": path }, String(at(path)));
 const quotient = (above, below) => h("span", { "data-ratio": `${above}|${below}` }, (at(above) / at(below)).toFixed(3));
 
@@ -49,17 +49,10 @@ function metricRow(path) {
   return row(name, metric.dense === null ? "" : num(`${path}.dense`), num(`${path}.small`), interval);
 }
 
-// What was measured beside the data of the calibration: on other data, on tasks of the papers, as it would serve.
+// The same metrics on other data.
 function elsewhere() {
-  const part = (...title) => h("tr", {}, h("th", { scope: "colgroup", colspan: "4", class: "part" }, ...title));
-  const metrics = (path) => at(path).metrics.map((_, i) => metricRow(`${path}.metrics.${i}`));
-  const seconds = (path) => row(h("span", {}, said(`${path}.phase`), ", batch ", num(`${path}.batch`, commas)),
-    num(`${path}.dense_seconds`, milliseconds), num(`${path}.small_seconds`, milliseconds), num(`${path}.ratio`, (v) => v.toFixed(3)));
-  const other = (report.other_data || []).flatMap((_, i) => [part("on ", said(`other_data.${i}.name`)), ...metrics(`other_data.${i}`)]);
-  const tasks = Object.keys(report.tasks || {}).flatMap((name) => [part("task ", said(`tasks.${name}.task`), ", ",
-    num(`tasks.${name}.examples`, commas), ` ${at(`tasks.${name}`).unit}`), ...metrics(`tasks.${name}`)]);
-  const bench = report.bench ? [part("bench, length ", num("bench.seq_len", commas)), ...report.bench.measurements.map((_, i) => seconds(`bench.measurements.${i}`))] : [];
-  return [...other, ...tasks, ...bench];
+  const part = (path) => h("tr", {}, h("th", { scope: "colgroup", colspan: "4", class: "part" }, "on ", said(`${path}.name`)));
+  return (report.other_data || []).flatMap((each, i) => [part(`other_data.${i}`), ...each.metrics.map((_, j) => metricRow(`other_data.${i}.metrics.${j}`))]);
 }
 
 // A recipe that changes no output says how it knows, and what each rewrite saved.
@@ -196,6 +189,17 @@ function frontChart(width) {
   return picture;
 }
 
+// The front in numbers, for whoever has no mouse to hold over a mark.
+function frontTable() {
+  const order = front.points.map((_, i) => i).sort((a, b) => front.points[b].budget - front.points[a].budget);
+  const rows = order.map((i) => {
+    const found = consequences(front, ladders, front.points[i].keep), place = `front.points.${i}`;
+    const own = front.points[i].budget === report.budget ? " (this model)" : "";
+    return row(h("span", {}, num(`${place}.budget`, percent), own), h("span", { "data-plan": "macs" }, percent(found.macs)), h("span", { "data-plan": "params" }, percent(found.params)), num(`${place}.predicted_kl`));
+  });
+  table("front-table", [`${NOUNS[front.by]} asked for`, "block MACs kept", "block parameters kept", `${HARM.name}, ${HARM.unit}`], rows);
+}
+
 const state = { fraction: report.budget, keep: null, exact: false };
 const same = (one, other) => one !== null && one.every((value, i) => value === other[i]);
 
@@ -218,9 +222,21 @@ function show() {
   const says = [["keeps ", "macs", percent(found.macs)], [" of the block MACs and ", "params", percent(found.params)], [" of the block parameters", null, ""]];
   if (found.kl !== null) says.push([`; ${HARM.name} `, "kl", short(found.kl)], [` ${HARM.unit}`, null, ""]);
   byId("consequences").replaceChildren("This plan ", ...says.flatMap(([text, name, value]) => [text, name ? h("b", { "data-plan": name }, value) : ""]), ".");
-  byId("command").textContent = `slimformer cut STATS --${front.by} ${state.fraction} --recipe ${report.recipe} --format ${report.format} --out smaller`;
+  byId("command").textContent = command();
+  byId("command-many").textContent = commands();
   redraw("front-chart", "sizes-chart", "heads-chart", "neurons-chart", "curve-chart", "error-chart");
 }
+
+// Lines for a shell. Names are the last ones, so whoever calls them from elsewhere puts the places in front.
+const quoted = (text) => (/^[\w@%+=:,.\/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+function asked() {
+  const known = report.data.name !== undefined && !/ in memory$/.test(report.data.name);
+  const data = (known ? report.data.name.split(", ") : ["DATA"]).flatMap((name) => ["--data", quoted(name)]);
+  return [quoted(report.model), ...data, "--seq-len", report.seq_len, ...(report.data.seed ? ["--seed", report.data.seed] : [])];
+}
+const chosen = () => [`--${front.by}`, state.fraction, "--recipe", quoted(report.recipe), "--format", report.format, "--out", "smaller"];
+const command = () => ["slimformer compress", ...asked(), ...chosen()].join(" ");
+const commands = () => [["slimformer calibrate", ...asked(), "--out", "stats"].join(" "), ["slimformer cut stats", ...chosen()].join(" ")].join("\n");
 
 function moveTo(fraction) {
   const slider = byId("budget");
@@ -244,8 +260,8 @@ function budgetSection() {
   slider.addEventListener("input", () => moveTo(Number(slider.value)));
   byId("reset").addEventListener("click", back);
   byId("planner").textContent = state.exact
-    ? "Checked when this page was opened: the plans made here are those the program made along the front. To make the model of the slider:"
-    : "This allocation is not one the page can repeat, so the slider goes along the plans that were stored. To make the model of the slider:";
+    ? "Checked when this page was opened: the plans made here are those the program made along the front."
+    : "This allocation is not one the page can repeat, so the slider goes along the plans that were stored.";
   byId("planner").dataset.exact = String(state.exact);
   const measured = report.budget_by === "macs" && report.metrics.some((metric) => metric.name === "kl") ? " ▲ as measured on held-out data," : "";
   byId("front-caption").textContent = `● the program's plans, ◆ this model as predicted,${measured} ○ the slider. `
@@ -268,6 +284,9 @@ function start() {
   for (const id of front ? [] : ["budget-section", "maps", "errors"]) byId(id).hidden = true;
   if (!report.sites.length) byId("sizes").hidden = true;
   samplesSection();
+  tasksSection();
+  servingSection();
+  spectraSection();
   heading();
   tiles();
   beforeAfter();
@@ -281,6 +300,7 @@ function start() {
     mapsSection();
     errorsSection();
     chart("front-chart", frontChart);
+    frontTable();
   } else show();
   chart("sizes-chart", sizesChart);
   watchWidth();

@@ -117,7 +117,7 @@ def calibrate(
     seed: Seed = 0,
     device: Device = "cpu",
     dtype: Dtype = "float32",
-    paths: Paths = False,
+    paths: Paths = True,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -91,7 +91,9 @@ Format = Annotated[
 ]
 Paths = Annotated[
     bool,
-    typer.Option("--paths", help="also gather what the recipes bypass and linear-mlp need: neurons with their input"),
+    typer.Option(
+        "--paths/--no-paths", help="gather neurons with their input, too, so that linear paths may stand beside neurons"
+    ),
 ]
 Track = Annotated[
     str | None, typer.Option(metavar="NAME", help="record the numbers with trackio, wandb or tensorboard, offline")

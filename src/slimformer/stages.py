@@ -139,6 +139,8 @@ def _path_sites(model: PreTrainedModel, statistics: Statistics, recipe: Recipe) 
     if recipe.ffn == "neurons":
         return []
     if not statistics.provenance.joint:
+        if recipe.ffn == "best":  # neurons alone are then the best there is
+            return []
         raise PlanDoesNotFit(
             f"the statistics in {str(statistics.folder)!r} hold no moments of neurons together with their input, which "
             f"the recipe {recipe.name!r} needs; make them with `slimformer calibrate --paths`"

@@ -22,10 +22,11 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.respond import block_response, has_response, projections, sequences_of
 from slimformer.calibrate.text import Batch
-from slimformer.decompose.bypass import first_part
+from slimformer.decompose.bypass import joined
 from slimformer.decompose.response import Response
 from slimformer.errors import NotFinite
 from slimformer.linalg.moments import Moments
+from slimformer.linalg.pairs import Pairs
 from slimformer.models import Architecture, Site
 from slimformer.models.ranks import heads_of
 
@@ -96,11 +97,11 @@ def collect(
         inverse_energy, tokens = 0.0, 0
         roots = {site.name: metric[site.name] for site in architecture.of_block(i)} if metric else {}
         attention = _Attention(model, architecture, i, roots)
-        neurons = architecture.of_block(i)[1]
+        neurons, beside = architecture.of_block(i)[1], dict[Split, Pairs]()
         for stage in stages:
             ears = {site.reader: _ear(tallies[site.name], stage) for site in architecture.of_block(i)}
             if joint:
-                ears |= _joint_ears(neurons, tallies[neurons.name], stage)
+                ears |= _joint_ears(neurons, tallies[neurons.name], beside, stage)
             with listening(model, inputs=ears, outputs=attention.ears()):
                 stage.state = through(block, stage.state, stage.calls[i])
             attention.add(stage)
@@ -109,9 +110,7 @@ def collect(
             tokens += len(energy)
         moments = {name: tally.moments for name, tally in tallies.items()}
         _require_finite(moments)
-        both = moments[neurons.name] if joint else {}
-        if joint:
-            moments[neurons.name] = {split: first_part(m, neurons.width) for split, m in both.items()}
+        both = {split: joined(moments[neurons.name][split], pairs) for split, pairs in beside.items()}
         yield BlockMoments(i, moments, inverse_energy / max(tokens, 1), attention.responses, roots, both)
 
 
@@ -149,13 +148,15 @@ def _ear(tally: _Tally, stage: Stage) -> Ear:
     return lambda X: tally.add(stage.split, real_rows(X, stage.rows))
 
 
-def _joint_ears(site: Site, tally: _Tally, stage: Stage) -> dict[str, Ear]:
-    """What listens to the input of neurons, and then to them: rows of both side by side."""
+def _joint_ears(site: Site, tally: _Tally, beside: dict[Split, Pairs], stage: Stage) -> dict[str, Ear]:
+    """What listens to the input of neurons, and then to them. Moments of neurons stay what they are without."""
     heard: list[Tensor] = []
 
     def neurons(H: Tensor) -> None:
-        X = real_rows(heard.pop(), stage.rows)
-        tally.add(stage.split, torch.cat([real_rows(H, stage.rows), X], -1))
+        H, X = (real_rows(rows, stage.rows) for rows in (H, heard.pop()))
+        tally.add(stage.split, H)
+        new = Pairs.of(X, H)
+        beside[stage.split] = beside[stage.split] + new if stage.split in beside else new
 
     return {site.writers[0].module: heard.append, site.reader: neurons}
 

@@ -53,20 +53,30 @@ from simulated_evidence import Evidence, Smaller
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.store import Statistics, open_statistics
 from slimformer.decompose.reduction import legal_sizes
+from slimformer.depth import make_shallow
 from slimformer.fisher import fisher_metric
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
+from slimformer.models.ranks import heads_of
+from slimformer.plan import Budget
 from slimformer.plan.cost import Size, kv_cache_bytes
+from slimformer.plan.ffn import curve_name
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.probe import keep_probes
 from slimformer.refine import refine
+from slimformer.rewrite.depth import is_pre_norm
 from slimformer.stages import calibrate, carry_out, make_plan, profile, versions
 from subjects import SUBJECTS, Scores, Subject, digest, subject
 from verdicts import OURS, console_tables, holds, summary
 
 # nested: what `cut` makes, without refinement; plain: one size for all blocks, as a stock config can say it; heads:
-# attention by whole heads alone, to tell what ranks are worth
-RECIPES = {"uniform": "uniform", "nested": OURS, "plain": OURS, "heads": OURS, OURS: OURS}
+# attention by whole heads alone, to tell what ranks are worth; neurons: feed-forward parts by neurons alone, to tell
+# what linear paths are worth
+RECIPES = {"uniform": "uniform", "nested": OURS, "plain": OURS, "heads": OURS, "neurons": OURS, OURS: OURS}
+CHANGES = {"heads": {"attention": "heads"}, "neurons": {"ffn": "neurons"}}
+# to look at, left out unless asked for: paths everywhere, all or linear, whole blocks
+APART = {"bypass": "bypass", "linear-mlp": "linear-mlp", "depth": "depth"}
+OWN = RECIPES | APART
 METHODS = (*BASELINES, *SIMULATED, *RECIPES)
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5)
 Say = Callable[[str], None]
@@ -92,7 +102,7 @@ class Options:
 def statistics_of(subject: Subject, say: Say) -> Statistics:
     """What one calibration pass found, kept on disk until the model, the tokens or the code changes."""
     places = ("calibrate/collect.py", "calibrate/respond.py", "decompose/response.py", "decompose/metric.py",
-              "fisher.py", "linalg/moments.py")  # fmt: skip
+              "decompose/bypass.py", "fisher.py", "linalg/moments.py", "linalg/pairs.py")  # fmt: skip
     code = code_hash([PACKAGE / place for place in places])
     key = settings_hash(
         {
@@ -108,7 +118,7 @@ def statistics_of(subject: Subject, say: Say) -> Statistics:
         data = Data(splits, subject.data, key, subject.settings()["seed"], subject.seq_len)
         tell = partial(_tell, say)
         metric = fisher_metric(subject.model, splits["fit"], seed=data.seed, progress=tell)
-        calibrate(subject.loaded, data, folder, metric=metric, progress=tell)
+        calibrate(subject.loaded, data, folder, metric=metric, joint=True, progress=tell)
     _forget_old_findings(folder)
     return open_statistics(folder)
 
@@ -144,7 +154,7 @@ class Bench:
     def cell(self, method: str, budget: float, curves: Callable[[], Curves]) -> Cell:
         """Decide, cut and measure, unless it was done before."""
         store = replace(self.cache, code=simulating_code()) if method in SIMULATED else self.cache
-        store = replace(store, keep_cells=store.keep_cells or (self.keep_baselines and method not in RECIPES))
+        store = replace(store, keep_cells=store.keep_cells or (self.keep_baselines and method not in OWN))
         found = store.cell(method, budget)
         if found is not None:
             return found
@@ -182,10 +192,12 @@ class Bench:
     def with_cache(self, cell: Cell) -> Cell:
         """The cell with the share of the KV cache kept; encoders have none, simulated models only say their MACs."""
         dense, length = self.given.architecture, self.subject.seq_len
-        if not dense.family.causal or not {site.name for site in dense} <= set(cell.sizes):
+        if not dense.family.causal or not {heads_of(dense, i).name for i in range(dense.n_blocks)} <= set(cell.sizes):
             return cell
         sizes = {}
         for name, units in cell.sizes.items():
+            if ".ffn." in name:  # keeps no keys
+                continue
             site = dense.by_name.get(name)
             groups = dict(zip(*legal_sizes(site.units, site.group), strict=True))[units] if site else units
             sizes[name] = Size(units, groups)
@@ -202,6 +214,8 @@ class Bench:
         if method in SIMULATED:
             return SIMULATED[method].make(self.evidence, budget)
         model, given = self.subject.model, self.given
+        if method == "depth":
+            return self._shallow(budget)
         if method in BASELINES:
             plan = baseline_plan(method, given, curves(), budget)
             small = baseline_model(method, given, curves(), plan)
@@ -212,18 +226,28 @@ class Bench:
             small = carry_out(plan, model, self.statistics, curves())
             if recipe.refine and method != "nested":
                 refine(small, model, plan, self.statistics, curves(), self.subject.calibration)
+        sizes = {curve_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
+        return Smaller(small, plan.macs, plan.params, sizes)
+
+    def _shallow(self, budget: float) -> Smaller:
+        """Fewer blocks: chosen on streams of the calibration text, so moments are of no use."""
+        made = self.subject
+        data = Data(dict(made.calibration), made.data, "", made.settings()["seed"], made.seq_len)
+        recipe = recipe_for("depth")
+        if not is_pre_norm(made.model, self.given.architecture):
+            recipe = recipe.model_copy(update={"depth": "drop"})
+        small, plan, _ = make_shallow(made.model, data, recipe, Budget(budget))
         return Smaller(small, plan.macs, plan.params, {edit.site: edit.keep for edit in plan.edits})
 
     def _step(self, method: str) -> float:
         """How far below a budget a method may stay: 1 % of the MACs, or a block where only whole blocks go."""
-        coarse = method in SIMULATED and SIMULATED[method].whole_blocks
+        coarse = method == "depth" or (method in SIMULATED and SIMULATED[method].whole_blocks)
         return 1 / self.given.architecture.n_blocks if coarse else 0.05 if method == "plain" else 0.01
 
 
 def recipe_for(method: str) -> Recipe:
     """The recipe behind a row of ours."""
-    recipe = load_recipe(RECIPES[method])
-    return recipe.model_copy(update={"attention": "heads"}) if method == "heads" else recipe
+    return load_recipe(OWN[method]).model_copy(update=CHANGES.get(method, {}))
 
 
 def prepare(options: Options, say: Say) -> Bench:
@@ -294,7 +318,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(description="Quality at equal MACs, against published methods.")
     parser.add_argument("model", choices=list(SUBJECTS))
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="fractions of block MACs to keep")
-    parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)}")
+    parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join((*METHODS, *APART))}")
     parser.add_argument("--quick", action="store_true", help="few tokens, to see that it runs")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep-cells", action="store_true", help="take cells made by older code as they are")
@@ -302,8 +326,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--as", dest="name", default="", help="write these budgets and methods to quality-<model>-<as>")
     found = parser.parse_args(arguments)
     methods = tuple(name.strip() for name in found.methods.split(","))
-    if unknown := [name for name in methods if name not in METHODS]:
-        parser.error(f"there is no method {unknown[0]!r}; choose from {', '.join(METHODS)}")
+    if unknown := [name for name in methods if name not in (*METHODS, *APART)]:
+        parser.error(f"there is no method {unknown[0]!r}; choose from {', '.join((*METHODS, *APART))}")
     budgets = tuple(float(budget) for budget in found.budgets.split(","))
     kept = found.keep_cells, found.keep_baselines
     return Options(found.model, budgets, methods, found.quick, found.threads, *kept, found.name)

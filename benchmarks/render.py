@@ -45,6 +45,8 @@ NAMES = {
     "plain": "slimformer `balanced --format plain`",
     "uniform": "slimformer `uniform`",
     "heads": "slimformer `balanced`, attention by whole heads",
+    "neurons": "slimformer `balanced`, no linear paths",
+    "depth": "slimformer `depth`",
     "balanced": "**slimformer `balanced`**",
     "bypass": "slimformer `bypass`",
     "linear-mlp": "slimformer `linear-mlp`",

@@ -10,7 +10,7 @@ from terminal import done, refused, save_tiny, write_texts
 def test_paths_are_cut_from_statistics_that_have_what_they_need(tmp_path):
     model, text = save_tiny(tmp_path / "llama", "llama"), write_texts(tmp_path / "text.txt")
     brief = ("--data", text, "--tokens", 600, "--quiet")
-    done("calibrate", model, *brief, "--paths", "--out", tmp_path / "stats")
+    done("calibrate", model, *brief, "--out", tmp_path / "stats")
     done("plan", tmp_path / "stats", "--macs", 0.5, "--recipe", "bypass", "--out", tmp_path / "plan.json")
     edits = json.loads((tmp_path / "plan.json").read_text())["edits"]
     ranks = [edit["rank"] for edit in edits if edit["site"].endswith("hidden")]
@@ -18,7 +18,7 @@ def test_paths_are_cut_from_statistics_that_have_what_they_need(tmp_path):
     done("cut", tmp_path / "stats", "--macs", 0.5, "--recipe", "bypass", "--no-verify", "--out", tmp_path / "small")
     small = describe(load_model(tmp_path / "small").model)
     assert [bool(site.beside) for site in small if site.kind == "ffn.hidden"] == [rank > 0 for rank in ranks]
-    done("calibrate", model, *brief, "--out", tmp_path / "without")
+    done("calibrate", model, *brief, "--no-paths", "--out", tmp_path / "without")
     said = refused("plan", tmp_path / "without", "--macs", 0.5, "--recipe", "bypass", "--out", tmp_path / "no.json")
     assert "calibrate --paths" in said
 

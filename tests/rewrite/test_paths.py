@@ -36,7 +36,7 @@ from slimformer.stages import calibrate, carry_out, make_plan, profile, replay
 GATED = ("llama", "mistral", "qwen2", "qwen3")
 UNGATED = tuple(name for name in MODEL_TYPES if name not in GATED)
 every_family = pytest.mark.parametrize("model_type", MODEL_TYPES)
-HOW = recipe("bypass", metric="squares", attention="heads", ridge=1e-6)
+HOW = recipe("balanced", metric="squares", attention="heads", ridge=1e-6)
 
 
 def joined(model):
@@ -228,7 +228,7 @@ def bench(tmp_path_factory):
 
 def test_every_budget_comes_from_one_calibration(bench):
     loaded, statistics, _ = bench
-    how = recipe("bypass", metric="squares")
+    how = recipe("balanced", metric="squares")
     curves = profile(loaded.model, statistics, how)
     assert profile(loaded.model, open_statistics(statistics.folder), how) == curves
     for macs in (0.7, 0.5):
@@ -265,7 +265,7 @@ def test_what_cannot_be_had_is_refused(bench, tmp_path):
     statistics = calibrate(odd, data, tmp_path / "odd", joint=True)
     with pytest.raises(UnknownMethod, match="activation is 'tanh'"):
         profile(odd.model, statistics, recipe("linear-mlp"))
-    assert not any("+" in name for name in profile(odd.model, statistics, recipe("bypass")))
+    assert not any("+" in name for name in profile(odd.model, statistics, recipe("balanced")))
     found, plan, _ = with_paths("llama", (16, 8), (48, 0), (48, 0))
     for wrong in ({"rank": 33}, {"rank": 4, "keep": 48, "groups": 48}):
         edits = tuple(
@@ -276,7 +276,7 @@ def test_what_cannot_be_had_is_refused(bench, tmp_path):
 
 
 def test_compress_with_paths_opens_in_a_fresh_process(tmp_path):
-    result = slimformer.compress(tiny("llama"), ids(), macs=0.5, recipe="bypass", timing=False)
+    result = slimformer.compress(tiny("llama"), ids(), macs=0.5, recipe="balanced", timing=False)
     assert result.report.macs_kept == result.plan.macs <= 0.5
     paths = {edit.site: edit.rank for edit in result.plan.edits if edit.rank}
     assert paths == {site["site"]: site["path"] for site in result.report.sites if "path" in site} != {}

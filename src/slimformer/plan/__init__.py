@@ -48,6 +48,8 @@ def allocate(
 
     `weights` turn the error of a site into harm at the outputs: the sum of both is what the plan is expected to do.
     """
+    if recipe.ffn == "best" and not any("+" in name for name in curves):  # so the minimum that is named can be reached
+        recipe = recipe.model_copy(update={"ffn": "neurons"})
     limit = check_budget(architecture, budget, seq_len=seq_len, recipe=recipe, format=format)
     found = choices(
         architecture, curves, budget=budget, seq_len=seq_len, recipe=recipe, weights=weights, format=format, ranks=ranks

@@ -28,6 +28,8 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from slimformer.decompose import Width, select
+from slimformer.decompose.bypass import Joint
+from slimformer.decompose.bypass import bypass as fitted_bypass
 from slimformer.decompose.elimination import elimination
 from slimformer.decompose.linear_map import AffineMap, linear_map, reduced_rank
 from slimformer.decompose.scale_free import Directions, Scales, aligned, gauged_scales, top_scales
@@ -241,27 +243,22 @@ def eliminated(part: Part, budget: float) -> nn.Module:
 
 
 def bypass(part: Part, budget: float) -> nn.Module:
-    """A linear path of rank D/4 and neurons for the rest: what neurons predict is taken off both sides first."""
+    """A linear path of rank D/4, and neurons for the rest."""
     r = part.D // 4
     k = int((budget * part.D - 2 * r) / part.matrices)
-    J = torch.tensor(sorted(part.order[:k]))
-    x, z, y = part.fit.x, part.fit.z[:, J], part.fit.y
-    off_x, off_y = (_residual(z, rows) for rows in (x, y))
-    U, V, _ = reduced_rank(Pairs.of(off_x, off_y), ridge=RIDGE).factors(r)
-    path = nn.Sequential(_thin(V), _thin(U))
-    down = linear_map(Pairs.of(z, y - path(x)), ridge=RIDGE, standardise=True)
-    return Neurons(part, J, linear_mlp(down), path)
+    moments = Moments.of(torch.cat([part.fit.z, part.fit.x], 1))
+    joint = Joint(part.site.name, part.width.W, moments, moments, bias=True)
+    found = fitted_bypass(joint, part.order, k, r, ridge=NEURON_RIDGE)
+    layer = part.model.get_submodule(part.site.reader)
+    b = found.c + (layer.bias.detach() if part.site.reader_bias else 0.0)
+    path = nn.Sequential(_thin(found.A), _thin(found.B))
+    return Neurons(part, found.J, linear_mlp(AffineMap(found.N, b)), path)
 
 
 def _thin(W: Tensor) -> nn.Linear:
     layer = linear_mlp(AffineMap(W, torch.zeros_like(W[:, 0])))
     layer.register_parameter("bias", None)
     return layer
-
-
-def _residual(z: Tensor, rows: Tensor) -> Tensor:
-    found = linear_map(Pairs.of(z, rows), ridge=RIDGE, standardise=True)
-    return rows - z @ found.A.float().mT - found.b.float()
 
 
 METHODS: dict[str, tuple[Callable[[Part, float], nn.Module], tuple[float, ...]]] = {

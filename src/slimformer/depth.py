@@ -79,7 +79,8 @@ def make_shallow(
             absorb(small, architecture.of_block(run[0])[1], found)
         before = relative_error(held, identity(architecture.hidden))
         name = f"blocks.{run[0]} for {run[1]} after it"
-        done.append(Correction(name, mean_cosine(held, found), None, before, relative_error(held, found)))
+        after, along = relative_error(held, found), mean_cosine(held, found)
+        done.append(Correction(name, 1.0 if linear else 0.0, None, before, after, along))
     dropped = [i + j for i, n in runs for j in range(1, n + 1)]
     drop_blocks(small, architecture, dropped)
     return small, _plan(model, architecture, describe(small), recipe, budget, data.seq_len, dropped), done

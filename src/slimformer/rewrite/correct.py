@@ -41,6 +41,7 @@ class Correction:
     rho: float | None  # none: left as it was
     before: float
     after: float
+    cosine: float | None = None  # of the stream, where a direction was fitted (fewer blocks)
 
 
 @dataclass

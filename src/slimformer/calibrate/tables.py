@@ -226,7 +226,12 @@ def _parquet_table(path: Path) -> Table:
     texts = tuple(field.name for field in schema if str(field.type) in ("string", "large_string"))
 
     def rows(columns: list[str]) -> Iterator[Row]:
-        return chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(columns=columns))
+        try:
+            for batch in file.iter_batches(columns=columns):
+                yield from batch.to_pylist()
+        except (arrow.ArrowException, OSError, ValueError) as error:  # a good footer over bad pages
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataUnreadable(f"{path} is damaged: {reason}; use an intact file") from error
 
     return Table(path.name, tuple(schema.names), texts, rows)
 

@@ -52,8 +52,12 @@ def read_head(path: Path) -> AnalyticHead:
         with safe_open(path, "pt") as file:
             said = json.loads(file.metadata()["head"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DataUnreadable(f"{path} is not a head that slimformer wrote") from error
+        return _head(said, tensors)
+    except (SafetensorError, LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise DataUnreadable(f"{path} is not a head that slimformer wrote, or it is damaged") from error
+
+
+def _head(said: dict[str, Any], tensors: dict[str, Tensor]) -> AnalyticHead:
     head = AnalyticHead(**{name: _mapping(value) for name, value in said["params"].items()})
     head.n_features_in_, head._flat = said["width"], said["flat"]
     moments: Any

@@ -29,6 +29,7 @@ PROCESSOR_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*",
     "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
+BLOCK_COUNTS, MOST_BLOCKS = ("num_hidden_layers", "n_layer", "n_layers"), 10_000
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,9 @@ def _require_model_type(where: str, path: Path) -> None:
     if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
         raise UnknownArchitecture(f"{where}: config.json names no model_type; supported are Hugging Face models")
     family_of(found["model_type"])
+    for key in BLOCK_COUNTS:
+        if isinstance(found.get(key), int) and found[key] > MOST_BLOCKS:  # transformers would go and build them
+            raise ModelBroken(f"{where}: config.json says {key} {found[key]}; use an intact checkpoint")
 
 
 def _model_class(config: Any, where: str) -> Any:

@@ -80,7 +80,11 @@ def load_recipe(name: str) -> Recipe:
     """A recipe by name or path, checked."""
     try:
         data = yaml.safe_load(text_of(name))
-    except yaml.YAMLError as error:
+    except (
+        yaml.YAMLError,
+        RecursionError,
+        ValueError,
+    ) as error:  # brackets in brackets; numbers of thousands of digits
         raise UnknownRecipe(f"the recipe {name!r} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise UnknownRecipe(f"the recipe {name!r} holds no fields; known are {', '.join(Recipe.model_fields)}")

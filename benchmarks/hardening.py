@@ -1,0 +1,235 @@
+"""Claim: whatever is in a file and whenever a run is killed, there is no traceback and no half checkpoint.
+
+    python benchmarks/hardening.py [fuzz] [kills] [--examples 700] [--times 40]
+
+fuzz    hypothesis spoils files of every kind (`tests/spoiling.py`); readers must read or refuse them in one line.
+kills   compress, cut, calibrate and lab run are killed (SIGKILL) at random moments after their first progress event. A
+        folder that is then there under its final name must be whole; in the end an unharmed run must succeed.
+
+Results: benchmarks/results/hardening.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+import torch
+import transformers
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from rich.progress import Progress
+
+from cells import write_json
+from slimformer.calibrate.store import open_statistics
+from slimformer.checkpoint.load import load
+from slimformer.lab.record import read_record
+from spoiling import attempt, targets
+from terminal import save_tiny, slimformer, write_texts
+
+RESULTS = HERE / "results" / "hardening.json"
+
+
+# --- spoilt files -----------------------------------------------------------------------------------------------
+
+
+def fuzz(examples: int, root: Path) -> dict[str, Any]:
+    """Outcomes by file; an error that is not ours ends the run with the smallest example hypothesis finds."""
+    found: dict[str, Any] = {}
+    quiet = settings(
+        max_examples=examples, deadline=None, database=None, phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    for name, target in targets(root).items():
+        seen: Counter[str] = Counter()
+
+        @quiet
+        @given(draw=st.randoms(use_true_random=False))
+        def tried(draw: random.Random, target=target, seen=seen) -> None:
+            seen[attempt(target, draw, root / "spoilt")] += 1
+
+        tried()
+        found[name] = dict(seen)
+        print(f"{name}: {dict(seen)}", flush=True)
+    return {"files": found, "examples": sum(sum(each.values()) for each in found.values()), "tracebacks": 0}
+
+
+# --- killed runs ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command, where its result goes, and what tells a whole one."""
+
+    arguments: tuple[object, ...]
+    out: Path
+    whole: Callable[[Path], object]
+
+
+def jobs(root: Path) -> dict[str, Job]:
+    """Commands on tiny models, a second each."""
+    model, text = save_tiny(root / "llama", "llama"), write_texts(root / "text.txt")
+    brief = ("--data", text, "--tokens", 600)
+    ended = slimformer("calibrate", model, *brief, "--out", root / "stats")
+    assert ended.code == 0, ended.err
+    lab = root / "lab.yaml"
+    lab.write_text(LAB)
+    cut = ("--macs", 0.6, "--no-verify", "--out", root / "cut")
+    compressed = ("--macs", 0.6, *brief, "--no-timing", "--out", root / "small")
+    return {
+        "compress": Job(("compress", model, *compressed), root / "small", whole_model),
+        "compress, no verification": Job(("compress", model, *compressed, "--no-verify"), root / "small", whole_model),
+        "cut": Job(("cut", root / "stats", *cut), root / "cut", whole_model),
+        "calibrate": Job(("calibrate", model, *brief, "--out", root / "again"), root / "again", whole_statistics),
+        "lab run": Job(("lab", "run", lab, "--out", root / "lab", "--workers", 1), root / "lab", whole_runs),
+    }
+
+
+LAB = """
+name: killed
+data: digits
+model: {model_type: vit, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16, patch_size: 4}
+seeds: [0, 1]
+epochs: 2
+batch_size: 128
+save_models: true
+"""
+
+
+def whole_model(folder: Path) -> None:
+    load(folder)
+    json.loads((folder / "plan.json").read_text())
+
+
+def whole_statistics(folder: Path) -> None:
+    statistics = open_statistics(folder)
+    for i in range(statistics.provenance.n_blocks):
+        statistics.block(i)
+    statistics.weights()
+
+
+def whole_runs(folder: Path) -> None:
+    """What a run has recorded is whole, and the model beside it opens."""
+    for file in folder.rglob("run.json"):
+        read_record(file)
+        if (file.parent / "model").exists():
+            load(file.parent / "model")
+
+
+def started(job: Job) -> tuple[int, int]:
+    """A process that does the job, and a pipe that tells its first progress event."""
+    heard, say = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(say)
+        return pid, heard
+    os.setsid()
+    add_task = Progress.add_task
+
+    def told(self: Progress, *args: Any, **kwargs: Any) -> Any:
+        os.write(say, b".")
+        return add_task(self, *args, **kwargs)
+
+    Progress.add_task = told  # type: ignore[method-assign]
+    ended = slimformer(*job.arguments)
+    if ended.code:
+        os.write(2, ended.err.encode())
+    os._exit(ended.code)
+
+
+def killed(job: Job, after: float) -> bool:
+    """Whether a run was still going so many seconds after its first progress event, when it was killed."""
+    pid, heard = started(job)
+    os.read(heard, 1)
+    os.close(heard)
+    time.sleep(after)
+    gone, _ = os.waitpid(pid, os.WNOHANG)
+    if gone:
+        return False
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return True
+
+
+def kills(times: int, root: Path, seed: int = 0) -> dict[str, Any]:
+    """Kill every job so many times; what is there afterwards is whole or nothing."""
+    draw, found = random.Random(seed), {}
+    for name, job in jobs(root).items():
+        pid, heard = started(job)
+        os.read(heard, 1)
+        began = time.perf_counter()
+        _, status = os.waitpid(pid, 0)
+        os.close(heard)
+        seconds = time.perf_counter() - began
+        if status:
+            raise SystemExit(f"{name} does not go through unharmed")
+        count, bad, there = 0, 0, 0
+        while count < times:
+            if draw.random() < 0.7:
+                shutil.rmtree(job.out, ignore_errors=True)
+            else:  # a place that is taken already, or a run to go on with
+                there += job.out.exists()
+            again = (
+                job
+                if not job.out.exists() or name == "lab run"
+                else Job((*job.arguments, "--force"), job.out, job.whole)
+            )
+            count += killed(again, draw.uniform(0, 1.05 * seconds))
+            try:
+                if job.out.exists():
+                    job.whole(job.out)
+            except Exception as error:
+                bad += 1
+                print(f"{name}: {error!r}", flush=True)
+        shutil.rmtree(job.out, ignore_errors=True)
+        last = slimformer(*job.arguments)
+        left = [path.name for path in job.out.parent.iterdir() if f".{job.out.name}." in path.name]
+        found[name] = {
+            "kills": count, "over_a_result": there, "bad": bad, "seconds": seconds, "next_run": last.code, "left": left,
+        }  # fmt: skip
+        print(f"{name}: {found[name]}", flush=True)
+    return {
+        "jobs": found,
+        "kills": sum(job["kills"] for job in found.values()),
+        "bad": sum(job["bad"] for job in found.values()),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Spoilt files and killed runs.")
+    parser.add_argument("parts", nargs="*", help="fuzz, kills; both unless told")
+    parser.add_argument("--examples", type=int, default=700, help="of every kind of file")
+    parser.add_argument("--times", type=int, default=40, help="each command is killed")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"benchmark": "hardening"}
+    for part in asked.parts or ("fuzz", "kills"):
+        with tempfile.TemporaryDirectory(prefix="hardening-") as scratch:
+            root = Path(scratch)
+            known[part] = fuzz(asked.examples, root) if part == "fuzz" else kills(asked.times, root)
+        write_json(RESULTS, known, indent=1)
+    harmed = known.get("kills", {}).get("bad", 0) or any(
+        job["next_run"] or job["left"] for job in known.get("kills", {}).get("jobs", {}).values()
+    )
+    return 1 if harmed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -93,7 +93,6 @@ def jobs(root: Path) -> dict[str, Job]:
     compressed = ("--macs", 0.6, *brief, "--no-timing", "--out", root / "small")
     return {
         "compress": Job(("compress", model, *compressed), root / "small", whole_model),
-        "compress, no verification": Job(("compress", model, *compressed, "--no-verify"), root / "small", whole_model),
         "cut": Job(("cut", root / "stats", *cut), root / "cut", whole_model),
         "calibrate": Job(("calibrate", model, *brief, "--out", root / "again"), root / "again", whole_statistics),
         "lab run": Job(("lab", "run", lab, "--out", root / "lab", "--workers", 1), root / "lab", whole_runs),

@@ -8,6 +8,7 @@ kills   compress, cut, calibrate and lab run are killed (SIGKILL) at random mome
 
 Results: benchmarks/results/hardening.json.
 """
+# ruff: noqa: E402  (what is spoilt and how commands are run is said in tests/)
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ import transformers
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rich.progress import Progress
+from slimformer.lab.record import read_record
 
 from cells import write_json
 from slimformer.calibrate.store import open_statistics
 from slimformer.checkpoint.load import load
-from slimformer.lab.record import read_record
 from spoiling import attempt, targets
 from terminal import save_tiny, slimformer, write_texts
 
@@ -102,7 +103,7 @@ def jobs(root: Path) -> dict[str, Job]:
 LAB = """
 name: killed
 data: digits
-model: {model_type: vit, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16, patch_size: 4}
+model: {model_type: vit, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, patch_size: 4}
 seeds: [0, 1]
 epochs: 2
 batch_size: 128

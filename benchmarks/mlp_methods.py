@@ -12,7 +12,7 @@ Budgets are counted in D² multiplications a token, D the width of the stream; a
     cosine          1       A v ≈ λu by the greatest mean cosine; post-norm only
     fourier, arc-cosine, gegenbauer, harmonics    2, 3    features of the sphere beside the linear map
     elimination     ½ … 3   neurons kept by elimination, the output refitted
-    bypass          1 … 3   a quarter of the ranks of a linear map beside neurons, refitted together
+    bypass          1 … 3   a linear path for ½ (rank D/4; without a gate D/8) beside neurons, fitted together
 """
 
 from __future__ import annotations
@@ -243,9 +243,9 @@ def eliminated(part: Part, budget: float) -> nn.Module:
 
 
 def bypass(part: Part, budget: float) -> nn.Module:
-    """A linear path of rank D/4, and neurons for the rest."""
-    r = part.D // 4
-    k = int((budget * part.D - 2 * r) / part.matrices)
+    """A linear path for D²/2, and neurons for the rest. Without a gate a rank is two neurons, so it costs twice."""
+    r = part.D // 4 if part.site.gated else part.D // 8
+    k = int((budget - 0.5) * part.D / part.matrices)
     moments = Moments.of(torch.cat([part.fit.z, part.fit.x], 1))
     joint = Joint(part.site.name, part.width.W, moments, moments, bias=True)
     found = fitted_bypass(joint, part.order, k, r, ridge=NEURON_RIDGE)

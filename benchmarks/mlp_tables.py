@@ -19,7 +19,7 @@ WAYS = {
     "gegenbauer": "linear + Gegenbauer features, degree 2",
     "harmonics": "linear + harmonics on 8 principal directions",
     "elimination": "neurons by elimination",
-    "bypass": "neurons by elimination + bypass of rank D/4",
+    "bypass": "neurons by elimination + bypass of rank D/4 (without a gate D/8)",
 }
 PRE_NORM = {"unit": "linear, tokens weighted by 1/‖stream‖²"}
 DIRECTIONS_ONLY = {

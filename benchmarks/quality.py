@@ -56,7 +56,7 @@ from slimformer.decompose.reduction import legal_sizes
 from slimformer.depth import make_shallow
 from slimformer.fisher import fisher_metric
 from slimformer.models import describe
-from slimformer.models.architecture import fingerprint
+from slimformer.models.architecture import fingerprint, is_pre_norm
 from slimformer.models.ranks import heads_of
 from slimformer.plan import Budget
 from slimformer.plan.cost import Size, kv_cache_bytes
@@ -64,7 +64,6 @@ from slimformer.plan.ffn import curve_name
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.probe import keep_probes
 from slimformer.refine import refine
-from slimformer.rewrite.depth import is_pre_norm
 from slimformer.stages import calibrate, carry_out, make_plan, profile, versions
 from subjects import SUBJECTS, Scores, Subject, digest, subject
 from verdicts import OURS, console_tables, holds, summary
@@ -234,7 +233,7 @@ class Bench:
         made = self.subject
         data = Data(dict(made.calibration), made.data, "", made.settings()["seed"], made.seq_len)
         recipe = recipe_for("depth")
-        if not is_pre_norm(made.model, self.given.architecture):
+        if not is_pre_norm(made.model, self.given.architecture.family):
             recipe = recipe.model_copy(update={"depth": "drop"})
         small, plan, _ = make_shallow(made.model, data, recipe, Budget(budget))
         return Smaller(small, plan.macs, plan.params, {edit.site: edit.keep for edit in plan.edits})

@@ -8,12 +8,14 @@ import torch
 import slimformer
 from families import LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches
 from slimformer.calibrate.gather import Data
+from slimformer.decompose.depth import Rows, identity, least_squares, relative_error
 from slimformer.depth import blocks_to_drop, make_shallow
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownMethod
 from slimformer.models import FAMILIES, describe
+from slimformer.models.architecture import is_pre_norm
 from slimformer.plan import Budget
 from slimformer.plan.recipe import load_recipe
-from slimformer.rewrite.depth import drop_blocks, is_pre_norm
+from slimformer.rewrite.depth import drop_blocks
 
 POST_NORM = ("bert", "roberta", "distilbert")
 PRE_NORM = tuple(name for name in MODEL_TYPES if name not in POST_NORM)
@@ -78,7 +80,7 @@ def test_a_plain_checkpoint_with_fewer_blocks(model_type, tmp_path):
 @pytest.mark.parametrize("model_type", POST_NORM)
 def test_after_norms_blocks_can_only_be_dropped(model_type):
     model = tiny(model_type)
-    assert not is_pre_norm(model, describe(model))
+    assert not is_pre_norm(model, describe(model).family)
     with pytest.raises(UnknownMethod, match="a norm comes after"):
         make_shallow(model, data_of(model), how("cosine"), Budget(0.7))
 
@@ -111,3 +113,24 @@ def test_what_cannot_be_had_is_refused():
     ragged = slimformer.compress(tiny("llama"), ids(), macs=0.7, timing=False, refine=False).model
     with pytest.raises(PlanDoesNotFit, match="sizes of their own"):
         drop_blocks(ragged, describe(ragged), [1])
+
+
+def test_a_map_that_does_harm_is_not_taken():
+    torch.manual_seed(0)
+    y, m = torch.randn(20, 32, dtype=torch.float64), torch.randn(20, 32, dtype=torch.float64)
+    fit = Rows(y, m, y + m + 0.3 * torch.randn(20, 32, dtype=torch.float64))
+    z, n = torch.randn(500, 32, dtype=torch.float64), torch.randn(500, 32, dtype=torch.float64)
+    held = Rows(z, n, z + n + 0.3 * torch.randn(500, 32, dtype=torch.float64))
+    assert relative_error(held, least_squares(fit, held, bias=True)) <= relative_error(held, identity(32))
+
+
+def test_scales_that_go_by_the_number_of_a_block_are_refused_before_the_work():
+    model = tiny("gpt2", scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(UnknownMethod, match="numbered anew"):
+        make_shallow(model, data_of(model), how(), Budget(0.7))
+
+
+def test_there_is_no_refinement_of_depth():
+    model = tiny("gpt2")
+    with pytest.raises(UnknownMethod, match="no refinement"):
+        slimformer.compress(model, torch.randint(VOCABULARY, (8, LENGTH)), macs=0.7, recipe="depth", refine=True)

@@ -31,16 +31,17 @@ from slimformer.decompose.depth import (
 )
 from slimformer.errors import BudgetOutOfReach, UnknownMethod
 from slimformer.models import Architecture, describe
-from slimformer.models.architecture import fingerprint
+from slimformer.models.architecture import fingerprint, is_pre_norm
 from slimformer.plan import Budget, Edit, Plan
 from slimformer.plan.cost import block_cost
 from slimformer.plan.recipe import Recipe
 from slimformer.rewrite.bypass import Reading
 from slimformer.rewrite.correct import Correction
-from slimformer.rewrite.depth import absorb, drop_blocks, is_pre_norm
+from slimformer.rewrite.depth import absorb, drop_blocks
 from slimformer.stages import Progress, silent
 
-TOKENS = {"fit": 4096, "select": 2048}  # streams after every block are kept of so many
+CHOOSING = 4096  # tokens on which runs are compared; those chosen are fitted on all that are kept
+BYTES = {"fit": 1.5e9, "select": 0.5e9}  # streams after every block are kept of as many tokens as have room here
 
 
 @torch.no_grad()
@@ -55,26 +56,28 @@ def make_shallow(
     architecture = describe(model)
     gone = blocks_to_drop(architecture, budget)
     linear = recipe.depth != "drop"
-    if linear and not is_pre_norm(model, architecture):
+    if linear and not is_pre_norm(model, architecture.family):
         raise UnknownMethod(
             f"in {architecture.model_type} a norm comes after what a block writes, so no linear map can stand for "
             "blocks that go; use a recipe with depth: drop"
         )
-    streams = {split: _walk(model, architecture, data.splits[split], TOKENS[split]) for split in TOKENS}
+    _require_no_scale_by_depth(model)
+    streams = {split: _walk(model, architecture, data.splits[split], _room(architecture, split)) for split in BYTES}
     bias = architecture.sites[1].reader_bias
     maps: dict[Run, Map] = {}
     progress("depth", 0, architecture.n_blocks)
     for i in range(architecture.n_blocks):
         for n in range(1, min(gone, architecture.n_blocks - i - 1) + 1):
-            fit, held = (streams[split].rows(i, n) for split in TOKENS)
+            fit, held = (streams[split].rows(i, n, CHOOSING) for split in BYTES)
             maps[i, n] = least_squares(fit, held, bias=bias) if linear else identity(architecture.hidden)
         progress("depth", i + 1, architecture.n_blocks)
-    errors = {run: relative_error(streams["select"].rows(*run), found) for run, found in maps.items()}
+    errors = {run: relative_error(streams["select"].rows(*run, CHOOSING), found) for run, found in maps.items()}
     small, done = deepcopy(model), []
     runs = best_runs(errors, architecture.n_blocks, gone)
     for run in runs:
-        fit, held = (streams[split].rows(*run) for split in TOKENS)
-        found = cosine(fit, held, maps[run], bias=bias) if recipe.depth == "cosine" else maps[run]
+        fit, held = (streams[split].rows(*run) for split in BYTES)
+        found = least_squares(fit, held, bias=bias) if linear else maps[run]
+        found = cosine(fit, held, found, bias=bias) if recipe.depth == "cosine" else found
         if linear:
             absorb(small, architecture.of_block(run[0])[1], found)
         before = relative_error(held, identity(architecture.hidden))
@@ -106,10 +109,23 @@ class _Streams:
     def __init__(self, states: Sequence[Tensor], added: Sequence[Tensor]) -> None:
         self.states, self.added = states, added
 
-    def rows(self, i: int, n: int) -> Rows:
-        """What a map at block i needs to stand for the n blocks after it."""
-        m = self.added[i].double()
-        return Rows(self.states[i + 1].double() - m, m, self.states[i + 1 + n].double())
+    def rows(self, i: int, n: int, limit: int | None = None) -> Rows:
+        """What a map at block i needs to stand for the n blocks after it, of the first tokens or of all."""
+        m = self.added[i][:limit].double()
+        return Rows(self.states[i + 1][:limit].double() - m, m, self.states[i + 1 + n][:limit].double())
+
+
+def _room(architecture: Architecture, split: str) -> int:
+    """Tokens whose streams, and what is added to them, fit into the bytes of a split."""
+    return int(BYTES[split] / (4 * architecture.hidden * (2 * architecture.n_blocks + 1)))
+
+
+def _require_no_scale_by_depth(model: PreTrainedModel) -> None:
+    if getattr(model.config, "scale_attn_by_inverse_layer_idx", False):
+        raise UnknownMethod(
+            "attention of this model is scaled by the number of its block (scale_attn_by_inverse_layer_idx), so blocks "
+            "cannot be numbered anew; use a recipe that cuts widths"
+        )
 
 
 def _walk(model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], tokens: int) -> _Streams:

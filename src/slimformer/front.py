@@ -67,7 +67,8 @@ def reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, fo
     architecture, seq_len = describe(model), statistics.provenance.seq_len
     least = least_cost(
         architecture, seq_len,
-        multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty, ffn=ffn_of(recipe),
+        multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
+        ffn=ffn_of(recipe, None, architecture, format),
     )  # fmt: skip
     lowest = least / Budget(1.0).dense(architecture, seq_len)
     steps = [round(1 - STEP * i, 4) for i in range(int(1 / STEP))]

@@ -52,7 +52,7 @@ def menu(
     at = {ladder.site.name: i for i, ladder in enumerate(rungs)}
     least = least_cost(
         architecture, seq_len, multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
-        price=budget.price, ffn=ffn_of(recipe, budget),
+        price=budget.price, ffn=ffn_of(recipe, budget, architecture, format),
     )  # fmt: skip
     dense, cost = budget.dense(architecture, seq_len), block_cost(architecture, seq_len)
     menus = _Menus(seq_len)

@@ -22,7 +22,7 @@ from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.classify import held_out_texts, rehead, require_headroom
 from slimformer.depth import blocks_to_drop, make_shallow
-from slimformer.errors import BudgetOutOfReach
+from slimformer.errors import BudgetOutOfReach, UnknownMethod
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model, require_usable
@@ -91,7 +91,7 @@ def compress(
     if chosen.rewrites:
         require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
         return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
-    budget = _asked(chosen, max_kl, macs=macs, params=params, latency=latency)
+    budget = _asked(chosen, max_kl, refine, macs=macs, params=params, latency=latency)
     afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
     if budget.by != "latency":  # before the long work
         afford(sequence_length(loaded.model, describe(loaded.model), seq_len))
@@ -126,10 +126,12 @@ def _read(loaded: Loaded, source: Source | Tensor, **how: Any) -> Data:
     return gather(source, loaded.model, loaded.processor, describe(loaded.model), **how)
 
 
-def _asked(recipe: Recipe, max_kl: float | None, **fractions: float | None) -> Budget:
+def _asked(recipe: Recipe, max_kl: float | None, refine: bool | None, **fractions: float | None) -> Budget:
     """The one budget that was given; none but the whole model where a divergence is."""
     if recipe.depth != "none" and max_kl is not None:  # it is promised along a front, and there is none of depth
         raise BudgetOutOfReach(f"the recipe {recipe.name!r} takes a budget, not max_kl; give macs or params")
+    if recipe.depth != "none" and refine:
+        raise UnknownMethod(f"the recipe {recipe.name!r} has no refinement: its maps are fitted where blocks go")
     if max_kl is None:
         return budget_of(**fractions)
     if any(fraction is not None for fraction in fractions.values()):

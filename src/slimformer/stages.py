@@ -249,6 +249,8 @@ def even_plan(
 ) -> Plan:
     """What would be kept if every block lost the same share: needs no data, so it is what --dry-run shows."""
     require_widths(recipe)
+    if recipe.ffn in ("bypass", "linear"):
+        raise PlanDoesNotFit(f"what the recipe {recipe.name!r} would keep cannot be told without data; use `compress`")
     architecture = describe(model)
     blank = {}
     for site in architecture:

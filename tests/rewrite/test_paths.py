@@ -12,19 +12,21 @@ from transformers.activations import ACT2FN
 import slimformer
 from calibrated import calibrated, doubled, outputs, recipe
 from families import LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches
-from slimformer.calibrate.collect import collect
+from slimformer.analyze.linearity import how_linear, linearity
+from slimformer.calibrate.collect import collect, listening, real_rows
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.store import open_statistics
 from slimformer.checkpoint.load import load
 from slimformer.decompose.bypass import bypass
-from slimformer.errors import PlanDoesNotFit, UnknownMethod
+from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownMethod
+from slimformer.linalg.pairs import Pairs
 from slimformer.menu import menu
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import weight_of
 from slimformer.pipeline import in_memory
 from slimformer.plan import Budget, allocate
 from slimformer.plan.cost import block_cost
-from slimformer.plan.ffn import joint_of, path_curves
+from slimformer.plan.ffn import joint_of, path_curves, path_sizes
 from slimformer.plan.plan import check_fits
 from slimformer.plan.profile import ladders, profile_site
 from slimformer.rewrite.apply import apply
@@ -282,3 +284,44 @@ def test_compress_with_paths_opens_in_a_fresh_process(tmp_path):
     assert paths == {site["site"]: site["path"] for site in result.report.sites if "path" in site} != {}
     result.save(tmp_path / "small")  # verified there
     assert FAMILIES["llama"].ffn == "mlp" and (tmp_path / "small" / "plan.json").is_file()
+
+
+def test_clipping_and_learned_activations_carry_no_path():
+    assert all(is_linear_apart(name) for name in ("relu", "gelu", "gelu_new", "silu", "gelu_pytorch_tanh"))
+    assert not any(is_linear_apart(name) for name in ("relu6", "gelu_10", "prelu", "tanh", "no such"))
+
+
+@pytest.mark.parametrize("name", ["bypass", "linear-mlp"])
+@pytest.mark.parametrize("asked", [{"macs": 0.7, "format": "plain"}, {"latency": 0.7}])
+def test_who_wants_paths_is_not_given_neurons_without_a_word(name, asked):
+    with pytest.raises(BudgetOutOfReach, match="wants linear paths, but"):
+        slimformer.compress(tiny("llama"), ids(), recipe=name, timing=False, **asked)
+
+
+def test_a_part_that_is_all_path_is_inspected_and_rewritten(tmp_path, trusting):
+    model = tiny("llama")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.up_proj.weight.zero_()
+    result = slimformer.compress(model, ids(), macs=0.5, recipe="linear-mlp", timing=False)
+    assert any(site.units == 0 for site in describe(result.model) if site.kind == "ffn.hidden")
+    result.save(tmp_path / "small")
+    slimformer.compress(result.model, recipe="lossless")
+    fit, held = tiny_batches(model, 2), tiny_batches(model, 1, seed=1)
+    assert len(list(linearity(result.model, describe(result.model), fit, held))) == 3
+
+
+def test_blocks_without_neurons_offer_no_paths():
+    site = dataclasses.replace(describe(tiny("llama"))["blocks.0.ffn.hidden"], units=0)
+    assert path_sizes(site, ffn="best", multiple_of=8, plain=False) == ()
+
+
+def test_linearity_is_that_of_the_whole_part():
+    found, _, small = with_paths("llama", (16, 8), (48, 0), (48, 0))
+    batches = found.data["fit"][:1]
+    (first, *_) = linearity(small, describe(small), batches, batches)
+    heard = []
+    with listening(small, inputs={"model.layers.0.mlp": heard.append}, outputs={"model.layers.0.mlp": heard.append}):
+        small(**batches[0].inputs)
+    x, y = (real_rows(rows, batches[0].mask) for rows in heard)
+    assert first.r2 == pytest.approx(how_linear(0, Pairs.of(x, y), Pairs.of(x, y)).r2, abs=1e-4)

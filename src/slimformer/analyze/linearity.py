@@ -20,6 +20,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.decompose.linear_map import RankMaps, errors_at_every_rank, reduced_rank
 from slimformer.linalg.pairs import Pairs
 from slimformer.models import Architecture
+from slimformer.rewrite.bypass import Reading
 
 SHARE = 0.95
 
@@ -76,7 +77,8 @@ def _pairs(model: PreTrainedModel, architecture: Architecture, i: int, stages: S
     for stage in stages:
         heard: dict[str, Tensor] = {}
         ears = {name: partial(heard.__setitem__, name) for name in ("read", "written")}
-        with listening(model, inputs={site.writers[0].module: ears["read"]}, outputs={site.reader: ears["written"]}):
+        read, written = {site.writers[0].module: ears["read"]}, {Reading(site).exit: ears["written"]}
+        with listening(model, inputs=read, outputs=written):
             stage.state = through(block, stage.state, stage.calls[i])
         total += Pairs.of(*(real_rows(heard[name], stage.rows) for name in ("read", "written")))
     return total

@@ -75,10 +75,13 @@ def mean_cosine(rows: Rows, found: Map) -> float:
 
 
 def least_squares(fit: Rows, held: Rows, *, bias: bool) -> Map:
-    """The map of least relative error on the held rows over a few λ, fitted with the weights that error has."""
+    """The map of least relative error on the held rows over a few λ, fitted with the weights that error has.
+
+    None at all is one of the candidates: on few rows a map may do harm.
+    """
     weight = 1 / fit.l.square().sum(1).clamp_min(1e-30)
     candidates = [_weighted(fit.m, fit.l - fit.y, weight, bias=bias, ridge=ridge) for ridge in RIDGES]
-    return min(candidates, key=lambda each: relative_error(held, each))
+    return min([*candidates, identity(fit.m.shape[1])], key=lambda each: relative_error(held, each))
 
 
 def cosine(fit: Rows, held: Rows, start: Map, *, bias: bool) -> Map:

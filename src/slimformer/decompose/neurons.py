@@ -74,6 +74,8 @@ def copies(keys: Float[Tensor, "n q"], *, rtol: float) -> Int[Tensor, " n"]:
 
     Rows are sorted along one direction, so that only neighbours are compared: O(n q + n log n).
     """
+    if not len(keys):  # a part that is all linear path
+        return torch.zeros(0, dtype=torch.long, device=keys.device)
     generator = torch.Generator().manual_seed(0)
     along = keys @ torch.randn(keys.shape[1], generator=generator, dtype=keys.dtype).to(keys.device)
     order = along.argsort(stable=True)

@@ -99,7 +99,8 @@ def choices(
     """Sizes, prices and harms of every site, in the words of `allocate`."""
     rungs = ladders(
         architecture, curves, seq_len=seq_len, weights=weights, multiple_of=recipe.multiple_of,
-        plain=format == "plain", allow_empty=recipe.allow_empty, price=budget.price, ffn=ffn_of(recipe, budget),
+        plain=format == "plain", allow_empty=recipe.allow_empty, price=budget.price,
+        ffn=ffn_of(recipe, budget, architecture, format),
     )  # fmt: skip
     if not _by_rank(recipe, budget, format) or not ranks:
         return Choices(_allocation(recipe, architecture, format), rungs, [])
@@ -128,10 +129,20 @@ def _by_rank(recipe: Recipe, budget: Budget, format: str) -> bool:
     return reason is None
 
 
-def ffn_of(recipe: Recipe, budget: Budget | None = None) -> str:
-    """How feed-forward parts may be cut: latency is measured for neurons, and only curves can choose a path."""
-    measured = budget is not None and budget.by == "latency"
-    return "neurons" if measured or recipe.allocation != "greedy" else recipe.ffn
+def ffn_of(recipe: Recipe, budget: Budget | None, architecture: Architecture, format: str) -> str:
+    """How feed-forward parts may be cut. A recipe that wants linear paths is not given neurons without a word."""
+    if recipe.ffn == "neurons":
+        return "neurons"
+    reasons = {
+        "latency is measured for neurons": budget is not None and budget.by == "latency",
+        f"the allocation {recipe.allocation!r} spreads neurons": recipe.allocation != "greedy",
+        "a stock config has no word for a path beside gated neurons": format == "plain"
+        and any(site.gated for site in architecture),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason and recipe.ffn != "best":
+        raise BudgetOutOfReach(f"the recipe {recipe.name!r} wants linear paths, but {reason}; say ffn: neurons or best")
+    return "neurons" if reason else recipe.ffn
 
 
 def _edits(
@@ -166,7 +177,7 @@ def check_budget(architecture: Architecture, budget: Budget, *, seq_len: int, re
         )
     least = least_cost(
         architecture, seq_len, multiple_of=recipe.multiple_of, plain=is_plain, allow_empty=recipe.allow_empty,
-        price=budget.price, ffn=ffn_of(recipe, budget),
+        price=budget.price, ffn=ffn_of(recipe, budget, architecture, format),
     )  # fmt: skip
     return require_reachable(budget, budget.dense(architecture, seq_len), least, plain=is_plain)
 

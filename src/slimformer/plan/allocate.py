@@ -77,7 +77,7 @@ def plain(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
         fits = [j for j in range(len(neurons[0].sizes)) if sum(ladder.cost[j] for ladder in neurons) <= left]
         if not fits:
             continue
-        j = fits[-1]
+        j = min(fits, key=lambda j: (sum(ladder.harm[j] for ladder in neurons), -j))  # paths: more may be more harm
         harm = sum(ladder.harm[i] for ladder in heads) + sum(ladder.harm[j] for ladder in neurons)
         if best is None or harm < best[0]:
             best = harm, _sizes([*heads, *neurons], [i] * len(heads) + [j] * len(neurons))

@@ -11,25 +11,17 @@ from transformers import PreTrainedModel
 from slimformer.decompose.depth import Map
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import Architecture, Site
-from slimformer.models.architecture import ffn_entry, weight_of
+from slimformer.models.architecture import weight_of
 from slimformer.rewrite import surgery
-
-
-def is_pre_norm(model: PreTrainedModel, architecture: Architecture) -> bool:
-    """Is what a block writes added to the stream that the next one is given? Not where a norm comes after (BERT)."""
-    return ffn_entry(model, architecture.family) == architecture.family.ffn_norm
 
 
 @torch.no_grad()
 def absorb(model: PreTrainedModel, site: Site, found: Map) -> None:
     """Let the feed-forward part of a block write T m + c in place of m: W ← T W, b ← T b + c."""
-    layers = [model.get_submodule(site.reader)]
-    if site.beside:
-        layers.append(list(model.get_submodule(f"{site.reader.rpartition('.')[0]}.bypass").children())[-1])
-    for layer in layers:
-        bias = getattr(layer, "bias", None)
-        b = None if bias is None else found.T @ bias.detach().cpu().double() + found.c
-        surgery.write(layer, found.T @ weight_of(layer).cpu().double(), b)
+    layer = model.get_submodule(site.reader)
+    bias = getattr(layer, "bias", None)
+    b = None if bias is None else found.T @ bias.detach().cpu().double() + found.c
+    surgery.write(layer, found.T @ weight_of(layer).cpu().double(), b)
 
 
 def drop_blocks(model: PreTrainedModel, architecture: Architecture, gone: Collection[int]) -> None:

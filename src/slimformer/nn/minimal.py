@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from slimformer.nn.minimal_config import MinimalConfig
+from slimformer.nn.minimal_config import MinimalConfig, attention_macs
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -69,6 +69,24 @@ class GaugeMap(nn.Module):
         if self.rest is None:
             return x if self.bias is None else x + self.bias
         return F.linear(x, self.weight(x).flatten(0, 1), self.bias)
+
+
+class PassOn(nn.Module):
+    """The map that changes nothing, without parameters: what reads the heads where there is no W_o."""
+
+    bias = None
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    @property
+    def weight(self) -> Tensor:
+        """As if there were one."""
+        return torch.eye(self.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 class SharedScores(nn.Module):
@@ -220,8 +238,7 @@ class MinimalAttention(nn.Module):
             self.v_proj = nn.Linear(width, inner, bias=config.qkv_bias)
         elif config.vo == "collapsed":
             self.values = GaugeMap(width, self.num_attention_heads, bias=False)
-        if config.vo != "none":
-            self.o_proj = nn.Linear(inner, width)
+        self.o_proj = PassOn(width) if config.vo == "none" else nn.Linear(inner, width)
         self.shape = nn.Parameter(torch.empty(3, self.num_attention_heads)) if config.shaped else None
 
     @property
@@ -232,6 +249,11 @@ class MinimalAttention(nn.Module):
             return ""
         form = f"qk={config.qk}, vo={config.vo}" + (", shaped" if config.shaped else "")
         return f"{form}: heads are cut where queries, keys, values and outputs have a matrix each, and none is shaped"
+
+    @property
+    def macs(self) -> int:
+        """Per token, scores and context apart."""
+        return attention_macs(self.config)
 
     def reset(self) -> None:
         """Weights at the start: scores of order one, and what is written shrinks with depth (2 L)^−½."""
@@ -261,8 +283,7 @@ class MinimalAttention(nn.Module):
             alpha, beta, gamma = self.shape[:, :, None]
             everyone = _mean_of_keys(value, attention_mask)
             context = alpha * value.transpose(1, 2) + beta * context - gamma * everyone
-        context = context.flatten(2)
-        return (context if self.config.vo == "none" else self.o_proj(context)), weights
+        return self.o_proj(context.flatten(2)), weights
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each batch × heads × length × d."""

@@ -64,9 +64,7 @@ def test_parameters_are_those_of_the_formula(qk, vo, heads, more):
 
 def test_parameters_of_one_head_are_those_of_the_paper():
     D = 32
-    sizes = {
-        qk: attention_parameters(configured(qk=qk, vo="none", num_attention_heads=1, qkv_bias=False)) for qk in QK
-    }
+    sizes = {qk: attention_parameters(configured(qk=qk, vo="none", num_attention_heads=1, qkv_bias=False)) for qk in QK}
     assert sizes["full"] == 2 * D * D
     assert sizes["collapsed"] == sizes["shared"] == D * D
     assert sizes["symmetric"] == sizes["symmetric-indefinite"] == D * (D + 1) // 2

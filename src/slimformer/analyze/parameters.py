@@ -62,7 +62,8 @@ def parameter_formula(model: PreTrainedModel, architecture: Architecture) -> Par
     """Every parameter of `model` in one term. Matrices come from sizes, the rest is counted. Nothing is run."""
     heads = [site for site in architecture if site.kind == "attn.heads"]
     neurons = [site for site in architecture if site.kind == "ffn.hidden"]
-    alike = len({(s.units, s.unit, s.group, s.fixed or s.writers[0].rows) for s in heads}) == 1 == len({s.units for s in neurons})
+    shapes = {(s.units, s.unit, s.group, s.fixed or s.writers[0].rows) for s in heads}
+    alike = len(shapes) == 1 == len({s.units for s in neurons})
     biases = sum(_biases(model, site) for site in architecture)
     matrices = {kind: sum(map(_matrix_parameters, sites)) for kind, sites in (("attn", heads), ("ffn", neurons))}
     inside = sum(p.numel() for p in model.get_submodule(architecture.blocks).parameters())

@@ -102,7 +102,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What a width that stays as it is costs, and why it stays: MACs per token (scores and context apart), parameters."""
+    """What a width that stays as it is costs, and why it stays. MACs are per token, scores and context apart."""
 
     macs: int
     params: int

@@ -297,7 +297,7 @@ class MinimalAttention(nn.Module):
 
     @torch.no_grad()
     def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """W_q, W_k, W_v and W_o of every form as if it were full, H × d × D: scores x W_qᵀ W_k y, written W_oᵀ W_v y."""
+        """W_q, W_k, W_v, W_o of every form as if it were full, H × d × D: scores x W_qᵀ W_k y, written W_oᵀ W_v y."""
         heads, config = self.num_attention_heads, self.config
         q, k = (
             (m.weight.unflatten(0, (heads, -1)) for m in (self.q_proj, self.k_proj))

@@ -1,7 +1,7 @@
 """What a minimal transformer is made of, and how many parameters and multiply-accumulates that takes, by formula.
 
-With D the hidden size, H heads of width d (H d = D unless `head_dim` says otherwise), r the rank of the skew part, every
-block has, biases apart,
+With D the hidden size, H heads of width d (H d = D unless `head_dim` says otherwise) and r the rank of the skew part
+every block has, biases apart,
 
     qk = full                    2 D H d                      W_q and W_k
          collapsed               2 D H d − H d²               W_q, and W_k but for d of its rows; H = 1: D², one W_qk
@@ -14,8 +14,6 @@ block has, biases apart,
          none                    0                            a head passes its d coordinates of the input on
     MLP                          2 D F                        F = mlp_ratio · D neurons; 0: there is none
 """
-
-from __future__ import annotations
 
 from typing import Any, Literal
 

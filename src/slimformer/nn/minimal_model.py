@@ -1,18 +1,23 @@
 """Minimal transformers as Hugging Face models: for images (patches) and for text, with a classifier on top.
 
-    config = AutoConfig.for_model("minimal", qk="symmetric", vo="none", mlp_ratio=0, num_labels=10)
-    model = AutoModelForImageClassification.from_config(config)          # after `import slimformer`
+config = AutoConfig.for_model("minimal", qk="symmetric", vo="none", mlp_ratio=0, num_labels=10)
+model = AutoModelForImageClassification.from_config(config)          # after `import slimformer`
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, AutoModelForSequenceClassification
-from transformers import PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask
@@ -47,7 +52,8 @@ class MinimalBlock(GradientCheckpointingLayer):
 
     def __init__(self, config: MinimalConfig) -> None:
         super().__init__()
-        self.pre, self.skip, self.has_mlp = config.do_layer_norm_before, config.attention_skip, bool(config.intermediate_size)
+        self.pre, self.skip = config.do_layer_norm_before, config.attention_skip
+        self.has_mlp = bool(config.intermediate_size)
         self.attention = MinimalAttention(config)
         self.norm_attention = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = MinimalMLP(config)
@@ -112,10 +118,10 @@ class MinimalPreTrainedModel(PreTrainedModel):
     config_class = MinimalConfig
     base_model_prefix = "minimal"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["MinimalBlock"]
+    _no_split_modules: ClassVar = ["MinimalBlock"]
     _supports_sdpa = True
     _supports_attention_backend = True
-    _can_record_outputs = {"hidden_states": MinimalBlock, "attentions": MinimalAttention}
+    _can_record_outputs: ClassVar = {"hidden_states": MinimalBlock, "attentions": MinimalAttention}
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -126,7 +132,8 @@ class MinimalPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
         if isinstance(module, MinimalAttention):
-            module.reset()
+            if not hasattr(module, "ranks"):  # one that was cut by rank has nothing of its own to draw
+                module.reset()
         elif isinstance(module, MinimalMLP):
             _reset_mlp(module, self.config.num_hidden_layers)
         elif isinstance(module, PatchEmbeddings):

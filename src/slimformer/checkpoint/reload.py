@@ -41,8 +41,7 @@ def open_fresh(folder: Path) -> Any:
 
 
 def _own_class(name: str) -> Any:
-    import slimformer  # noqa: F401  teaches the Auto classes
-    from slimformer.models.registered import registered
+    from slimformer.models.registered import registered  # whatever is imported of it, the package teaches Auto classes
 
     return registered(name)
 

@@ -238,7 +238,7 @@ class MinimalAttention(nn.Module):
             self.v_proj = nn.Linear(width, inner, bias=config.qkv_bias)
         elif config.vo == "collapsed":
             self.values = GaugeMap(width, self.num_attention_heads, bias=False)
-        self.o_proj = PassOn(width) if config.vo == "none" else nn.Linear(inner, width)
+        self.o_proj: Any = PassOn(width) if config.vo == "none" else nn.Linear(inner, width)
         self.shape = nn.Parameter(torch.empty(3, self.num_attention_heads)) if config.shaped else None
 
     @property

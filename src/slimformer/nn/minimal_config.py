@@ -108,7 +108,7 @@ def parameter_count(config: MinimalConfig) -> int:
     mlp = 2 * D * F + F + D + norm if F else 0
     blocks = config.num_hidden_layers * (attention_parameters(config) + norm + mlp)
     # pre-norm ends with a norm, post-norm starts with one
-    return entry + D * config.positions + blocks + norm + (D + 1) * config.num_labels
+    return entry + D * config.positions + blocks + norm + (D + 1) * (config.num_labels or 0)
 
 
 def attention_parameters(config: MinimalConfig) -> int:

@@ -27,7 +27,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from slimformer.nn.minimal import MinimalAttention
-from slimformer.nn.minimal_config import MinimalConfig
+from slimformer.nn.minimal_config import MinimalConfig, sides
 
 
 class MinimalMLP(nn.Module):
@@ -81,7 +81,8 @@ class PatchEmbeddings(nn.Module):
 
     def __init__(self, config: MinimalConfig) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(config.num_channels, config.hidden_size, config.patch_size, config.patch_size)
+        patch = sides(config.patch_size)
+        self.patches = nn.Conv2d(config.num_channels, config.hidden_size, patch, patch)
         self.cls_token = nn.Parameter(torch.empty(1, 1, config.hidden_size)) if config.pool == "cls" else None
         self.position_embeddings = nn.Parameter(torch.empty(1, config.positions, config.hidden_size))
 
@@ -142,7 +143,7 @@ class MinimalPreTrainedModel(PreTrainedModel):
                 init.normal_(module.cls_token, std=std)
         elif isinstance(module, nn.Embedding | nn.Conv2d) or (isinstance(module, nn.Linear) and module.out_features):
             init.normal_(module.weight, std=std)
-            if getattr(module, "bias", None) is not None:
+            if not isinstance(module, nn.Embedding) and module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
@@ -200,14 +201,14 @@ class MinimalForImageClassification(MinimalPreTrainedModel):
     """A linear classifier of what is pooled from the patches."""
 
     main_input_name = "pixel_values"
-    input_modalities = ("image",)
+    input_modalities: ClassVar = ["image"]
 
     def __init__(self, config: MinimalConfig) -> None:
         if not config.reads_images:
             raise ValueError("a config with a vocab_size is one for text; leave it out for images")
         super().__init__(config)
         self.minimal = MinimalModel(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 0)
         self.post_init()
 
     @can_return_tuple
@@ -232,7 +233,7 @@ class MinimalForSequenceClassification(MinimalPreTrainedModel):
             raise ValueError("a model of text needs a vocab_size in its config")
         super().__init__(config)
         self.minimal = MinimalModel(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 0)
         self.post_init()
 
     @can_return_tuple

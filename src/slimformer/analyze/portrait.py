@@ -81,7 +81,8 @@ def _streams(model: PreTrainedModel, architecture: Architecture, block: BlockAct
         factors = head_factors(model, architecture, block.block)
         T, m = shared_basis(entered.second(centred=False), entered.second(centred=True))
         forms = _forms(score_forms(factors.W_q.cpu(), factors.W_k.cpu(), T, m))
-        forms["null"] = _forms(null_forms(*factors.W_q.shape[:2], T, m))
+        h, rank, _ = factors.W_q.shape
+        forms["null"] = _forms(null_forms(h, rank, T, m))
         forms["distance"] = 0 if architecture.family.rotary else None
     errors = forms.get("symmetric", [])
     return {"block": block.block, "streams": spectra, "symmetry_on_data": errors, "score_forms": forms}

@@ -7,7 +7,7 @@ model = AutoModelForImageClassification.from_config(config)          # after `im
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -119,10 +119,10 @@ class MinimalPreTrainedModel(PreTrainedModel):
     config_class = MinimalConfig
     base_model_prefix = "minimal"
     supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar = ["MinimalBlock"]
+    _no_split_modules = ["MinimalBlock"]  # noqa: RUF012  as transformers declares them
     _supports_sdpa = True
     _supports_attention_backend = True
-    _can_record_outputs: ClassVar = {"hidden_states": MinimalBlock, "attentions": MinimalAttention}
+    _can_record_outputs = {"hidden_states": MinimalBlock, "attentions": MinimalAttention}  # noqa: RUF012
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -201,7 +201,7 @@ class MinimalForImageClassification(MinimalPreTrainedModel):
     """A linear classifier of what is pooled from the patches."""
 
     main_input_name = "pixel_values"
-    input_modalities: ClassVar = ["image"]
+    input_modalities = "image"
 
     def __init__(self, config: MinimalConfig) -> None:
         if not config.reads_images:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTImageProcessor
@@ -18,6 +17,7 @@ from slimformer.calibrate.collect import collect
 from slimformer.calibrate.text import Batch
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import weight_of
+from slimformer.models.registered import class_named
 from slimformer.plan import Budget, Plan, allocate
 from slimformer.plan.profile import profile_site
 from slimformer.plan.recipe import load_recipe
@@ -25,6 +25,8 @@ from slimformer.rewrite.apply import apply
 
 VOCABULARY, LENGTH, CLASSES = 64, 16, 5
 MODEL_TYPES = tuple(FAMILIES)
+OWN_TYPES = ("minimal",)  # architectures of the package itself: nobody opens them without it
+STOCK_TYPES = tuple(name for name in MODEL_TYPES if name not in OWN_TYPES)
 
 _BERT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
 _LLAMA = {**_BERT, "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": VOCABULARY}
@@ -43,10 +45,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen2": _LLAMA,
     "qwen3": {**_LLAMA, "head_dim": 8},
     "vit": {**_BERT, "image_size": 16, "patch_size": 4, "num_labels": CLASSES},
+    "minimal": {**_BERT, "image_size": 16, "patch_size": 4, "num_channels": 3, "num_labels": CLASSES},
 }  # fmt: skip
 _STEM = {
     "bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "opt": "OPT", "gpt2": "GPT2",
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "vit": "ViT",
+    "minimal": "Minimal",
 }  # fmt: skip
 _SUFFIX = {
     "bare": "Model",
@@ -68,15 +72,16 @@ def heads(model_type: str) -> tuple[str, ...]:
 def model_class(model_type: str, head: str) -> Any:
     """The stock class of a family and a head."""
     name = _STEM[model_type] + _SUFFIX[head]
-    special = {"GPT2ForCausalLM": "GPT2LMHeadModel", "ViTForSequenceClassification": "ViTForImageClassification"}
-    return getattr(transformers, special.get(name, name))
+    if FAMILIES[model_type].image:
+        name = name.replace("ForSequence", "ForImage")
+    return class_named({"GPT2ForCausalLM": "GPT2LMHeadModel"}.get(name, name))
 
 
 def tiny(model_type: str, head: str | None = None, *, seed: int = 0, **sizes: Any) -> PreTrainedModel:
     """A random model of three blocks, width 32 and four heads (two key/value heads where the family groups them)."""
     kind = model_class(model_type, head or heads(model_type)[0])
     labels = {"num_labels": 2 if head == "answer" else CLASSES}
-    special = {} if model_type == "vit" else {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    special = {} if FAMILIES[model_type].image else {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     config = kind.config_class(**{**labels, **special, **SIZES[model_type], **sizes})
     return _filled(kind(config), seed).eval()
 
@@ -86,7 +91,7 @@ def _filled(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(seed)
     norms = {id(m.weight) for m in model.modules() if "Norm" in type(m).__name__ and hasattr(m, "weight")}
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    for parameter in model.parameters():
+    for parameter in (each for each in model.parameters() if each.numel()):
         noise = torch.randn(parameter.shape, generator=generator)
         if id(parameter) in norms:
             parameter.copy_(1 + 0.1 * noise)

@@ -28,7 +28,7 @@ from slimformer.errors import (
 from slimformer.models import FAMILIES
 from terminal import save_tiny, texts, write_images, write_table, write_texts
 
-TEXT_TYPES = tuple(name for name in MODEL_TYPES if name != "vit")
+TEXT_TYPES = tuple(name for name in MODEL_TYPES if not FAMILIES[name].image)
 
 
 def token_ids(rows=60, length=LENGTH, seed=0):

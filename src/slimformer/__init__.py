@@ -6,12 +6,15 @@
     result.save("smaller")
     model = slimformer.load("smaller")
 
-Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size.
+Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size, and
+the package's own architectures.
 """
 
+from slimformer.nn import minimal_model as _minimal
 from slimformer.nn import ragged as _ragged
 
 _ragged.enable()
+_minimal.register()
 
 from slimformer.cascade import Cascade as Cascade  # noqa: E402
 from slimformer.cascade import load_cascade as load_cascade  # noqa: E402

@@ -66,7 +66,7 @@ def labelled(
     seed: int = 0,
 ) -> Iterator[Document]:
     """Labelled documents of a source, one at a time: rows of a table, or images in a folder for each class."""
-    if family_of(loaded.model.config.model_type).image:
+    if family_of(loaded.model.config).image:
         found: Iterable[Document] = read_images(source, samples=samples, seed=seed)
     elif loaded.processor is None:
         raise DataUnreadable("there is no tokenizer with the model, so it cannot read text")
@@ -136,7 +136,7 @@ def probe(
             progress("Newton steps", 1, 1)
     report = {
         "slimformer_probe": FORMAT, "model": loaded.name, "kind": kind, "target": target, "rows": rows,
-        "seq_len": seq_len, "compare": compare, "causal": family_of(loaded.model.config.model_type).causal,
+        "seq_len": seq_len, "compare": compare, "causal": family_of(loaded.model.config).causal,
         "reading": vars(best), "tried": tried,
         "classes": heads[best].classes_.tolist() if target == "classes" else None,
     }  # fmt: skip
@@ -232,10 +232,10 @@ def fresh_head(
     """
     here = replace(loaded, model=model)
     if is_bare(model):
-        wanted = ("last",) if family_of(model.config.model_type).causal else ("cls",)
+        wanted = ("last",) if family_of(model.config).causal else ("cls",)
         found = probe(here, documents, kind=kind, pools=wanted, seq_len=seq_len, progress=progress)
         return attach(model, found.head, found.reading, pad=padding(loaded.processor)), found.report
-    if family_of(model.config.model_type).causal and model.config.pad_token_id is None:
+    if family_of(model.config).causal and model.config.pad_token_id is None:
         model.config.pad_token_id = padding(loaded.processor)  # else a decoder cannot tell where rows end
     config: Any = model.config
     names = [config.id2label[i] for i in range(config.num_labels)]
@@ -326,7 +326,7 @@ def held_out_texts(
     """What the report and certify splits of `data` hold: a fresh head must not be fitted on it."""
     if isinstance(data, Tensor):
         return set()
-    if family_of(loaded.model.config.model_type).image:
+    if family_of(loaded.model.config).image:
         documents = read_images(data, samples=samples, seed=seed)
     else:
         documents = read_data(data, columns=columns, limit=samples)

@@ -283,7 +283,7 @@ def _save(loaded: Any, found: Any, folder: Path, report: dict[str, Any], seq_len
     from slimformer.models import family_of
 
     rest: dict[str, Any] = {"source": loaded, "head": found.head, "report": report, "force": force}
-    if found.reading.pool == "mean" and not family_of(loaded.model.config.model_type).image:
+    if found.reading.pool == "mean" and not family_of(loaded.model.config).image:
         save_sentence_classifier(folder, reading=found.reading, seq_len=seq_len, **rest)
         return "SentenceTransformer"
     classifier = attach(loaded.model, found.head, found.reading, pad=padding(loaded.processor))

@@ -74,7 +74,7 @@ def model_features(
 ) -> Tensor:  # fmt: skip
     """Features a model gives to the images or texts of `data`, one row for each, in order."""
     loaded = load_model(name, device=device)
-    family = family_of(loaded.model.config.model_type)
+    family = family_of(loaded.model.config)
     documents = things(data, image=family.image, samples=samples)
     reading = readings_of(loaded.model, (pool or ("cls" if family.image else "mean"),))[0]
     found = []

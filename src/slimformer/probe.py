@@ -60,6 +60,8 @@ def probe(
     for i in range(architecture.n_blocks):
         of_block = moments(i)
         for site in (*architecture.of_block(i), *(site for site in ranks if site.block == i)):
+            if site.fixed:
+                continue
             curve = curves[site.name]
             keep = knee(curve, most=_most(architecture, site, of_block))
             with _cut_alone(model, architecture, site, of_block, curve, keep, recipe):

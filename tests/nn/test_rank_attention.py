@@ -186,7 +186,7 @@ def test_macs_and_parameters_are_those_counted(model_type, setting):
         batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
     with FlopCounterMode(display=False, depth=99) as counter, torch.no_grad():
         small(**batch)
-    architecture, T = describe(small), 17 if model_type == "vit" else LENGTH
+    architecture, T = describe(small), 17 if FAMILIES[model_type].image else LENGTH
     path = f"{type(small).__name__}.{architecture.blocks}."
     counts = {name: sum(ops.values()) / 2 for name, ops in counter.get_flop_counts().items()}
     blocks = sum(n for name, n in counts.items() if name.startswith(path) and "." not in name.removeprefix(path))

@@ -5,14 +5,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from families import LENGTH, MODEL_TYPES, heads, tiny, tiny_batches, tiny_plan, tiny_ragged
-from slimformer.models import describe
+from slimformer.models import FAMILIES, describe
 from slimformer.plan.cost import Size, block_cost, full_size, outside_macs, site_cost
 
 EVERY_HEAD = [(model_type, head) for model_type in MODEL_TYPES for head in heads(model_type)]
 
 
 def sequence_length(model):
-    return (model.config.image_size // model.config.patch_size) ** 2 + 1 if model.config.model_type == "vit" else LENGTH
+    image = FAMILIES[model.config.model_type].image
+    return (model.config.image_size // model.config.patch_size) ** 2 + 1 if image else LENGTH
 
 
 def counted(model) -> tuple[float, float]:

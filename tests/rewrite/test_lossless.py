@@ -32,7 +32,7 @@ NOT_OFFERED = {  # plant → families for which its rewrite is not to be had, an
     },
     "low score rank": {"qwen3": "normed"},
     "uniform attention": {"qwen3": "normed"},
-    "scales": dict.fromkeys(("bert", "roberta", "distilbert", "gpt2", "vit"), "not homogeneous"),
+    "scales": dict.fromkeys(("bert", "roberta", "distilbert", "gpt2", "vit", "minimal"), "not homogeneous"),
 }  # fmt: skip
 SAVES_NOTHING = {"scales", "interpolation"}
 

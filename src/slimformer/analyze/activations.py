@@ -95,7 +95,8 @@ def significant(values: Tensor, digits: int = 5) -> list[float]:
 
 def _paths(architecture: Architecture, i: int) -> dict[str, str]:
     family, block = architecture.family, f"{architecture.blocks}.{i}"
-    inner = (family.query, family.attn_out, family.ffn_in[0], family.ffn_out)
+    entry = family.attention if architecture.of_block(i)[0].fixed else family.query
+    inner = (entry, family.attn_out, family.ffn_in[0], family.ffn_out)
     return {name: f"{block}.{path}" for name, path in zip(STREAMS, inner, strict=True)}
 
 

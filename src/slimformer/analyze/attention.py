@@ -112,7 +112,8 @@ def attention_spectra(
             progress("attention", i + 1, architecture.n_blocks)
             matrices = [weights.float().cpu() for weights in heard if weights is not None and weights.shape[1]]
             if matrices:  # a block that was cut to no heads has none
-                width = heads_of(architecture, i).writers[0].rows
+                site = heads_of(architecture, i)
+                width = site.unit if site.fixed else site.writers[0].rows
                 P = torch.cat(matrices)
                 yield block_attention(i, P, width=width, causal=architecture.family.causal, seed=seed)
 

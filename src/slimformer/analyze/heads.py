@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -30,8 +31,10 @@ class HeadFactors:
 def head_factors(model: PreTrainedModel, architecture: Architecture, i: int) -> HeadFactors:
     """The heads of block i. A norm of queries and keys is folded in as its gain; what it divides by is left out."""
     site = heads_of(architecture, i)
+    attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
+    if site.fixed:
+        return HeadFactors(*(W.float() for W in attention.factors()))
     q, k, v = projection_rows(model, site)
-    attention = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
     q, k = _gained(attention, "q_norm", q), _gained(attention, "k_norm", k)
     width = v.shape[1]
     reader = weight_of(model.get_submodule(site.reader)).float()[:, : site.units * width]

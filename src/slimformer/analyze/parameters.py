@@ -62,7 +62,8 @@ def parameter_formula(model: PreTrainedModel, architecture: Architecture) -> Par
     """Every parameter of `model` in one term. Matrices come from sizes, the rest is counted. Nothing is run."""
     heads = [site for site in architecture if site.kind == "attn.heads"]
     neurons = [site for site in architecture if site.kind == "ffn.hidden"]
-    alike = len({(s.units, s.unit, s.group, s.writers[0].rows) for s in heads}) == 1 == len({s.units for s in neurons})
+    shapes = {(s.units, s.unit, s.group, s.fixed or s.writers[0].rows) for s in heads}
+    alike = len(shapes) == 1 == len({s.units for s in neurons})
     biases = sum(_biases(model, site) for site in architecture)
     matrices = {kind: sum(map(_matrix_parameters, sites)) for kind, sites in (("attn", heads), ("ffn", neurons))}
     inside = sum(p.numel() for p in model.get_submodule(architecture.blocks).parameters())
@@ -71,7 +72,7 @@ def parameter_formula(model: PreTrainedModel, architecture: Architecture) -> Par
     D, L = architecture.hidden, architecture.n_blocks
     over = "L" if alike else "Σ over blocks"
     terms = (
-        Term(f"{over} 2 D d (H + K)", "attention matrices", matrices["attn"], True),
+        Term("" if heads[0].fixed else f"{over} 2 D d (H + K)", "attention matrices", matrices["attn"], True),
         Term(f"{over} {writers + 1} D F", "feed-forward matrices", matrices["ffn"], True),
         Term("", "biases of these", biases, True),
         Term("", "norms and other vectors in blocks", inside - biases - sum(matrices.values()), True),
@@ -85,11 +86,15 @@ def parameter_formula(model: PreTrainedModel, architecture: Architecture) -> Par
 def _matrix_parameters(site: Site) -> int:
     """Weights without biases: those of the exact cost minus one for every row that has a bias."""
     size = full_size(site)
+    if site.fixed:
+        return site.fixed.params
     rows = sum(w.rows * w.bias * (size.units if w.shared == 1 else size.groups) for w in site.writers)
     return site_cost(site, size, 1).params - rows
 
 
 def _biases(model: PreTrainedModel, site: Site) -> int:
+    if site.fixed:  # counted with its matrices
+        return 0
     modules = [model.get_submodule(name) for name in {*(w.module for w in site.writers), site.reader}]
     return sum(module.bias.numel() for module in modules if has_bias(module) and isinstance(module.bias, nn.Parameter))
 

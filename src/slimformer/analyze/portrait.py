@@ -16,7 +16,8 @@ from slimformer.analyze.heads import head_factors
 from slimformer.analyze.linearity import linearity
 from slimformer.analyze.weights import BlockWeights, block_weights, score_map
 from slimformer.calibrate.text import Batch
-from slimformer.linalg.symmetry import shared_basis, symmetry_error_on_data
+from slimformer.linalg.score_forms import ScoreForms, null_forms, score_forms
+from slimformer.linalg.symmetry import shared_basis
 from slimformer.models import Architecture
 
 Progress = Callable[[str, int, int], None]
@@ -73,14 +74,23 @@ def data_portrait(
 
 
 def _streams(model: PreTrainedModel, architecture: Architecture, block: BlockActivations) -> dict[str, Any]:
-    spectra = {name: StreamSpectrum.of(moments).to_json() for name, moments in block.moments.items()}
+    spectra = {name: StreamSpectrum.of(moments).to_json() for name, moments in block.moments.items() if moments.width}
     entered = block.moments.get("attention in")
-    errors: list[float] = []
+    forms: dict[str, Any] = {}
     if entered is not None:
         factors = head_factors(model, architecture, block.block)
         T, m = shared_basis(entered.second(centred=False), entered.second(centred=True))
-        errors = _rounded(symmetry_error_on_data(factors.W_q.cpu(), factors.W_k.cpu(), T, m))
-    return {"block": block.block, "streams": spectra, "symmetry_on_data": errors}
+        forms = _forms(score_forms(factors.W_q.cpu(), factors.W_k.cpu(), T, m))
+        h, rank, _ = factors.W_q.shape
+        forms["null"] = _forms(null_forms(h, rank, T, m))
+        forms["distance"] = 0 if architecture.family.rotary else None
+    errors = forms.get("symmetric", [])
+    return {"block": block.block, "streams": spectra, "symmetry_on_data": errors, "score_forms": forms}
+
+
+def _forms(found: ScoreForms) -> dict[str, Any]:
+    by_head = {"symmetric": _rounded(found.symmetric), "half_rank": _rounded(found.half_rank)}
+    return {**by_head, "one_for_all": round(found.one_for_all, 4)}
 
 
 def _spectra(weights: BlockWeights) -> dict[str, Any]:

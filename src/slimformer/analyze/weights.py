@@ -100,6 +100,7 @@ def _neurons(matrices: dict[str, Tensor]) -> Tensor:
 def _magnitudes(
     model: PreTrainedModel, architecture: Architecture, i: int, factors: HeadFactors, matrices: dict[str, Tensor]
 ) -> dict[str, float]:
-    q, k, v = projection_rows(model, heads_of(architecture, i))
+    site = heads_of(architecture, i)
+    q, k, v = (factors.W_q, factors.W_k, factors.W_v) if site.fixed else projection_rows(model, site)
     every = {"query": q, "key": k, "value": v, "out": factors.W_o, **matrices}
     return {name: float(W.double().square().mean().sqrt()) if W.numel() else 0.0 for name, W in every.items()}

@@ -51,7 +51,7 @@ def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: i
     if architecture.family.image:
         height, width = _sides(config.image_size)
         rows, columns = _sides(config.patch_size)
-        patches = (height // rows) * (width // columns) + 1
+        patches = (height // rows) * (width // columns) + (getattr(config, "pool", "cls") == "cls")
         if asked not in (None, patches):
             raise SequenceTooLong(
                 f"a sequence length of {asked:,} was asked for, and an image is always {patches:,} positions to this "

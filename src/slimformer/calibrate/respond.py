@@ -34,7 +34,8 @@ def sequences_of(length: int) -> int:
 def has_response(model: PreTrainedModel, architecture: Architecture, i: int) -> bool:
     """Can block i be cut by the rank of its scores? Not behind a norm of queries and keys, nor once it was."""
     attention = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
-    return not hasattr(attention, "q_norm") and not hasattr(attention, "ranks")
+    cut = hasattr(attention, "ranks") or heads_of(architecture, i).fixed
+    return not hasattr(attention, "q_norm") and not cut
 
 
 def projections(architecture: Architecture, i: int) -> tuple[str, ...]:

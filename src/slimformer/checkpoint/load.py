@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from transformers import AutoModel, PreTrainedModel
 from transformers.utils import logging
 
 from slimformer.errors import ModelBroken, ModelNotFound
+from slimformer.models.registered import class_named
 from slimformer.nn import ragged
 
 
@@ -77,7 +77,7 @@ def _model_class(where: Path) -> Any:
         raise ModelBroken(f"{where}: config.json cannot be read: {_in_one_line(error)}") from error
     if not names:
         return AutoModel
-    found = getattr(transformers, str(names[0]), None)
+    found = class_named(str(names[0]))
     if found is None:
         raise ModelBroken(f"{where}: config.json names the class {names[0]!r}, which transformers does not have")
     return found

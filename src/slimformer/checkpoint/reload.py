@@ -3,7 +3,8 @@
     python reload.py FOLDER SAMPLE.safetensors OUTPUTS.safetensors
 
 Run by path in a fresh process. It knows torch, transformers and safetensors, not slimformer: a plain checkpoint must
-open by its stock class, a ragged one by its Auto class with `trust_remote_code=True`. The outputs file holds what the
+open by its stock class, a ragged one by its Auto class with `trust_remote_code=True`. Only an architecture that is
+slimformer's own, and that transformers does not have, is opened with the package. The outputs file holds what the
 model gives for the sample and, in its metadata, a checksum of every weight.
 """
 
@@ -28,6 +29,8 @@ def open_fresh(folder: Path) -> Any:
     """The model in `folder`, by the class its config names."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     name = config["architectures"][0]
+    if not hasattr(transformers, name):  # an architecture of slimformer's own
+        return _own_class(name).from_pretrained(folder)
     if "slimformer" not in config:
         return getattr(transformers, name).from_pretrained(folder)
     for auto, reference in config["auto_map"].items():
@@ -35,6 +38,12 @@ def open_fresh(folder: Path) -> Any:
             return getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True)
     found: Any = get_class_from_dynamic_module(f"modeling_slimformer.{name}", str(folder))
     return found.from_pretrained(folder)
+
+
+def _own_class(name: str) -> Any:
+    from slimformer.models.registered import registered  # whatever is imported of it, the package teaches Auto classes
+
+    return registered(name)
 
 
 @torch.no_grad()

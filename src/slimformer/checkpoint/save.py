@@ -24,6 +24,7 @@ from slimformer.checkpoint.atomic import writing
 from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.errors import SaveFailed
+from slimformer.models.registered import travels
 from slimformer.nn import ragged
 from slimformer.plan import Plan
 
@@ -80,7 +81,7 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
             model.generation_config = generation
     if generation is not None:  # written as it is: published models hold settings that save_pretrained would refuse
         generation.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
-    if getattr(model.config, "slimformer", None):
+    if getattr(model.config, "slimformer", None) and travels(model):
         ragged.write_code(folder)
 
 

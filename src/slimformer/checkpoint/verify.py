@@ -55,7 +55,7 @@ def in_float32(model: PreTrainedModel) -> PreTrainedModel:
 def default_sample(model: PreTrainedModel) -> dict[str, Tensor]:
     """One seeded sequence of random tokens, or one random image."""
     generator, config = torch.Generator().manual_seed(0), model.config
-    if family_of(config.model_type).image:
+    if family_of(config).image:
         size = config.image_size
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return {"pixel_values": torch.randn(1, config.num_channels, height, width, generator=generator)}

@@ -44,7 +44,7 @@ def last_layer(model: PreTrainedModel) -> str:
 
 def attach(model: PreTrainedModel, head: AnalyticHead, reading: Reading, *, pad: int | None = None) -> PreTrainedModel:
     """The stock classifier with the encoder of `model`, cut after `reading.layer` blocks, and this head."""
-    family = family_of(model.config.model_type)
+    family = family_of(model.config)
     wanted = "last" if family.causal else "cls"
     if reading.pool != wanted:
         raise HeadDoesNotFit(

@@ -59,7 +59,7 @@ def readings_of(model: PreTrainedModel, pools: Sequence[str] = (), layers: Seque
 
 def usual_pools(model: PreTrainedModel) -> tuple[str, ...]:
     """The poolings a family is read by; a decoder's first token has read nothing."""
-    family = family_of(model.config.model_type)
+    family = family_of(model.config)
     if family.image:
         return ("cls",)
     return ("last", "mean") if family.causal else ("cls", "mean")
@@ -73,7 +73,7 @@ def pooled(model: PreTrainedModel, batch: Batch, readings: Sequence[Reading]) ->
     deepest = describe(model).n_blocks
     inside = any(reading.layer < deepest for reading in readings)
     out = base(**here.inputs, output_hidden_states=inside)
-    name = family_of(model.config.model_type).final_norm
+    name = family_of(model.config).final_norm
     norm = base.get_submodule(name) if name else torch.nn.Identity()
     states = {deepest: out.last_hidden_state}
     states |= {l: norm(out.hidden_states[l]) for l in {r.layer for r in readings} - {deepest}}
@@ -133,7 +133,7 @@ def _encode(
 def batches_of(model: PreTrainedModel, processor: Any, documents: Sequence[Document], seq_len: int) -> list[Batch]:
     """Rows of text padded to like lengths, or images. A decoder without a padding token reads any id under the mask."""
     config = model.config
-    if family_of(config.model_type).image:
+    if family_of(config).image:
         size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
         return image_batches(documents, processor, batch_size=ROWS, image_size=size, channels=config.num_channels)
     return padded_batches(documents, processor, seq_len=seq_len, batch_size=ROWS)

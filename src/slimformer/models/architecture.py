@@ -101,6 +101,15 @@ class Writer:
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """What a width that stays as it is costs, and why it stays. MACs are per token, scores and context apart."""
+
+    macs: int
+    params: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Site:
     """A width that may shrink. One unit is a neuron or a query head; `unit` is how many coordinates it has."""
 
@@ -115,6 +124,7 @@ class Site:
     reader: str
     reader_bias: bool
     beside: int = 0  # weights of a linear path beside the units, which stays as it is
+    fixed: Fixed | None = None  # it may not shrink, and has no writers
 
     @property
     def gated(self) -> bool:
@@ -153,7 +163,7 @@ class Architecture:
 def out_in(module: nn.Module) -> tuple[int, int]:
     """(outputs, inputs) of a linear map, whichever way round it stores its weight."""
     weight = module.weight
-    assert isinstance(weight, nn.Parameter)
+    assert isinstance(weight, Tensor)
     rows, columns = weight.shape
     return (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
 
@@ -192,7 +202,7 @@ def describe(model: PreTrainedModel) -> Architecture:
     """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
     from slimformer.models import family_of
 
-    family = family_of(model.config.model_type)
+    family = family_of(model.config)
     path = base_path(model) + family.blocks
     blocks = model.get_submodule(path)
     sites = [site for i, block in enumerate(blocks.children()) for site in _sites(family, f"{path}.{i}", i, block)]
@@ -208,6 +218,9 @@ def _sites(family: Family, path: str, i: int, block: nn.Module) -> tuple[Site, S
 
 
 def _heads(family: Family, path: str, i: int, block: nn.Module) -> Site:
+    attention: Any = block.get_submodule(family.attention)
+    if getattr(attention, "fixed", ""):
+        return _fixed_heads(family, path, i, attention)
     qk, vo = _ranks(family, block)
     reader = block.get_submodule(family.attn_out)
     outer = out_in(reader)[0]
@@ -228,6 +241,16 @@ def _heads(family: Family, path: str, i: int, block: nn.Module) -> Site:
     return Site(
         f"blocks.{i}.attn.heads", "attn.heads", i, units, max(1, vo), group, outer,
         writers, f"{path}.{family.attn_out}", has_bias(reader),
+    )  # fmt: skip
+
+
+def _fixed_heads(family: Family, path: str, i: int, attention: Any) -> Site:
+    """Heads that cannot be cut, because the form of the attention (nn.minimal) has no rows and columns for each."""
+    params = sum(parameter.numel() for parameter in attention.parameters())
+    return Site(
+        f"blocks.{i}.attn.heads", "attn.heads", i, attention.num_attention_heads, attention.head_dim, 1,
+        attention.config.hidden_size, (), f"{path}.{family.attn_out}", False,
+        fixed=Fixed(attention.macs, params, attention.fixed),
     )  # fmt: skip
 
 
@@ -276,7 +299,7 @@ def _attribute(module: nn.Module, path: str) -> int:
 def weight_of(module: nn.Module) -> Tensor:
     """The weight of a linear map as outputs × inputs, whichever way round it is stored."""
     weight = module.weight
-    assert isinstance(weight, nn.Parameter)
+    assert isinstance(weight, Tensor)
     return weight.detach().mT if isinstance(module, Conv1D) else weight.detach()
 
 

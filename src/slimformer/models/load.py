@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import safe_open
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
 
@@ -19,6 +18,7 @@ from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare
 from slimformer.models.demo import DEMOS, load_gguf
+from slimformer.models.registered import class_named
 
 HEADS = (
     "ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForMaskedLM", "ForSequenceClassification",
@@ -56,7 +56,7 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: 
         require_usable(model, name)
         return Loaded(name, _on(model, device), tokenizer, folder, companions=folder)
     config = _config(where, folder)
-    family = family_of(config.model_type)
+    family = family_of(config)
     model = _weights(name, where, _model_class(config, where), dtype)
     processor = _processor(where, folder, image=family.image)
     files = folder or _snapshot(name)
@@ -190,7 +190,7 @@ def _model_class(config: Any, where: str) -> Any:
     names = getattr(config, "architectures", None) or []
     if not names:
         return AutoModel
-    found = getattr(transformers, str(names[0]), None)
+    found = class_named(str(names[0]))
     if found is None:
         raise UnknownArchitecture(
             f"{where}: config.json names the class {names[0]!r}, which transformers does not have"

@@ -23,7 +23,7 @@ def rank_sites(model: PreTrainedModel, architecture: Architecture) -> tuple[Site
     for i in range(architecture.n_blocks):
         heads = heads_of(architecture, i)
         attention = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
-        if hasattr(attention, "ranks"):
+        if hasattr(attention, "ranks") or heads.fixed:
             continue
         if not hasattr(attention, "q_norm"):
             found.append(scores_site(heads, rotary=architecture.family.rotary))

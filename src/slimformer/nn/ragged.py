@@ -373,7 +373,7 @@ def enable() -> None:
 
     def save_pretrained(self: PreTrainedConfig, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         stock_save(self, save_directory, *args, **kwargs)
-        if getattr(self, "slimformer", None):
+        if getattr(self, "slimformer", None) and getattr(self, "auto_map", None):
             write_code(save_directory)
 
     post_init.reads_ragged = True  # type: ignore[attr-defined]

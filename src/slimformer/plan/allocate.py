@@ -123,7 +123,7 @@ def by_kind(ladders: Sequence[Ladder]) -> tuple[list[Ladder], list[Ladder]]:
 
 
 def _shares(heads: Sequence[Ladder]) -> list[float]:
-    return sorted({size.units / ladder.site.units for ladder in heads for size in ladder.sizes})
+    return sorted({size.units / max(1, ladder.site.units) for ladder in heads for size in ladder.sizes})
 
 
 def _at_share(ladder: Ladder, share: float) -> int:
@@ -137,7 +137,7 @@ def _fill(neurons: Sequence[Ladder], budget: int) -> list[int] | None:
     if sum(ladder.cost[0] for ladder in neurons) > budget:
         return None
     best = [0] * len(neurons)
-    for share in sorted({size.units / ladder.site.units for ladder in neurons for size in ladder.sizes}):
+    for share in sorted({size.units / max(1, ladder.site.units) for ladder in neurons for size in ladder.sizes}):
         at = [_at_share(ladder, share) for ladder in neurons]
         if sum(ladder.cost[i] for ladder, i in zip(neurons, at, strict=True)) <= budget:
             best = at

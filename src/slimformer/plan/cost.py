@@ -53,6 +53,8 @@ def full_size(site: Site) -> Size:
 
 def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
     """MACs per token and parameters of a site at a size."""
+    if site.fixed:
+        return Cost(site.fixed.macs + 2 * seq_len * site.width, site.fixed.params)
     macs = params = site.beside + (path_weights(site.outer, size.rank) if site.gated else 0)
     units = size.units + (0 if site.gated else 2 * size.rank)
     for writer in site.writers:
@@ -129,7 +131,8 @@ def outside_macs(model: PreTrainedModel, architecture: Architecture, seq_len: in
             continue
         once = _once_per_sequence(model, name, causal=architecture.family.causal)
         if isinstance(module, nn.Conv2d):
-            macs += module.weight.numel() * (seq_len - 1) / seq_len
+            own = getattr(model.config, "pool", "cls") == "cls"  # a position that is no patch
+            macs += module.weight.numel() * (seq_len - own) / seq_len
         elif isinstance(module, nn.Linear):
             outputs, inputs = out_in(module)
             macs += outputs * inputs / (seq_len if once else 1)

@@ -104,6 +104,8 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
             raise PlanDoesNotFit(f"the plan names {edit.site}, which this model does not have")
         if site.units != edit.of or not 0 <= edit.keep <= edit.of:
             raise PlanDoesNotFit(f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, this model has {site.units}")
+        if site.fixed and edit.keep < edit.of:
+            raise PlanDoesNotFit(f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, but {site.fixed.reason}")
         legal = dict(zip(*legal_sizes(site.units, site.group), strict=True))
         if site.kind == "attn.heads":
             del legal[0]  # stock attention cannot run without heads
@@ -119,7 +121,7 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
 
 def rank_sites_of(architecture: Architecture) -> dict[str, Site]:
     """Ranks of attention a plan may name, by name."""
-    heads = [site for site in architecture if site.kind == "attn.heads"]
+    heads = [site for site in architecture if site.kind == "attn.heads" and not site.fixed]
     rotary = architecture.family.rotary
     return {site.name: site for head in heads for site in (scores_site(head, rotary=rotary), values_site(head))}
 

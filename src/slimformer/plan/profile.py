@@ -126,6 +126,8 @@ def least_cost(
 def _legal(site: Site, size: int, architecture: Architecture, multiple_of: int, plain: bool, allow_empty: bool) -> bool:
     if size == site.units:
         return True
+    if site.fixed:
+        return False
     if size == 0:  # stock attention cannot run without heads, nor GPT-2's Conv1D without inputs
         return allow_empty and not plain and site.kind == "ffn.hidden" and not architecture.family.fused
     if site.kind == "ffn.hidden":

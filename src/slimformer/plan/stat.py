@@ -89,7 +89,7 @@ def _thresholds(
     tail_weight: Sequence[float],
 ) -> Sizes:
     heads, neurons = by_kind(ladders)
-    per_neuron = max(ladder.cost[-1] / max(1, ladder.site.units) for ladder in neurons)
+    per_neuron = max(1.0, *(ladder.cost[-1] / max(1, ladder.site.units) for ladder in neurons))
     best: tuple[float, list[int], list[int]] | None = None
     all_heads = math.ceil(sum(ladder.site.units for ladder in heads) / len(heads))
     fewest = max(1, int(budget / sum(ladder.cost[-1] for ladder in ladders) * all_heads))

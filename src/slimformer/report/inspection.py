@@ -60,6 +60,7 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         "sites": [
             {
                 "site": site.name, "units": site.units, "unit": site.unit, "kv_heads": site.units // max(1, site.group),
+                **({"fixed": site.fixed.reason} if site.fixed else {}),
                 **asdict(site_cost(site, full_size(site), seq_len)),
             }
             for site in architecture
@@ -94,6 +95,7 @@ def show_inspection(found: dict[str, Any], console: Console) -> None:
         ("blocks", str(found["blocks"])),
         ("hidden size", str(found["hidden"])),
         ("heads (kv heads) of width", f"{heads['units']} ({heads['kv_heads']}) of {heads['unit']}, first block"),
+        *([("  not to be cut", heads["fixed"])] if "fixed" in heads else []),
         ("neurons", f"{neurons['units']}, first block"),
         ("parameters", f"{found['params']['total']:,}"),
         ("  in blocks", f"{found['params']['blocks']:,}"),

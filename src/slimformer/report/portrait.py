@@ -18,7 +18,7 @@ def show_portrait(found: dict[str, Any], console: Console) -> None:
     """Weights first, then every data set."""
     console.print(weights_table(found["weights"]), symmetry_table(found["weights"]), sep="\n")
     for data in found.get("data", []):
-        console.print(activations_table(data), maps_table(data), sep="\n")
+        console.print(activations_table(data), maps_table(data), forms_table(data), sep="\n")
         for attention in data["attention"]:
             if attention["blocks"]:
                 console.print(*attention_tables(data, attention), sep="\n")
@@ -60,24 +60,46 @@ def activations_table(data: dict[str, Any]) -> Table:
     )
     table = _table(title, ["block", *streams, "mean"])
     for block in data["activations"]:
-        shares = [_share(block["streams"][name]["rank99"]) for name in streams]
-        mean = _share(max(block["streams"][name]["mean_share"] for name in streams))
+        shares = [_share(block["streams"][n]["rank99"]) if n in block["streams"] else "–" for n in streams]
+        mean = _share(max(stream["mean_share"] for stream in block["streams"].values()))
         table.add_row(str(block["block"]), *shares, mean)
     table.caption = "mean: largest share of E‖x‖² that is the mean of a stream"
     return table
 
 
 def maps_table(data: dict[str, Any]) -> Table:
-    """How linear feed-forward parts are, and how symmetric scores, on data."""
-    table = _table(
-        f"simpler maps on {data['name']}", ["block", "MLP linear: R²", "its rank", "score error", "least … most"]
-    )
+    """How linear feed-forward parts are, on data."""
+    table = _table(f"simpler maps on {data['name']}", ["block", "MLP linear: R²", "its rank"])
     for block in data["activations"]:
-        linear, errors = [_share(block["mlp_linear"][name]) for name in ("r2", "rank95")], block["symmetry_on_data"]
-        table.add_row(str(block["block"]), *linear, _mean(errors), _limits(errors))
+        table.add_row(str(block["block"]), *(_share(block["mlp_linear"][name]) for name in ("r2", "rank95")))
     table.caption = (
         "MLP linear: what the best affine map explains of the feed-forward part, on data that were not fitted; its "
-        "rank: share of the width that 95 % of that takes. score error: of the best symmetric W_qk under the data"
+        "rank: share of the width that 95 % of that takes"
+    )
+    return table
+
+
+def forms_table(data: dict[str, Any]) -> Table:
+    """What simpler score forms of every head would miss of its scores on data, beside heads that learnt nothing."""
+    table = _table(
+        f"simpler W_qk on {data['name']}: share of the scores (root mean square) that is missed",
+        ["block", "symmetric", "least … most", "null", "half rank", "null", "one for all", "null"],
+    )
+    for block in data["activations"]:
+        forms = block["score_forms"]
+        if not forms.get("symmetric"):
+            continue
+        null, errors = forms["null"], forms["symmetric"]
+        table.add_row(
+            str(block["block"]), _mean(errors), _limits(errors), _mean(null["symmetric"]),
+            _mean(forms["half_rank"]), _mean(null["half_rank"]), _share(forms["one_for_all"]),
+            _share(null["one_for_all"]),
+        )  # fmt: skip
+    turned = any(block["score_forms"].get("distance") == 0 for block in data["activations"])
+    table.caption = (
+        "the best symmetric W_qk of each head, the best of half its rank, one W_qk for all heads of the block; null: "
+        "random heads on the same data. Collapsing W_q and W_k of a head into one matrix misses nothing"
+        + (". Rotary positions: at distance 0; at others the form is another one, and not symmetric" if turned else "")
     )
     return table
 

@@ -88,6 +88,8 @@ def correct(
         lessons = [_teach(dense, architecture, i, pair) for pair in pairs]
         of_block = moments(i)
         for site in architecture.of_block(i):
+            if site.fixed:
+                continue
             reading = Reading(site, rank[site.name])
             seen = _compare(small, architecture, reading, pairs, [lesson[site.name] for lesson in lessons])
             if reading.rank:

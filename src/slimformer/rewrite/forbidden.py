@@ -87,8 +87,8 @@ def is_relu(model: PreTrainedModel) -> bool:
 
 
 def attentions(architecture: Architecture) -> list[Site]:
-    """The sites of attention, one for each block."""
-    return [site for site in architecture if site.kind == "attn.heads"]
+    """The sites of attention, one for each block where it can be cut."""
+    return [site for site in architecture if site.kind == "attn.heads" and not site.fixed]
 
 
 def _normed(model: PreTrainedModel, architecture: Architecture) -> bool:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import Architecture, Family, describe
 from slimformer.models.architecture import dense_head_dim, has_bias
+from slimformer.models.registered import travels
 from slimformer.rewrite.surgery import set_attribute
 
 
@@ -55,6 +56,8 @@ def bare_projections(model: PreTrainedModel, architecture: Architecture) -> dict
     """Projections of keys and values that have lost the bias queries have, by block number."""
     family, found = architecture.family, {}
     for i in range(architecture.n_blocks):
+        if architecture.of_block(i)[0].fixed:
+            continue
         block = model.get_submodule(f"{architecture.blocks}.{i}")
         names = [name for name in (family.key, family.value) if not has_bias(block.get_submodule(name))]
         if names and has_bias(block.get_submodule(family.query)):
@@ -107,6 +110,8 @@ def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> No
     else:
         _state_ragged(model, before, sizes)
         table = ragged_table(before.family, head_dim, ranks, bare_projections(model, before))
+        if before.sites[0].fixed:  # attention has no axes to resize
+            table |= {"axes": [axis for axis in table["axes"] if axis[2] == before.family.ffn_key], "attributes": []}
         if paths := block_paths(model, before):
             beside = {"path": before.family.ffn, "width": before.hidden, "ranks": paths}
             table |= {"format": 4, "bypass": beside}
@@ -151,7 +156,8 @@ def _state_ragged(model: PreTrainedModel, before: Architecture, sizes: list[dict
     model.config.per_layer_config = {i: {key: size[role] for role, key in keys.items()} for i, size in enumerate(sizes)}
     # Stock constructors read the global sizes, which stay those of the dense model; nn.ragged then resizes the blocks.
     model.config.allow_global_per_layer_attribute_access = True
-    model.config.auto_map = auto_map(model)
+    if travels(model):
+        model.config.auto_map = auto_map(model)
 
 
 def _size_keys(family: Family) -> dict[str, str]:

@@ -1,0 +1,29 @@
+"""Model classes by name: those of transformers, and those an import has taught its Auto classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from transformers.models.auto import modeling_auto
+
+
+def class_named(name: str) -> Any:
+    """The model class that a config.json names; None where nobody knows it."""
+    return getattr(transformers, name, None) or registered(name)
+
+
+def registered(name: str) -> Any:
+    """The class of that name among those that Auto classes were taught."""
+    for auto in vars(modeling_auto).values():
+        mapping = getattr(auto, "_model_mapping", None)
+        for classes in getattr(mapping, "_extra_content", {}).values():
+            for known in classes if isinstance(classes, tuple) else (classes,):
+                if known.__name__ == name:
+                    return known
+    return None
+
+
+def travels(model: Any) -> bool:
+    """Can a folder of this model be opened without slimformer? The package's own architectures cannot."""
+    return hasattr(transformers, type(model).__name__)

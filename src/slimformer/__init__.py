@@ -6,12 +6,15 @@
     result.save("smaller")
     model = slimformer.load("smaller")
 
-Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size.
+Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size,
+and models of the type `linformer`.
 """
 
+from slimformer.nn import linformer as _linformer
 from slimformer.nn import ragged as _ragged
 
 _ragged.enable()
+_linformer.enable()
 
 from slimformer.cascade import Cascade as Cascade  # noqa: E402
 from slimformer.cascade import load_cascade as load_cascade  # noqa: E402

@@ -120,7 +120,3 @@ class HeadDoesNotFit(SlimformerError, ValueError):
 class ProjectionDoesNotFit(SlimformerError, ValueError):
     """A projection along the sequence was asked for that cannot be: an unknown kind, sharing that needs one k, a block
     that does not hold whole segments."""
-
-
-class SequenceTooLong(SlimformerError, ValueError):
-    """The input has more tokens than the model has positions, or columns of its projection, for."""

@@ -17,6 +17,7 @@ multiplications for a head: linear in n for fixed k and B; the only mask is B ×
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,21 +80,25 @@ class LinformerAttention(nn.Module):
         if not (sharing == "layerwise" and kind in TRAINED):
             self.projections.extend(make_projection(how) for _, how in self.groups)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, shared: nn.Module | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, shared: Projection | None = None) -> Tensor:
         """b × n × D to b × n × D; `mask` is b × n, true for real tokens."""
         if x.shape[1] > self.max_len:
             raise SequenceTooLong(f"the input has {x.shape[1]} tokens, the attention was made for {self.max_len}")
         mask = None if mask is None else mask.bool()
         query = self._split(self.query(x))
-        projections = list(self.projections) or [shared]
-        if not self.causal and len(projections) == 1 and self._commutes(projections[0]):
+        projections: list[Any] = list(self.projections) or [shared]
+        if self.kind != "exact" and projections[0] is None:
+            raise ProjectionDoesNotFit("sharing 'layerwise': the projection of the model has to come with the input")
+        if not self.causal and len(projections) == 1 and _commutes(projections[0]):
             context = attend(query, self._compressed_first(x, mask, projections[0]), self._dropout)
         else:
             key, value = self._split(self.key(x)), self._split(self.value(x))
             context = self._context(query, key, value, mask, projections)
         return self.out(context.transpose(1, 2).flatten(2))
 
-    def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, projections: list) -> Tensor:
+    def _context(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, projections: list[Any]
+    ) -> Tensor:
         if self.kind == "exact":
             return exact_attention(query, key, value, mask, self._dropout, causal=self.causal)
         if len(projections) == 1:
@@ -109,14 +114,9 @@ class LinformerAttention(nn.Module):
             return causal_attention(query, key, value, mask, projection, self._dropout)
         return attend(query, projection(key, value, mask), self._dropout)
 
-    def _commutes(self, projection: Projection | None) -> bool:
-        """Is E x W the same as E (x W): one E for all heads, and linear?"""
-        return self.kind != "exact" and projection is not None and projection.linear and projection.how.matrices == 1
-
-    def _compressed_first(self, x: Tensor, mask: Tensor | None, projection: Projection) -> Rows:
+    def _compressed_first(self, x: Tensor, mask: Tensor | None, projection: Any) -> Rows:
         pool = projection.pool(x[:, None], mask, "keys")
-        same = getattr(projection, "value_weight", None) is None
-        other = pool if same else projection.pool(x[:, None], mask, "values")
+        other = pool if projection.value_weight is None else projection.pool(x[:, None], mask, "values")
         key, value = (
             F.linear(p.rows[:, 0], layer.weight) + (0 if layer.bias is None else p.total[:, 0, :, None] * layer.bias)
             for p, layer in ((pool, self.key), (other, self.value))
@@ -146,6 +146,11 @@ def with_block(how: Compression, block_size: int | None) -> Compression:
     return Compression(**{**vars(how), "block": size})
 
 
+def _commutes(projection: Projection | None) -> bool:
+    """Is (E x) W the same as E (x W): one E for all heads, and linear?"""
+    return projection is not None and projection.linear and projection.how.matrices == 1
+
+
 def attend(query: Tensor, rows: Rows, dropout: float = 0.0, mask: Tensor | None = None) -> Tensor:
     """softmax(s q·k + log-mass + ½ s² q² S) v in one call of SDPA, linear memory also while training.
 
@@ -155,7 +160,7 @@ def attend(query: Tensor, rows: Rows, dropout: float = 0.0, mask: Tensor | None 
     mass = rows.log_mass
     if mass is None and rows.spread is None:
         return F.scaled_dot_product_attention(query, rows.keys, rows.values, mask, dropout)
-    if mask is None and rows.spread is None and not mass.requires_grad:
+    if mask is None and mass is not None and rows.spread is None and not mass.requires_grad:
         return F.scaled_dot_product_attention(query, rows.keys, rows.values, mass[:, :, None].to(query.dtype), dropout)
     b, h, k, d = rows.keys.shape
     scaled = query * d**-0.5
@@ -173,7 +178,7 @@ def causal_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, projection: Projection, dropout: float = 0.0
 ) -> Tensor:
     """Own block, the block before it, and rows of what is over: blocks are a batch, so one call serves them all."""
-    b, h, n, _ = query.shape
+    b, n = query.shape[0], query.shape[2]
     size = projection.how.block
     short, blocks = -n % size, -(-n // size)
     if mask is None:
@@ -181,10 +186,11 @@ def causal_attention(
     query, key, value = (F.pad(x, (0, 0, 0, short)) for x in (query, key, value))
     mask = F.pad(mask, (0, short))
     hidden = torch.zeros(b, 1, blocks * size, dtype=query.dtype, device=query.device)
-    window = Rows(*(_windows(x, size) for x in (key, value)), _windowed_bias(hidden, mask, size))
+    window = Rows(_windows(key, size), _windows(value, size), _windowed_bias(hidden, mask, size))
     done = projection.prefixes(key, value, mask) if blocks > 2 else None
     rows = window if done is None else _joined(done, window)
-    rows = Rows(*(None if x is None else x.flatten(0, 1) for x in vars(rows).values()))
+    flat: dict[str, Any] = {name: None if x is None else x.flatten(0, 1) for name, x in vars(rows).items()}
+    rows = Rows(**flat)
     own = torch.ones(size, size, dtype=torch.bool, device=query.device).tril()
     seen = F.pad(own, (rows.keys.shape[2] - size, 0), value=True)
     blocked = query.unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1)

@@ -16,7 +16,7 @@ class LinformerConfig(PreTrainedConfig):
     """Sizes under their usual names, and how the sequence is compressed.
 
     projection      linear, mean, max, conv, cluster; exact is the standard transformer with the same everything else
-    sharing         none (2 L H matrices), headwise (2 L), key-value (L), layerwise (1), each max_position_embeddings × k
+    sharing         none (2 L H matrices), headwise (2 L), key-value (L), layerwise (1); each is positions × k
     k               rows: one number, one for each layer, or a list for each layer with one for each head
     row_stochastic  rows are means of valid tokens and count for as much as they hold
     block_size      tokens of a block of the causal mode; none: about k / 2

@@ -123,16 +123,16 @@ class LinformerModel(LinformerPreTrainedModel):
         x = x if order is None else _taken(x, order)
         x = x + self.positions.weight[: x.shape[1]]
         x = self.dropout(x if self.config.norm == "pre" else self.norm(x))
-        states = [x]
+        back = None if order is None else order.argsort(dim=1)
+        states: list[Any] = []
         seen = None if self.config.is_causal else mask  # pads come last: no real token sees them
         for block in self.blocks:
+            if output_hidden_states:
+                states.append(x if back is None else _taken(x, back))
             x = block(x, seen, self.projection)
-            states.append(x)
-        if self.config.norm == "pre":
-            x = states[-1] = self.norm(x)
-        back = None if order is None else order.argsort(dim=1)
-        kept = tuple(s if back is None else _taken(s, back) for s in (states if output_hidden_states else states[-1:]))
-        return BaseModelOutput(last_hidden_state=kept[-1], hidden_states=kept if output_hidden_states else None)
+        x = self.norm(x) if self.config.norm == "pre" else x
+        last: Any = x if back is None else _taken(x, back)
+        return BaseModelOutput(last_hidden_state=last, hidden_states=(*states, last) if output_hidden_states else None)
 
 
 LinformerEncoder = LinformerModel
@@ -171,10 +171,10 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = int(config.num_labels or 2)
         self.encoder = LinformerModel(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple

@@ -101,15 +101,15 @@ class LinearProjection(nn.Module):
                 place = (torch.arange(how.max_len) + 0.5) * how.k / how.max_len
                 bells = -2 * (place - torch.arange(how.k)[:, None] - 0.5).square()
                 nn.init.normal_(weight, std=0.1)
-                weight += bells.clamp_min(FAR).to(weight)
+                weight.add_(bells.clamp_min(FAR).to(weight))
             else:
                 bound = (3 / (how.k + how.max_len)) ** 0.5  # Xavier's with a gain of 1/√2
                 nn.init.uniform_(weight, -bound, bound)
 
     def _weight(self, side: str, n: int) -> tuple[Tensor, Tensor | None]:
         """M × k × n weights and, if they are shares, the logarithm of what they were divided by, M × k."""
-        weight = self.key_weight if side == "keys" or self.value_weight is None else self.value_weight
-        weight = weight[..., :n]
+        whole = self.key_weight if side == "keys" or self.value_weight is None else self.value_weight
+        weight = whole[..., :n]
         return (weight.softmax(-1), weight.logsumexp(-1)) if self.how.row_stochastic else (weight, None)
 
     def pool(self, x: Tensor, mask: Tensor | None, side: str) -> Pool:
@@ -193,7 +193,7 @@ class SegmentProjection(nn.Module):
         rows = _by_head("s,bhksd->bhkd", "hs,bhksd->bhkd", weight, parts)
         if not self.how.row_stochastic:
             return Pool(rows, total, _empty(held))
-        return Pool(rows / total.clamp_min(1e-12)[..., None], torch.ones_like(total), _log_mass(total))
+        return _finished(rows, total, torch.zeros_like(total[:1]))
 
     def _maximum(self, parts: Tensor, held: Tensor | None) -> Pool:
         if held is not None:

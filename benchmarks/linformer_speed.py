@@ -9,7 +9,7 @@ Rivals, all of them layers with queries, keys, values and output:
     sdpa        the same module with kind "exact": fused kernel, no n × n matrix in memory      n ≤ 65,536
     naive       softmax(Q Kᵀ) V written out                                                     n ≤ 8,192, then its size
     k=…         ours, trained E, one for keys and values (what sharing "key-value" and "layerwise" compute), k < n
-    mean … cluster, causal      the other kinds at k = 128; causal: blocks of 64, trained row-stochastic E
+    mean … cluster, causal      the other kinds at k = 128; causal: blocks of 128, trained row-stochastic E
     headwise    ours with E ≠ F, as the packages have it
     linformer, linformer-pytorch    the public packages, the first with E ≠ F, the second sharing "kv"; no masks
 
@@ -108,7 +108,7 @@ def rivals(n: int, mode: str, peers: dict[str, Any]) -> dict[str, Callable[[], n
     for kind in KINDS if mode == "forward" else ():
         out[kind] = lambda kind=kind: ours(n, kind=kind, row_stochastic=True)
     out["stochastic"] = lambda: ours(n, sharing="key-value", row_stochastic=True)
-    out["causal"] = lambda: ours(n, row_stochastic=True, causal=True, sharing="key-value", block_size=64)
+    out["causal"] = lambda: ours(n, row_stochastic=True, causal=True, sharing="key-value", block_size=128)
     for k in (k for k in PEER_KS if k < n):
         out[f"headwise k={k}"] = lambda k=k: ours(n, k)
         for name, make in peers.items():

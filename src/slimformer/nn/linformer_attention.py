@@ -140,9 +140,10 @@ def head_groups(k: int | Sequence[int], heads: int) -> dict[int, list[int]]:
 
 
 def with_block(how: Compression, block_size: int | None) -> Compression:
-    """The compression with its block. Unless said: half of k, so that window and rows cost alike, in whole segments."""
+    """The compression with its block. Unless said: k tokens, in whole segments, because every block has
+    its own k rows of what is over, and moving those about costs more than a wider window."""
     step = 1 if how.kind == "linear" else how.stride
-    size = block_size or -(-max(16, how.k // 2) // step) * step
+    size = block_size or -(-max(16, how.k) // step) * step
     return Compression(**{**vars(how), "block": size})
 
 

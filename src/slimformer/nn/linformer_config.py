@@ -19,7 +19,7 @@ class LinformerConfig(PreTrainedConfig):
     sharing         none (2 L H matrices), headwise (2 L), key-value (L), layerwise (1); each is positions × k
     k               rows: one number, one for each layer, or a list for each layer with one for each head
     row_stochastic  rows are means of valid tokens and count for as much as they hold
-    block_size      tokens of a block of the causal mode; none: about k / 2
+    block_size      tokens of a block of the causal mode; none: about k
     mlp_ratio       width of the feed-forward part over that of the stream; 0: no such part
     norm            "pre" or "post"; pooling, before a classifier: "mean" over real tokens or "first"
     """

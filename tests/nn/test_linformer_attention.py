@@ -131,8 +131,6 @@ def test_clusters_of_one_are_exact_with_second_order():
     layer = made("cluster", k=20, second_order=True)
     x = torch.randn(3, 20, WIDTH)
     torch.testing.assert_close(layer(x), standard(layer, x), atol=2e-6, rtol=1e-5)
-    x = torch.randn(1, 6, WIDTH).repeat(1, 6, 1)[:, torch.randperm(36)]  # 6 keys, each of them 6 times
-    torch.testing.assert_close(made("cluster", k=20, second_order=True, sweeps=6)(x).shape, x.shape)
 
 
 def test_clusters_of_equal_keys_are_exact():
@@ -244,7 +242,7 @@ def can_multiply(dtype):
     return subprocess.run([sys.executable, "-c", tried], capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_mixed_precision_is_near(kind, causal, dtype):

@@ -12,7 +12,7 @@ MOST = 1.1  # exponent of time in n that is still called linear
 
 
 def linformer_speed(results: dict[str, Any], part: str | None) -> str:
-    """One part of the benchmark: time, memory, training, peers, exponents or batch."""
+    """One part of the benchmark: time, memory, training, kinds, peers, exponents or batch."""
     if part not in PARTS:
         raise NothingToRender(f"there is no part {part!r}; choose from {', '.join(PARTS)}")
     return PARTS[part](results)
@@ -72,6 +72,20 @@ def _memory(results: dict[str, Any]) -> str:
     table = markdown(["n", "sdpa", "k = 128", "written out"], sizes)
     note = f"In bytes; written-out attention beyond {min(beyond) // 2:,} was not run, the size is computed"
     return f"{_said(results, what)}\n\n{_three(results, smaller, 'memory')}\n\n{note}:\n\n{table}"
+
+
+KINDS = ("k=128", "stochastic", "mean", "max", "conv", "cluster", "causal")
+
+
+def _kinds(results: dict[str, Any]) -> str:
+    rows = []
+    for n, found in _cells(results, "forward").items():
+        dense = found["sdpa"]["peak_bytes"]
+        shown = (found[name] for name in KINDS)
+        rows.append([f"{n:,}", *(f"{_times(o['speedup'])} ({_times(dense / max(1, o['peak_bytes']))})" for o in shown)])
+    header = ["n", "`linear`", "`linear`, row-stochastic", "`mean`", "`max`", "`conv`", "`cluster`", "`linear`, causal"]
+    what = "Forward pass at k = 128, times faster than `sdpa` without a causal mask (peak memory of `sdpa` over it)"
+    return f"{_said(results, what)}\n\n{markdown(header, rows)}"
 
 
 def _training(results: dict[str, Any]) -> str:
@@ -146,5 +160,6 @@ def _bytes(value: float) -> str:
 
 
 PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "time": _time, "memory": _memory, "training": _training, "peers": _peers, "exponents": _exponents, "batch": _batch,
+    "time": _time, "memory": _memory, "training": _training, "kinds": _kinds, "peers": _peers,
+    "exponents": _exponents, "batch": _batch,
 }  # fmt: skip

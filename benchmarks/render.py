@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from linformer_tables import linformer_speed
 from minimal_tables import minimal_speed
 from mlp_tables import mlp
 from rank_tables import attention_speed, truncation
@@ -199,8 +200,8 @@ def spectra(results: dict[str, Any], report: str | None) -> str:
 RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
-    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "bypass": quality, "mlp": mlp,
-    "minimal_speed": minimal_speed, **HEADS,
+    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "mlp": mlp,
+    "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, **HEADS,
 }  # fmt: skip
 
 

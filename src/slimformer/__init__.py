@@ -7,13 +7,15 @@
     model = slimformer.load("smaller")
 
 Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size, and
-the package's own architectures.
+the package's own architectures, `linformer` and `minimal`.
 """
 
+from slimformer.nn import linformer as _linformer
 from slimformer.nn import minimal_model as _minimal
 from slimformer.nn import ragged as _ragged
 
 _ragged.enable()
+_linformer.enable()
 _minimal.register()
 
 from slimformer.cascade import Cascade as Cascade  # noqa: E402

@@ -115,3 +115,8 @@ class CannotForget(SlimformerError, ValueError):
 
 class HeadDoesNotFit(SlimformerError, ValueError):
     """No stock class can hold this head on this model, or the head was fitted on other features."""
+
+
+class ProjectionDoesNotFit(SlimformerError, ValueError):
+    """A projection along the sequence was asked for that cannot be: an unknown kind, sharing that needs one k, a block
+    that does not hold whole segments."""

@@ -1,0 +1,327 @@
+"""Time and peak memory of one Linformer attention layer against exact attention, in one process.
+
+    python -m pip install --no-deps --target DIR linformer linformer-pytorch          # peers, optional
+    python benchmarks/linformer_speed.py [--threads 1] [--peers DIR] [--fresh] [--quick]
+
+A layer of two heads of 64 with its four projections, batch 1, float32, random weights, which time does not depend on.
+Rivals, all of them layers with queries, keys, values and output:
+
+    sdpa        the same module with kind "exact": fused kernel, no n × n matrix in memory      n ≤ 65,536
+    naive       softmax(Q Kᵀ) V written out                                                     n ≤ 8,192, then its size
+    k=…         ours, trained E, one for keys and values (what sharing "key-value" and "layerwise" compute), k < n
+    mean … cluster, causal      the other kinds at k = 128; causal: blocks of 128, trained row-stochastic E
+    headwise    ours with E ≠ F, as the packages have it
+    linformer, linformer-pytorch    the public packages, the first with E ≠ F, the second sharing "kv"; no masks
+
+Within one n all rivals take turns in a random order, ratios are taken round by round and medians reported. Seconds are
+processor time of this process, so that others on the machine count little; `--threads 1` makes them wall-clock seconds
+of an idle machine. Peak memory is resident memory: freed pages are given back (malloc_trim), the high-water mark of the
+kernel (VmHWM) is reset, one call is made, and the mark is read; weights and input were there before and do not count.
+So kernels' own room is in it, and a few hundred kilobytes of noise are. "Training" is forward and backward.
+
+The largest batch: peak at b = 1 and 2 gives room for one more sample; the batch computed from that is run, its peak
+is the figure. Cells (one mode, one n) are kept and taken up again by a run with the same code and settings; `--fresh`
+measures all anew. Results go to benchmarks/results/linformer_speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import math
+import platform
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cells import code_hash, settings_hash, write_json
+from models import cache_folder
+from slimformer.nn.linformer import LinformerAttention
+
+RESULTS = Path(__file__).parent / "results" / "linformer_speed.json"
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "slimformer"
+HEADS, WIDTH = 2, 128
+KS = (128, 256, 512, 1024, 2048)
+PEER_KS = (128, 512)
+LENGTHS = {"forward": tuple(2**i for i in range(9, 17)), "training": tuple(2**i for i in range(9, 15))}
+NAIVE = {"forward": 8192, "training": 4096}
+KINDS = ("mean", "max", "conv", "cluster")
+BATCH = {"n": 2048, "bytes": 2**30, "mode": "training"}
+FITTED = 2048  # exponents are fitted from this length on: below it calls, not tokens, take the time
+# Table 3 of the paper: speed-up and memory saved at inference, 16 GB V100, against attention written out
+PAPER = {
+    "time": {
+        512: [1.5, 1.3], 1024: [1.7, 1.6, 1.3], 2048: [2.6, 2.4, 2.1, 1.3], 4096: [3.4, 3.2, 2.8, 2.2, 1.3],
+        8192: [5.5, 5.0, 4.4, 3.5, 2.1], 16384: [8.6, 7.8, 7.0, 5.6, 3.3], 32768: [13, 12, 11, 8.8, 5.0],
+        65536: [20, 18, 16, 14, 7.9],
+    },
+    "memory": {
+        512: [1.7, 1.5], 1024: [3.0, 2.9, 1.8], 2048: [6.1, 5.6, 3.6, 2.0], 4096: [14, 13, 8.3, 4.3, 2.3],
+        8192: [28, 26, 17, 8.5, 4.5], 16384: [56, 48, 32, 16, 8], 32768: [56, 48, 36, 18, 16],
+        65536: [60, 52, 40, 20, 18],
+    },
+}  # fmt: skip
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One rival at one length: seconds of every round, their median, speed-up over sdpa round by round, peak bytes."""
+
+    rival: str
+    seconds: list[float]
+    median: float
+    speedup: float
+    peak_bytes: int
+
+
+class Naive(LinformerAttention):
+    """Attention written out."""
+
+    def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, projections: Any) -> Tensor:
+        return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+
+def ours(n: int, k: int = 128, **settings: Any) -> nn.Module:
+    return LinformerAttention(WIDTH, HEADS, n, k, **settings)
+
+
+def rivals(n: int, mode: str, peers: dict[str, Any]) -> dict[str, Callable[[], nn.Module]]:
+    """Who runs at this length; sdpa first."""
+    out: dict[str, Callable[[], nn.Module]] = {"sdpa": lambda: ours(n, kind="exact")}
+    if n <= NAIVE[mode]:
+        out["naive"] = lambda: Naive(WIDTH, HEADS, n, 1, kind="exact")
+    for k in (k for k in KS if k < n):
+        out[f"k={k}"] = lambda k=k: ours(n, k, sharing="key-value")
+    for kind in KINDS if mode == "forward" else ():
+        out[kind] = lambda kind=kind: ours(n, kind=kind, row_stochastic=True)
+    out["stochastic"] = lambda: ours(n, sharing="key-value", row_stochastic=True)
+    out["causal"] = lambda: ours(n, row_stochastic=True, causal=True, sharing="key-value", block_size=128)
+    for k in (k for k in PEER_KS if k < n):
+        out[f"headwise k={k}"] = lambda k=k: ours(n, k)
+        for name, make in peers.items():
+            out[f"{name} k={k}"] = lambda make=make, k=k: make(n, k)
+    return out
+
+
+def peer_packages(folder: str | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Makers of the layers of the public packages, and why one is not there."""
+    if folder:
+        sys.path.append(folder)
+    makers: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    try:
+        from linformer import LinformerSelfAttention
+
+        makers["linformer"] = lambda n, k: LinformerSelfAttention(WIDTH, n, k=k, heads=HEADS)
+    except ImportError as error:
+        missing["linformer"] = str(error)
+    try:
+        from linformer_pytorch import MHAttention
+
+        makers["linformer-pytorch"] = lambda n, k: MHAttention(
+            n, WIDTH // HEADS, WIDTH, k, HEADS, 0.0, "C0", "kv", None, None, False, None
+        )
+    except ImportError as error:
+        missing["linformer-pytorch"] = str(error)
+    return makers, missing
+
+
+def call_of(layer: nn.Module, x: Tensor, mode: str) -> Call:
+    """One forward pass, or one forward and backward pass."""
+    if mode == "forward":
+        layer.eval()
+
+        def forward() -> None:
+            with torch.inference_mode():
+                layer(x)
+
+        return forward
+    layer.train()
+    x = x.clone().requires_grad_()
+
+    def step() -> None:
+        layer(x).square().mean().backward()
+        layer.zero_grad(set_to_none=True)
+        x.grad = None
+
+    return step
+
+
+def peak_of(call: Call) -> tuple[int, float]:
+    """Bytes of resident memory one call adds at its worst moment, and its seconds."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    start = process_time()
+    call()
+    seconds = process_time() - start
+    return max(0, _status("VmHWM") - before), seconds
+
+
+def _status(key: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+def repeats_for(n: int, quick: bool) -> int:
+    """Rounds after the one that also measures memory; the longest inputs have that one alone."""
+    return 1 if quick else 7 if n <= 4096 else 4 if n <= 8192 else 3 if n <= 16384 else 1 if n <= 32768 else 0
+
+
+def measured(mode: str, n: int, peers: dict[str, Any], quick: bool) -> list[Found]:
+    """All rivals at one length, taking turns."""
+    torch.manual_seed(0)
+    x = torch.randn(1, n, WIDTH)
+    calls = {name: call_of(make(), x, mode) for name, make in rivals(n, mode, peers).items()}
+    if n <= 8192:  # long ones find everything warm
+        for call in calls.values():
+            call()
+    first = {name: peak_of(call) for name, call in calls.items()}
+    seconds = {name: [] if n <= 8192 else [taken] for name, (_, taken) in first.items()}
+    order = random.Random(n)
+    for _ in range(repeats_for(n, quick)):
+        for name in order.sample(list(calls), len(calls)):
+            start = process_time()
+            calls[name]()
+            seconds[name].append(process_time() - start)
+    dense = seconds["sdpa"]
+    return [
+        Found(
+            name, taken, statistics.median(taken),
+            statistics.median(d / t for d, t in zip(dense, taken, strict=True)), first[name][0],
+        )
+        for name, taken in seconds.items()
+    ]  # fmt: skip
+
+
+def largest_batches(peers: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
+    """The batch that fits, computed from two small ones and then run."""
+    n, room, mode = (256 if quick else BATCH["n"]), BATCH["bytes"] // (64 if quick else 1), BATCH["mode"]
+    makers = {name: make for name, make in rivals(n, mode, peers).items() if name in BATCHED}
+    rows = []
+    for name, make in makers.items():
+        layer = make()
+        call_of(layer, torch.randn(1, n, WIDTH), mode)()
+        peaks = {b: peak_of(call_of(layer, torch.randn(b, n, WIDTH), mode))[0] for b in (2, 4)}
+        each = (peaks[4] - peaks[2]) / 2
+        batch = max(1, int((room - (peaks[2] - 2 * each)) // each))
+        peak = peak_of(call_of(layer, torch.randn(batch, n, WIDTH), mode))[0]
+        rows.append({"rival": name, "bytes_each": each, "batch": batch, "peak_bytes": peak, "fits": peak <= room})
+        print(f"largest batch  {name:24} {batch:4d}  peak {peak / 2**20:7.0f} MB", flush=True)
+    return [{**row, "n": n, "room_bytes": room, "mode": mode} for row in rows]
+
+
+BATCHED = ("sdpa", "naive", "k=128", "k=512", "k=1024", "linformer k=128", "linformer-pytorch k=128")
+
+
+def exponents(cells: dict[str, dict[int, list[Found]]]) -> list[dict[str, Any]]:
+    """Slope of log seconds over log n by least squares, from n = 2048 on and above 2 k."""
+    rows = []
+    for mode, by_length in cells.items():
+        for name in dict.fromkeys(found.rival for each in by_length.values() for found in each):
+            least = max(FITTED, 2 * int(name.rpartition("=")[2]) if "=" in name else 0)
+            points = [
+                (math.log(n), math.log(f.median)) for n, each in by_length.items() for f in each
+                if f.rival == name and n >= least
+            ]  # fmt: skip
+            if len(points) >= 3:
+                slope = statistics.linear_regression(*zip(*points, strict=True)).slope
+                rows.append({"mode": mode, "rival": name, "exponent": slope, "from": least, "lengths": len(points)})
+    return rows
+
+
+def expected_minutes(peers: int) -> float:
+    """Multiplications of the whole grid at 15 billion a second."""
+    total = 0.0
+    for mode, lengths in LENGTHS.items():
+        for n in lengths:
+            runs = (1 + repeats_for(n, False) + (n <= 8192)) * (1 if mode == "forward" else 3.5)
+            ks = sum(k for k in KS if k < n) + 128 * 10 + (1 + 2 * peers) * sum(k for k in PEER_KS if k < n)
+            pairs = 2 * n * n * (3 if n <= NAIVE[mode] else 1)
+            total += runs * WIDTH * (pairs + 3 * n * ks + 4 * 12 * n * WIDTH)
+    return total / 15e9 / 60
+
+
+def not_run(missing: dict[str, str]) -> list[str]:
+    """What the grid leaves out, and why."""
+    return [
+        *(f"{name}: not importable ({why}); see the head of this file" for name, why in missing.items()),
+        f"naive forward beyond {NAIVE['forward']:,}: its scores alone are {HEADS * 16384**2 * 4 / 2**30:.0f} GB at "
+        f"16,384 and {HEADS * 65536**2 * 4 / 2**30:.0f} GB at 65,536",
+        f"naive training beyond {NAIVE['training']:,}: scores, weights and their gradients at once",
+        f"packages at other k than {PEER_KS}, and kinds at other k than 128: time",
+        f"training beyond {LENGTHS['training'][-1]:,}: sdpa alone would take minutes for a step",
+        "a GPU: there is none; the paper's column is a V100 with the largest batch that fits, ours one sample",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--peers", help="folder with the public packages, see above")
+    parser.add_argument("--fresh", action="store_true", help="measure every cell anew")
+    parser.add_argument("--quick", action="store_true", help="short inputs, nothing written: does it run?")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    peers, missing = peer_packages(args.peers)
+    lengths = {mode: each[:3] if args.quick else each for mode, each in LENGTHS.items()}
+    print(f"grid: {lengths}, k {KS}; about {expected_minutes(len(peers)):.0f} minutes of one core")
+    left_out = not_run(missing)
+    print("not run:", *left_out, sep="\n  ")
+    files = [*(PACKAGE / "nn").glob("linformer*.py"), PACKAGE / "decompose" / "sequence.py", Path(__file__)]
+    settings = {"threads": args.threads, "peers": sorted(peers), "torch": torch.__version__}
+    folder = cache_folder() / "linformer_speed" / f"{settings_hash(settings)}-{code_hash(files)}"
+    start, cells, resumed = process_time(), dict[str, dict[int, list[Found]]](), 0
+    for mode, each in lengths.items():
+        cells[mode] = {}
+        for n in each:
+            file = folder / f"{mode}-{n}.json"
+            if file.is_file() and not (args.fresh or args.quick):
+                cells[mode][n], resumed = [Found(**row) for row in json.loads(file.read_text())], resumed + 1
+                continue
+            cells[mode][n] = measured(mode, n, peers, args.quick)
+            for f in cells[mode][n]:
+                said = f"{f.median * 1e3:10.1f} ms  x{f.speedup:6.2f}  {f.peak_bytes / 2**20:8.1f} MB"
+                print(f"{mode:8} {n:6d} {f.rival:26} {said}", flush=True)
+            if not args.quick:
+                write_json(file, [asdict(f) for f in cells[mode][n]])
+    batches = largest_batches(peers, args.quick)
+    results = {
+        "benchmark": "linformer_speed",
+        "machine": {
+            "threads": args.threads, "processor": platform.processor() or platform.machine(),
+            "versions": {name: _version(name, args.peers) for name in ("torch", *peers)},
+        },
+        "layer": {"heads": HEADS, "width": WIDTH, "batch": 1}, "ks": list(KS), "naive_up_to": NAIVE,
+        "cells": {mode: {str(n): [asdict(f) for f in e] for n, e in by.items()} for mode, by in cells.items()},
+        "exponents": exponents(cells), "batches": batches, "paper": PAPER, "not_run": left_out,
+        "cells_resumed": resumed, "processor_minutes": (process_time() - start) / 60,
+    }  # fmt: skip
+    if not args.quick:
+        write_json(RESULTS, results, indent=1)
+    print(f"{results['processor_minutes']:.1f} minutes of processor time, {resumed} cells resumed")
+
+
+def _version(name: str, peers: str | None) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return f"in {peers}"
+
+
+if __name__ == "__main__":
+    main()

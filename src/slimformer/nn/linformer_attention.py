@@ -1,0 +1,241 @@
+"""Attention over k rows in place of n keys (Linformer), on `scaled_dot_product_attention`.
+
+    head = softmax( s Q (E K)ᵀ + log-mass ) F V            E, F ∈ ℝ^{k×n}, s = 1/√d
+
+n k (2d) multiplications for a head in place of n² (2d), and no matrix n × n. Where one E serves all heads, E x is taken
+before keys and values are made, E (x W) = (E x) W: two of the four D × D products then see k tokens, not n.
+
+Causal mode, blocks of B tokens. A query in block t reads in one softmax
+
+    its own block up to itself  ·  block t − 1, whole  ·  blocks 0 … t − 2, compressed to k rows in all
+
+so no row ever holds a token that comes later. `linear`: the rows of block t are E[:, :(t−1)B] K[:(t−1)B], Linformer on
+the part that is over. Segments and clusters: B / ⌈max_len / k⌉ rows for each block that is over. n (k + 2B) (2d)
+multiplications for a head: linear in n for fixed k and B; the only mask is B × (k + 2B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from slimformer.errors import ProjectionDoesNotFit, SequenceTooLong
+from slimformer.nn.linformer_projections import (
+    HIDDEN,
+    TRAINED,
+    Compression,
+    Projection,
+    Rows,
+    make_projection,
+)
+
+WIDTH = 8  # widths of augmented queries and keys are multiples of it, which kernels like
+
+
+class LinformerAttention(nn.Module):
+    """Multi-head self-attention over compressed keys and values; `kind="exact"` is the standard one.
+
+    k is one number, or one for each head (trained matrices then need sharing "none"). With sharing "layerwise" the
+    trained projection belongs to the whole model and comes with every call. Rows of pads come out finite and mean
+    nothing. Wang et al., arXiv 2006.04768.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: int,
+        max_len: int,
+        k: int | Sequence[int],
+        *,
+        kind: str = "linear",
+        sharing: str = "headwise",
+        row_stochastic: bool = False,
+        second_order: bool = False,
+        sweeps: int = 3,
+        causal: bool = False,
+        block_size: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if hidden_size % heads:
+            raise ProjectionDoesNotFit(f"a width of {hidden_size} has no {heads} equal heads")
+        self.heads, self.max_len, self.causal, self.dropout, self.kind = heads, max_len, causal, dropout, kind
+        self.query, self.key, self.value, self.out = (nn.Linear(hidden_size, hidden_size, bias) for _ in range(4))
+        self.groups: list[tuple[list[int], Compression]] = []
+        self.projections = nn.ModuleList()
+        if kind == "exact":
+            return
+        for each, members in head_groups(k, heads).items():
+            how = Compression(kind, each, max_len, len(members), sharing, row_stochastic, second_order, sweeps)
+            if causal:
+                how = with_block(how, block_size)
+            self.groups.append((members, how))
+        if len(self.groups) > 1 and kind in TRAINED and sharing != "none":
+            raise ProjectionDoesNotFit(f"sharing {sharing!r} is one matrix for all heads, which has one k, not {k}")
+        if not (sharing == "layerwise" and kind in TRAINED):
+            self.projections.extend(make_projection(how) for _, how in self.groups)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, shared: Projection | None = None) -> Tensor:
+        """b × n × D to b × n × D; `mask` is b × n, true for real tokens."""
+        if x.shape[1] > self.max_len:
+            raise SequenceTooLong(f"the input has {x.shape[1]} tokens, the attention was made for {self.max_len}")
+        mask = None if mask is None else mask.bool()
+        query = self._split(self.query(x))
+        projections: list[Any] = list(self.projections) or [shared]
+        if self.kind != "exact" and projections[0] is None:
+            raise ProjectionDoesNotFit("sharing 'layerwise': the projection of the model has to come with the input")
+        if not self.causal and len(projections) == 1 and _commutes(projections[0]):
+            context = attend(query, self._compressed_first(x, mask, projections[0]), self._dropout)
+        else:
+            key, value = self._split(self.key(x)), self._split(self.value(x))
+            context = self._context(query, key, value, mask, projections)
+        return self.out(context.transpose(1, 2).flatten(2))
+
+    def _context(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, projections: list[Any]
+    ) -> Tensor:
+        if self.kind == "exact":
+            return exact_attention(query, key, value, mask, self._dropout, causal=self.causal)
+        if len(projections) == 1:
+            return self._one_k(query, key, value, mask, projections[0])
+        context = torch.empty_like(query)
+        for (members, _), projection in zip(self.groups, projections, strict=True):
+            part = self._one_k(query[:, members], key[:, members], value[:, members], mask, projection)
+            context[:, members] = part.to(context.dtype)
+        return context
+
+    def _one_k(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, projection: Projection) -> Tensor:
+        if self.causal:
+            return causal_attention(query, key, value, mask, projection, self._dropout)
+        return attend(query, projection(key, value, mask), self._dropout)
+
+    def _compressed_first(self, x: Tensor, mask: Tensor | None, projection: Any) -> Rows:
+        pool = projection.pool(x[:, None], mask, "keys")
+        other = pool if projection.value_weight is None else projection.pool(x[:, None], mask, "values")
+        key, value = (
+            F.linear(p.rows[:, 0], layer.weight) + (0 if layer.bias is None else p.total[:, 0, :, None] * layer.bias)
+            for p, layer in ((pool, self.key), (other, self.value))
+        )
+        return Rows(self._split(key), self._split(value), pool.log_mass)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    @property
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+
+def head_groups(k: int | Sequence[int], heads: int) -> dict[int, list[int]]:
+    """k → the heads that have it."""
+    each = [k] * heads if isinstance(k, int) else list(k)
+    if len(each) != heads:
+        raise ProjectionDoesNotFit(f"there are {len(each)} values of k for {heads} heads")
+    return {size: [h for h, other in enumerate(each) if other == size] for size in dict.fromkeys(each)}
+
+
+def with_block(how: Compression, block_size: int | None) -> Compression:
+    """The compression with its block. Unless said: k tokens, in whole segments, because every block has
+    its own k rows of what is over, and moving those about costs more than a wider window."""
+    step = 1 if how.kind == "linear" else how.stride
+    size = block_size or -(-max(16, how.k) // step) * step
+    return Compression(**{**vars(how), "block": size})
+
+
+def _commutes(projection: Projection | None) -> bool:
+    """Is (E x) W the same as E (x W): one E for all heads, and linear?"""
+    return projection is not None and projection.linear and projection.how.matrices == 1
+
+
+def attend(query: Tensor, rows: Rows, dropout: float = 0.0, mask: Tensor | None = None) -> Tensor:
+    """softmax(s q·k + log-mass + ½ s² q² S) v in one call of SDPA, linear memory also while training.
+
+    What is added for each key is an inner product with one more coordinate, [s q, 1]·[k, log-mass], because fused
+    kernels take no mask that is trained; so is the second order, (s q)²·½S. A log-mass without gradient is a mask.
+    """
+    mass = rows.log_mass
+    if mass is None and rows.spread is None:
+        return F.scaled_dot_product_attention(query, rows.keys, rows.values, mask, dropout)
+    if mask is None and mass is not None and rows.spread is None and not mass.requires_grad:
+        return F.scaled_dot_product_attention(query, rows.keys, rows.values, mass[:, :, None].to(query.dtype), dropout)
+    b, h, k, d = rows.keys.shape
+    scaled = query * d**-0.5
+    left, right = [scaled, torch.ones_like(query[..., :1])], [rows.keys]
+    right.append((rows.keys.new_zeros(()) if mass is None else mass[..., None]).expand(b, h, k, 1).to(query.dtype))
+    if rows.spread is not None:
+        left.append(scaled.square() / 2)
+        right.append(rows.spread)
+    width = -(-sum(x.shape[-1] for x in right) // WIDTH) * WIDTH
+    q, k_ = (_widened(torch.cat(x, -1), width) for x in (left, right))
+    return F.scaled_dot_product_attention(q, k_, _widened(rows.values, width), mask, dropout, scale=1.0)[..., :d]
+
+
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, projection: Projection, dropout: float = 0.0
+) -> Tensor:
+    """Own block, the block before it, and rows of what is over: blocks are a batch, so one call serves them all."""
+    b, n = query.shape[0], query.shape[2]
+    size = projection.how.block
+    short, blocks = -n % size, -(-n // size)
+    if mask is None:
+        mask = torch.ones(b, n, dtype=torch.bool, device=query.device)
+    query, key, value = (F.pad(x, (0, 0, 0, short)) for x in (query, key, value))
+    mask = F.pad(mask, (0, short))
+    hidden = torch.zeros(b, 1, blocks * size, dtype=query.dtype, device=query.device)
+    window = Rows(_windows(key, size), _windows(value, size), _windowed_bias(hidden, mask, size))
+    done = projection.prefixes(key, value, mask) if blocks > 2 else None
+    rows = window if done is None else _joined(done, window)
+    flat: dict[str, Any] = {name: None if x is None else x.flatten(0, 1) for name, x in vars(rows).items()}
+    rows = Rows(**flat)
+    own = torch.ones(size, size, dtype=torch.bool, device=query.device).tril()
+    seen = F.pad(own, (rows.keys.shape[2] - size, 0), value=True)
+    blocked = query.unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1)
+    context = attend(blocked, rows, dropout, seen)
+    return context.unflatten(0, (b, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :n]
+
+
+def _windows(x: Tensor, size: int) -> Tensor:
+    """b × h × n × d → b × T × h × 2B × d: for every block the one before it (zeros for the first), and itself."""
+    own = x.unflatten(2, (-1, size)).transpose(1, 2)
+    return torch.cat([F.pad(own[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0)), own], 3)
+
+
+def _windowed_bias(zeros: Tensor, mask: Tensor, size: int) -> Tensor:
+    """What hides pads and the block before the first, b × T × 1 × 2B."""
+    own = zeros.masked_fill(~mask[:, None], HIDDEN).unflatten(2, (-1, size)).transpose(1, 2)
+    return torch.cat([F.pad(own[:, :-1], (0, 0, 0, 0, 1, 0), value=HIDDEN), own], 3)
+
+
+def _joined(done: Rows, window: Rows) -> Rows:
+    """One list of keys: rows of what is over, then the window, whose keys are single tokens."""
+    assert done.log_mass is not None and window.log_mass is not None
+    b, blocks, h = done.keys.shape[:3]
+    masses = [x.expand(b, blocks, h, x.shape[-1]) for x in (done.log_mass, window.log_mass)]
+    second = None
+    if done.spread is not None:
+        second = torch.cat([done.spread, torch.zeros_like(window.keys)], 3)
+    keys, values = torch.cat([done.keys, window.keys], 3), torch.cat([done.values, window.values], 3)
+    return Rows(keys, values, torch.cat([x.to(keys.dtype) for x in masses], 3), second)
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    return F.pad(x, (0, width - x.shape[-1]))
+
+
+def exact_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float = 0.0, *, causal: bool = False
+) -> Tensor:
+    """Standard attention. A mask in the causal mode costs n × n; models of this package need none there."""
+    if mask is None:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=causal)
+    seen = mask[:, None, None]
+    if causal:
+        n = key.shape[2]
+        seen = seen & torch.ones(n, n, dtype=torch.bool, device=key.device).tril()
+    bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill(~seen, HIDDEN)
+    return F.scaled_dot_product_attention(query, key, value, bias, dropout)

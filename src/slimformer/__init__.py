@@ -6,12 +6,15 @@
     result.save("smaller")
     model = slimformer.load("smaller")
 
-Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size.
+Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size,
+and those whose attention runs over groups of keys.
 """
 
+from slimformer.nn import long_context as _long_context
 from slimformer.nn import ragged as _ragged
 
 _ragged.enable()
+_long_context.enable()
 
 from slimformer.cascade import Cascade as Cascade  # noqa: E402
 from slimformer.cascade import load_cascade as load_cascade  # noqa: E402

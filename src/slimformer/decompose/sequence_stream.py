@@ -98,6 +98,11 @@ class Memory:
         groups = None if self.groups is None else Groups(*(change(part) for part in self.groups.parts()))
         return Memory(groups, change(self.K), change(self.V), change(self.real), change(self.C), self.seen)
 
+    def parts(self) -> list[Tensor]:
+        """Everything that is kept."""
+        groups = () if self.groups is None else self.groups.parts()
+        return [*groups, self.K, self.V, self.real, self.C]
+
     @property
     def slots(self) -> int:
         """Keys that are kept for a head."""
@@ -196,3 +201,24 @@ def in_metric(K: Float[Tensor, "b h n d"], C: Float[Tensor, "b h d d"], scale: f
     C = C * (scale**2 / C.diagonal(dim1=2, dim2=3).mean(-1).clamp_min(torch.finfo(C.dtype).tiny))[..., None, None]
     C.diagonal(dim1=2, dim2=3).add_(DAMPING * scale**2)
     return K @ torch.linalg.cholesky(C)
+
+
+def whole_attention(
+    Q: Float[Tensor, "b h m d"],
+    K: Float[Tensor, "b h n d"],
+    V: Float[Tensor, "b h n p"],
+    real: Bool[Tensor, "b n"],
+    how: Grouping,
+    *,
+    scale: float,
+) -> Float[Tensor, "b h m p"]:
+    """Attention in both directions over k groups of all keys; the first real tokens stay groups of one, as above."""
+    counted = Q * real[:, None, :, None].to(Q.dtype)
+    groups = condensed(Groups.of_tokens(K, V, real), counted.mT @ counted, how, scale=scale)
+    never = torch.finfo(Q.dtype).min / 4
+    mass = groups.mass if how.mass else (groups.mass > 0).to(Q.dtype)
+    scaled = Q * scale
+    scores = scaled @ groups.K.mT + mass.log().clamp_min(never)[..., None, :]
+    if how.second_order:
+        scores = scores + (scaled.square() / 2) @ groups.S.mT
+    return scores.softmax(-1) @ groups.V

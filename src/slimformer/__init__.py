@@ -24,6 +24,7 @@ from slimformer.errors import SlimformerError as SlimformerError  # noqa: E402
 from slimformer.models import describe as describe  # noqa: E402
 from slimformer.pipeline import Result as Result  # noqa: E402
 from slimformer.pipeline import compress as compress  # noqa: E402
+from slimformer.pipeline import group_keys as group_keys  # noqa: E402
 from slimformer.plan import Plan as Plan  # noqa: E402
 from slimformer.plan.recipe import Recipe as Recipe  # noqa: E402
 

@@ -3,7 +3,8 @@
     python reload.py FOLDER SAMPLE.safetensors OUTPUTS.safetensors
 
 Run by path in a fresh process. It knows torch, transformers and safetensors, not slimformer: a plain checkpoint must
-open by its stock class, a ragged one by its Auto class with `trust_remote_code=True`. The outputs file holds what the
+open by its stock class, a ragged one by its Auto class with `trust_remote_code=True`. Only attention over groups of
+keys needs the package (without it such a folder opens as the dense model). The outputs file holds what the
 model gives for the sample and, in its metadata, a checksum of every weight.
 """
 
@@ -28,6 +29,10 @@ def open_fresh(folder: Path) -> Any:
     """The model in `folder`, by the class its config names."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     name = config["architectures"][0]
+    if "slimformer_attention" in config:
+        from slimformer.nn import long_context
+
+        long_context.enable()
     if "slimformer" not in config:
         return getattr(transformers, name).from_pretrained(folder)
     for auto, reference in config["auto_map"].items():

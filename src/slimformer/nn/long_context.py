@@ -14,6 +14,9 @@ folder opens as the dense model it was made from, and `model.set_attn_implementa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +40,20 @@ from slimformer.nn.projected_keys import FIXED, ProjectedKeys
 NAME = "slimformer_groups"
 FIELD = "slimformer_attention"
 FORMAT = 1
+OBSERVED = "slimformer_observed"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One call of attention: what it was given (keys of grouped heads not repeated) and what it gave, b × h × n × p."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    real: Tensor
+    scale: float
+    causal: bool
+    exact: Tensor
 
 
 def enable() -> None:
@@ -54,6 +71,8 @@ def enable() -> None:
     PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
     AttentionInterface.register(NAME, grouped_attention_forward)
     AttentionMaskInterface.register(NAME, padding_mask)
+    AttentionInterface.register(OBSERVED, _observed_attention_forward)
+    AttentionMaskInterface.register(OBSERVED, padding_mask)
 
 
 def install(model: PreTrainedModel) -> None:
@@ -69,7 +88,8 @@ def install(model: PreTrainedModel) -> None:
         module.grouping = grouping_of(table, i)  # type: ignore[assignment]
         if table["kind"] in FIXED and module.grouping is not None and not hasattr(module, "projected"):
             heads = int(model.config.num_attention_heads)
-            module.projected = ProjectedKeys(table["kind"], heads, table["k"], table["length"])
+            made = ProjectedKeys(table["kind"], heads, table["k"], table["length"])
+            module.projected = made.to(next(module.parameters()))
     if not modules:
         return
     model.config._attn_implementation = NAME
@@ -88,6 +108,22 @@ def remove(model: PreTrainedModel) -> None:
             if hasattr(module, name):
                 delattr(module, name)
     model.set_attn_implementation("sdpa")
+
+
+@contextmanager
+def observing(model: PreTrainedModel, observers: Sequence[Callable[[Seen], None]]) -> Iterator[None]:
+    """Let attention be exact, and show every layer's observer what it was given and gave. Call without a cache."""
+    modules = attention_modules(model, FAMILIES[model.config.model_type])
+    before = model.config._attn_implementation
+    for module, observer in zip(modules, observers, strict=True):
+        module.observer = observer  # type: ignore[assignment]
+    model.config._attn_implementation = OBSERVED
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+        for module in modules:
+            del module.observer
 
 
 def grouping_of(table: dict[str, Any], layer: int) -> Grouping | None:
@@ -130,6 +166,27 @@ def grouped_attention_forward(
     if projected is not None:
         return projected.attend(query, key, value, real, scale=scale).transpose(1, 2), None
     return whole_attention(query, key, value, real, how, scale=scale).transpose(1, 2), None
+
+
+def approximated(module: Any, seen: Seen, how: Grouping) -> Tensor:
+    """What this attention would give over groups, or over its projected keys, in place of `seen.exact`."""
+    if seen.causal:
+        return _streamed(seen.query, seen.key, seen.value, seen.real, None, how, seen.scale)
+    projected: ProjectedKeys | None = getattr(module, "projected", None)
+    if projected is not None:
+        return projected.attend(seen.query, seen.key, seen.value, seen.real, scale=seen.scale)
+    return whole_attention(seen.query, seen.key, seen.value, seen.real, how, scale=seen.scale)
+
+
+def _observed_attention_forward(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
+    scaling: float | None = None, dropout: float = 0.0, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    causal = bool(getattr(module, "is_causal", False))
+    exact = _exact(module, query, key, value, attention_mask, causal, scale, dropout)
+    module.observer(Seen(query, key, value, _real(attention_mask, key), scale, causal, exact.transpose(1, 2)))
+    return exact, None
 
 
 def padding_mask(

@@ -23,15 +23,13 @@ class ProjectedKeys(nn.Module):
 
     def __init__(self, kind: str, heads: int, k: int, length: int) -> None:
         super().__init__()
-        own = segments(torch.ones(1, length, dtype=torch.bool), k)[0]
-        onto = torch.nn.functional.one_hot(own, k).mT.float()
-        self.kind, self.k = kind, k
+        self.kind, self.k, self.length = kind, k, length
+        onto = _even(length, k)
         if kind == "learned":
             start = START * onto
             self.keys = nn.Parameter(start.expand(heads, k, length).clone())
             self.values = nn.Parameter(start.expand(heads, k, length).clone())
         else:
-            self.register_buffer("groups", onto, persistent=False)
             self.values = nn.Parameter((onto / onto.sum(1, keepdim=True).clamp_min(1)).expand(heads, -1, -1).clone())
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor, *, scale: float) -> Tensor:
@@ -45,8 +43,12 @@ class ProjectedKeys(nn.Module):
     def key_rows(self, real: Tensor) -> tuple[Tensor, Tensor]:
         """E (b × h × k × n) and log-mass weights (b × h × k) for these tokens."""
         n = self._fitting(real)
-        share = self.keys[..., :n].softmax(1) if self.kind == "learned" else self.groups[None, :, :n]
-        return _rows(share, real)
+        share = (
+            self.keys[..., :n].softmax(1)
+            if self.kind == "learned"
+            else _even(self.length, self.k)[None, :, :n].to(real.device)
+        )
+        return _rows(share.to(self.values.dtype), real)
 
     def _value_rows(self, real: Tensor) -> Tensor:
         n = self._fitting(real)
@@ -59,6 +61,12 @@ class ProjectedKeys(nn.Module):
         if n > most:
             raise ValueError(f"{n} tokens, and the projections of this model are {most} long; cut the text")
         return n
+
+
+def _even(length: int, k: int) -> Tensor:
+    """Mean pooling: which token belongs to which of k segments (k × length)."""
+    own = segments(torch.ones(1, length, dtype=torch.bool), k)[0]
+    return torch.nn.functional.one_hot(own, k).mT.float()
 
 
 def _rows(share: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

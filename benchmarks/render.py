@@ -22,6 +22,7 @@ from typing import Any
 from mlp_tables import mlp
 from rank_tables import attention_speed, truncation
 from render_heads import HEADS
+from retrofit_tables import retrofit
 from spectra_tables import spectra_table
 from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
 from task_tables import tasks
@@ -196,7 +197,8 @@ def spectra(results: dict[str, Any], report: str | None) -> str:
 RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
-    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "bypass": quality, "mlp": mlp, **HEADS,
+    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "bypass": quality, "mlp": mlp,
+    "retrofit": retrofit, **HEADS,
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def test_it_sees_the_matrices_the_model_itself_gives(model_type):
         at = float(smallest(eager.real.curve_squares, 0.9))
         assert float(own.k_squares.min()) - 1 <= at <= float(own.k_squares.max()) + 1
         assert (own.k_squares <= own.k_sum + 1e-6).all()
-        assert (own.own >= 0.9 - 1e-5).all() and (own.own >= own.shared - 1e-4).all()
+        assert (own.own >= own.shared - 1e-5).all()
         assert (own.k_shared <= n).all()
 
 

@@ -9,7 +9,7 @@ Here both are measured on a user's model, with 0 < share < 1:
     k_sum         the same with Σ σ_i, as in the paper's figure; it flatters
     k_null        k_squares of softmax of independent normal logits with the same spread
     k_shared      smallest k for which the k best directions of one half of the inputs keep the share of the other half
-    own, shared   what k = k_squares directions keep of ‖P‖²: those of the input itself, and those of the other inputs
+    own, shared   what k = k_squares directions keep of ‖P‖² of that half: of each input its own, and the shared ones
 """
 
 from __future__ import annotations
@@ -131,12 +131,13 @@ def identity_error(n: int, k: int, *, vectors: int = 64, seed: int = 0) -> float
 
 def _spaces(i: int, tally: _Tally, share: float) -> RowSpaces:
     σ = torch.stack(tally.σ)
-    two = energies(σ)
-    k = smallest(two, share).mean(0)
+    k = smallest(energies(σ), share).mean(0)
     shared = shared_energies(*tally.grams)
+    held = σ[1::2].square().sum(0).cumsum(-1)  # of the inputs whose share in the directions of the others is known
+    own = held / held[:, -1:].clamp_min(torch.finfo(held.dtype).tiny)
     at = (k.ceil().long() - 1)[:, None]
     assert tally.null is not None
     return RowSpaces(
         i, σ.shape[-1], k, smallest(energies(σ, power=1), share).mean(0), smallest(energies(tally.null), share),
-        smallest(shared, share), two.mean(0).gather(1, at)[:, 0].float(), shared.gather(1, at)[:, 0].float(),
+        smallest(shared, share), own.gather(1, at)[:, 0].float(), shared.gather(1, at)[:, 0].float(),
     )  # fmt: skip

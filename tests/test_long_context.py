@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM
 
 import slimformer
 from families import VOCABULARY, tiny, tiny_tokenizer
@@ -72,21 +73,31 @@ def test_training_and_least_squares_bring_attention_nearer():
         assert all(torch.equal(p, kept[name]) for name, p in model.named_parameters())
 
 
-def test_shell_and_fresh_process(tmp_path):
-    """Verified on a text long enough to be grouped, in a process that opens it by its stock class."""
-    dense = tmp_path / "dense"
-    tiny("bert", "bare").save_pretrained(dense)
-    tiny_tokenizer().save_pretrained(dense)
-    text = tmp_path / "text.txt"
-    words = [f"w{i % 50}" for i in range(9000)]
-    text.write_text("\n\n".join(" ".join(words[i : i + 60]) for i in range(0, 9000, 61)))
-    args = ("--recipe", "long-context", "--k", "8", "--kind", "learned", "--steps", "2", "--keep-exact", "1")
-    where = ("--data", text, "--seq-len", "48", "--tokens", "2000", "--no-timing", "--json")
-    found = json.loads(done("compress", dense, *args, *where, "--out", tmp_path / "long").out)
-    assert found["long_context"]["k"] == 8 and found["recipe"] == "long-context"
-    small = slimformer.load(tmp_path / "long")
-    modules = attention_modules(small, describe(small).family)
+def test_projections_are_saved_where_they_are_used(tmp_path):
+    found = grouped("bert", k=8, kind="learned", keep_exact=1, steps=2)
+    found.model.save_pretrained(tmp_path)
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    modules = attention_modules(again, describe(again).family)
     assert sum(hasattr(module, "projected") for module in modules) == 2
+    rows = token_rows(48, 2)
+    torch.testing.assert_close(again(input_ids=rows).logits, found.model(input_ids=rows).logits)
+    with pytest.raises(CannotGroup, match="start from the dense model"):
+        require_groupable(again, describe(again), Wanted(8))
+
+
+def test_the_shell_makes_a_folder_that_a_fresh_process_opens_to_the_same_outputs(tmp_path):
+    """Verified on a text long enough to be grouped; with samples and times, so generation runs, too."""
+    dense, text = tmp_path / "dense", tmp_path / "text.txt"
+    tiny("llama", max_position_embeddings=80).save_pretrained(dense)
+    tiny_tokenizer().save_pretrained(dense)
+    words = [f"w{i % 50}" for i in range(6000)]
+    text.write_text("\n\n".join(" ".join(words[i : i + 100]) for i in range(0, 6000, 101)))
+    args = ("--recipe", "long-context", "--k", "8", "--window", "16", "--keep-exact", "1", "--data", text)
+    found = json.loads(done("compress", dense, *args, "--tokens", "1000", "--json", "--out", tmp_path / "long").out)
+    assert found["long_context"]["k"] == 8 and found["recipe"] == "long-context" and found["seq_len"] == 80
+    assert json.loads((tmp_path / "long" / "report.json").read_text()) == found
+    small = slimformer.load(tmp_path / "long")
+    assert sum(module.grouping is not None for module in attention_modules(small, describe(small).family)) == 2
     card = (tmp_path / "long" / "README.md").read_text()
     assert "import slimformer" in card and "8 groups of keys" in card
 
@@ -121,4 +132,6 @@ def test_sliding_windows_cut_models_and_short_texts_are_refused():
 def test_the_shell_refuses_in_one_line(tmp_path):
     said = refused("compress", "x", "--k", "8", "--out", tmp_path / "y")
     assert "--k: for the recipe long-context only" in said
+    line = refused("compress", "x", "--recipe", "long-context", "--head-data", "z", "--out", tmp_path / "y")
+    assert "--head-data: not with the recipe 'long-context'" in line
     assert "give --k, not --macs" in refused("compress", "x", "--recipe", "long-context", "--macs", "0.5")

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_cascade import CASCADE
-from slimformer.cli_compress import budget_asked, context_asked, require_out, show_dry_run, show_result
+from slimformer.cli_compress import budget_asked, context_asked, require_out, saved, show_dry_run, show_result
 from slimformer.cli_eval import MEASURE
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_heads import HEADS
@@ -271,7 +271,8 @@ def compress(
     from slimformer.track import tracker
 
     chosen, name = load_recipe(recipe), joined(data)
-    context = context_asked(chosen, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
+    alone: dict[str, Any] = {"eval_data": eval_data or (), "refine": refine, "head_data": head_data}
+    context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
     asked = budget_asked(chosen, macs, params, latency, max_kl)
     if dry_run:
         return show_dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
@@ -279,15 +280,16 @@ def compress(
     stages.require_apart(out_folder, model, head_data, name, *name.split(","), *(eval_data or ()))
     require_free(out_folder, force)
     place, record = usable_device(device), tracker(track)
-    how = {"recipe": chosen, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed, "device": place,
-           "columns": column_names(columns), "dtype": usable_precision(dtype, place), "timing": timing}  # fmt: skip
-    alone = {"eval_data": eval_data or (), "format": format, "refine": refine, "head_data": head_data}
+    how: dict[str, Any] = {
+        "recipe": chosen, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed, "device": place,
+        "columns": column_names(columns), "dtype": usable_precision(dtype, place), "timing": timing, **asked,
+    }  # fmt: skip
     with progress_bars(err, hidden=quiet or as_json) as progress:
         make = pipeline.compress if context is None else pipeline.group_keys
-        result = make(model, name, **asked, **how, **(alone if context is None else context), progress=progress)
-        progress("save and verify", 0, 1)
-        result.save(out_folder, force=force)
-        progress("save and verify", 1, 1)
+        result = make(
+            model, name, progress=progress, **how, **({**alone, "format": format} if context is None else context)
+        )
+        saved(result, out_folder, force, progress)
     record("compress", result.report.to_dict())
     show_result(result.report, out_folder, as_json, quiet)
 

@@ -35,14 +35,16 @@ def budget_asked(
     return {"max_kl": max_kl}
 
 
-def context_asked(recipe: Any, **given: Any) -> dict[str, Any] | None:
-    """What was said about groups of keys; nothing may be said of them under another recipe."""
+def context_asked(recipe: Any, alone: dict[str, Any], **given: Any) -> dict[str, Any] | None:
+    """What was said about groups of keys; nothing may be said of them under another recipe, nor `alone` with them."""
     said = {name: value for name, value in given.items() if value is not None}
     if recipe.sequence == "none":
         if said:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in said)
             raise SlimformerError(f"{flags}: for the recipe long-context only; give --recipe long-context")
         return None
+    if refused := [f"--{name.replace('_', '-')}" for name, value in alone.items() if value]:
+        raise SlimformerError(f"{', '.join(refused)}: not with the recipe {recipe.name!r}; leave it out")
     return {"k": 128, **said}
 
 
@@ -51,6 +53,13 @@ def require_out(folder: Path | None) -> Path:
     if folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
     return folder
+
+
+def saved(result: Any, folder: Path, force: bool, progress: Any) -> None:
+    """Write the result, verified in a fresh process."""
+    progress("save and verify", 0, 1)
+    result.save(folder, force=force)
+    progress("save and verify", 1, 1)
 
 
 def show_dry_run(

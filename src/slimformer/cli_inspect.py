@@ -135,7 +135,12 @@ def attention(
             for batches in rows.values()
         ]
     told = {"model": loaded.name, "data": name, "share": share, "sequences": sequences, "lengths": found}
-    emit(told, as_json, quiet, lambda: [show_rows(each, out) for each in found])
+
+    def tables() -> None:
+        for each in found:
+            show_rows(each, out)
+
+    emit(told, as_json, quiet, tables)
 
 
 INSPECT: dict[Callable[..., None], str] = {

@@ -100,8 +100,8 @@ def require_groupable(model: PreTrainedModel, architecture: Architecture, wanted
         raise CannotGroup(f"{config.model_type}: layers of this model slide a window over the text already")
     if getattr(config, "is_decoder", False) and not family.causal:
         raise CannotGroup(f"{config.model_type} as a decoder is not supported; give an encoder")
-    if getattr(config, "slimformer", None):
-        raise CannotGroup("this model was cut before; group the keys of the dense model")
+    if getattr(config, "slimformer", None) or getattr(config, FIELD, None):
+        raise CannotGroup("this model was cut or grouped before; start from the dense model")
     if family.causal and wanted.kind in FIXED:
         raise CannotGroup(
             f"{wanted.kind} projections are the same for every text and mix all its tokens, so a decoder would see the "
@@ -178,7 +178,7 @@ def compress_context(
 
 def layer_errors(small: PreTrainedModel, batches: Sequence[Batch], *, progress: Progress = silent) -> list[Layer]:
     """What grouping does to every attention alone, the others being exact: the better of first and second order."""
-    modules = attention_modules(small, describe(small).family)
+    modules: list[Any] = list(attention_modules(small, describe(small).family))
     forms = [(False, True) if not hasattr(module, "projected") else (False,) for module in modules]
     sums = [torch.zeros(len(form), 2, dtype=torch.float64) for form in forms]
 
@@ -186,7 +186,7 @@ def layer_errors(small: PreTrainedModel, batches: Sequence[Batch], *, progress: 
         def see(seen: Seen) -> None:
             counted = seen.real[:, None, :, None]
             for j, second in enumerate(forms[i]):
-                how: Grouping = replace(modules[i].grouping, second_order=second)  # type: ignore[arg-type]
+                how: Grouping = replace(modules[i].grouping, second_order=second)
                 left = (seen.exact - approximated(modules[i], seen, how)) * counted
                 sums[i][j] += torch.stack([_squares(left), _squares(seen.exact * counted)])
 

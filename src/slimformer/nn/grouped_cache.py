@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer
 
@@ -97,9 +96,7 @@ def cache_bytes(cache: DynamicCache) -> int:
     """What a cache holds, in bytes; of a layer of groups everything it needs, masses and variances too."""
     parts: list[Tensor] = []
     for layer in cache.layers:
-        memory = getattr(layer, "memory", None)
-        if memory is not None:
-            parts += memory.parts()
-        elif isinstance(layer.keys, torch.Tensor):
-            parts += [layer.keys, layer.values]
+        memory: Memory | None = getattr(layer, "memory", None)
+        dense = (getattr(layer, "keys", None), getattr(layer, "values", None))
+        parts += [part for part in dense if isinstance(part, Tensor)] if memory is None else memory.parts()
     return sum(part.numel() * part.element_size() for part in parts)

@@ -193,8 +193,12 @@ def padding_mask(
     *, q_length: int, kv_length: int, mask_function: Any = causal_mask_function, attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:  # fmt: skip
-    """Which tokens are real, batch × keys, or nothing if all are; a full mask where more than padding is asked for."""
-    if mask_function not in (causal_mask_function, bidirectional_mask_function):
+    """Which tokens are real, batch × keys, or nothing if all are; a full mask where more than padding is asked for,
+    or where keys are more than the tokens so far (caches of a fixed size)."""
+    offset = kwargs.get("q_offset", 0)
+    growing = isinstance(offset, int) and offset + q_length == kv_length
+    if mask_function not in (causal_mask_function, bidirectional_mask_function) or not growing:
+        kwargs["allow_is_causal_skip"] = False
         found: Tensor | None = sdpa_mask(
             q_length=q_length, kv_length=kv_length, mask_function=mask_function, attention_mask=attention_mask, **kwargs
         )

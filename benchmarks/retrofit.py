@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ GRIDS = {
             "window": (4,), "mean": (128,), "plain": (128,), "no-mass": (128,), "cluster": (64, 128, 256),
             "second": (128,),
         },
-        256, 5, (256, 4),
+        256, 5, (128, 4),
         {
             "jl": NOT_BOTH, "least-squares": NOT_BOTH, "learned": NOT_BOTH,
             "oracle": "270 decompositions of 1,024² or 2,048² for each text; see MiniLM for the floor",
@@ -179,17 +179,19 @@ def cell(loaded: Loaded, n: int, grid: Grid, name: str, k: int, dense: dict[str,
     made = run(loaded, texts, attend)
     found = {"method": name, "n": n, "k": k, "errors": errors, "fit_seconds": round(fitted.seconds, 1)}
     if loaded.model.config.model_type == "bert":
-        cosine = torch.nn.functional.cosine_similarity(made["found"], dense["found"])
+        cosine = torch.nn.functional.cosine_similarity(made["found"], torch.tensor(dense["found"]))
         found |= {"cosine": round(float(cosine.mean()), 5), "worst_cosine": round(float(cosine.min()), 5)}
     else:
         found |= {"perplexity": round(float(made["found"].mean().exp()), 4)}
     return found | {"attention_seconds": round(made["attention"], 3), "total_seconds": round(made["total"], 3)}
 
 
-def dense_cell(dense: dict[str, Any], n: int, encoder: bool) -> dict[str, Any]:
+def dense_cell(loaded: Loaded, n: int, grid: Grid) -> dict[str, Any]:
+    """The model as it is: times, perplexity, and what others are compared with."""
+    dense = run(loaded, windows(loaded, "test", n, grid.tokens), lambda _, given: given.exact())
     told: dict[str, Any] = {"n": n, "attention_seconds": round(dense["attention"], 3)}
-    told |= {"total_seconds": round(dense["total"], 3)}
-    return told | ({} if encoder else {"perplexity": round(float(dense["found"].mean().exp()), 4)})
+    told |= {"total_seconds": round(dense["total"], 3), "found": dense["found"].tolist()}
+    return told if grid.window is None else told | {"perplexity": round(float(dense["found"].mean().exp()), 4)}
 
 
 def spaces(loaded: Loaded, n: int, count: int) -> dict[str, Any]:
@@ -199,41 +201,67 @@ def spaces(loaded: Loaded, n: int, count: int) -> dict[str, Any]:
     return rows_told(row_spaces(loaded.model, describe(loaded.model), batches), 0.95) | {"sequences": count}
 
 
-def main(which: str, lengths: tuple[int, ...] | None) -> None:
+def cells(which: str, grid: Grid) -> Iterator[tuple[str, int, int]]:
+    """Method, length and k of everything that is asked for."""
+    for n in grid.lengths:
+        for name, ks in grid.ks.items():
+            for k in ks if name not in DEAR or n == min(GRIDS[which].lengths) else ():
+                yield name, n, k
+
+
+def main(which: str, lengths: tuple[int, ...] | None, known: bool) -> None:
     grid = GRIDS[which] if lengths is None else replace(GRIDS[which], lengths=lengths)
     torch.set_num_threads(1)
     told = {"model": grid.model, "lengths": grid.lengths, "tokens": grid.tokens, "ks": grid.ks, "window": grid.window}
     print(f"grid: {told}\nexpected: {grid.minutes:g} minutes of one core", flush=True)
-    for name, why in grid.not_run.items():
-        print(f"not run: {name}: {why}", flush=True)
-    loaded, rows, denses = load_model(grid.model), [], []
-    names = ("sequence.py", "sequence_stream.py")
+    names, not_run = ("sequence.py", "sequence_stream.py"), dict(grid.not_run)
     code = code_hash([*(PACKAGE / "decompose" / name for name in names), HERE / "retrofit_methods.py"])
     folder = cache_folder() / "retrofit" / f"{which}-{settings_hash({'tokens': grid.tokens, 'code': code})}"
-    start = time.process_time()
-    for n in grid.lengths:
-        texts = windows(loaded, "test", n, grid.tokens)
-        dense = run(loaded, texts, lambda _, given: given.exact())
-        denses.append(dense_cell(dense, n, which == "minilm"))
-        for name, ks in grid.ks.items():
-            for k in ks if name not in DEAR or n == min(GRIDS[which].lengths) else ():
-                file = folder / f"{name}-{n}-{k}.json"
-                if not file.is_file():
-                    write_json(file, cell(loaded, n, grid, name, k, dense))
-                rows.append(json.loads(file.read_text()))
-                print(rows[-1], flush=True)
-    identity = [{"n": n, "k": k, "error": round(identity_error(n, k), 3)} for n, k in ((512, 128), (2048, 128))]
+    model, start = Lazily(grid.model), time.process_time()
+
+    def kept(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        file = folder / f"{name}.json"
+        if not file.is_file():
+            write_json(file, make())
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+    dense = {n: kept(f"dense-{n}", lambda n=n: dense_cell(model.loaded, n, grid)) for n in grid.lengths}  # type: ignore[misc]
+    looked = kept("spaces", lambda: spaces(model.loaded, *grid.spaces))
+    rows = []
+    for name, n, k in cells(which, grid):
+        if known and not (folder / f"{name}-{n}-{k}.json").is_file():
+            not_run[f"{name}, n = {n:,}, k = {k}"] = "the time was up"
+            continue
+        make = partial(lambda name, n, k: cell(model.loaded, n, grid, name, k, dense[n]), name, n, k)
+        rows.append(kept(f"{name}-{n}-{k}", make))
+        print(rows[-1], flush=True)
+    for what, why in not_run.items():
+        print(f"not run: {what}: {why}", flush=True)
     print(f"took {(time.process_time() - start) / 60:.1f} minutes of CPU", flush=True)
+    identity = [{"n": n, "k": k, "error": round(identity_error(n, k), 3)} for n, k in ((512, 128), (2048, 128))]
     data = {
-        "benchmark": "retrofit", "settings": told, "not_run": grid.not_run, "dense": denses, "rows": rows,
-        "identity": identity, "spaces": spaces(loaded, *grid.spaces),
+        "benchmark": "retrofit", "settings": told, "not_run": not_run, "rows": rows, "identity": identity,
+        "dense": [{key: each[key] for key in each if key != "found"} for each in dense.values()], "spaces": looked,
     }  # fmt: skip
     write_json(RESULTS / f"retrofit-{which}.json", data, indent=1)
+
+
+class Lazily:
+    """A model that is loaded when a cell is missing."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        return load_model(self.name)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=sorted(GRIDS))
     parser.add_argument("--lengths", type=int, nargs="*")
+    parser.add_argument("--known", action="store_true", help="only put together what was run before")
     given = parser.parse_args()
-    main(given.model, tuple(given.lengths) if given.lengths else None)
+    main(given.model, tuple(given.lengths) if given.lengths else None, given.known)

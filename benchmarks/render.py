@@ -24,6 +24,7 @@ from minimal_tables import minimal_speed
 from mlp_tables import mlp
 from rank_tables import attention_speed, truncation
 from render_heads import HEADS
+from retrofit_tables import retrofit
 from spectra_tables import spectra_table
 from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
 from task_tables import tasks
@@ -200,7 +201,7 @@ def spectra(results: dict[str, Any], report: str | None) -> str:
 RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
-    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "mlp": mlp,
+    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "mlp": mlp, "retrofit": retrofit,
     "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, **HEADS,
 }  # fmt: skip
 

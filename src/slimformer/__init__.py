@@ -6,15 +6,17 @@
     result.save("smaller")
     model = slimformer.load("smaller")
 
-Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size, and
-the package's own architectures, `linformer` and `minimal`.
+Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size,
+those whose attention runs over groups of keys, and the package's own architectures, `linformer` and `minimal`.
 """
 
 from slimformer.nn import linformer as _linformer
+from slimformer.nn import long_context as _long_context
 from slimformer.nn import minimal_model as _minimal
 from slimformer.nn import ragged as _ragged
 
 _ragged.enable()
+_long_context.enable()
 _linformer.enable()
 _minimal.register()
 
@@ -26,6 +28,7 @@ from slimformer.errors import SlimformerError as SlimformerError  # noqa: E402
 from slimformer.models import describe as describe  # noqa: E402
 from slimformer.pipeline import Result as Result  # noqa: E402
 from slimformer.pipeline import compress as compress  # noqa: E402
+from slimformer.pipeline import group_keys as group_keys  # noqa: E402
 from slimformer.plan import Plan as Plan  # noqa: E402
 from slimformer.plan.recipe import Recipe as Recipe  # noqa: E402
 

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -18,28 +18,32 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_cascade import CASCADE
-from slimformer.cli_compress import budget_asked, show_dry_run, show_result
+from slimformer.cli_compress import budget_asked, context_asked, require_out, saved, show_dry_run, show_result
 from slimformer.cli_eval import MEASURE
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_heads import HEADS
 from slimformer.cli_inspect import INSPECT
 from slimformer.cli_recipes import recipes_app
 from slimformer.cli_report import REPORT
-from slimformer.errors import SlimformerError
 from slimformer.options import (
     BUILTIN,
     AsJson,
     Columns,
     DataOption,
     Device,
+    DryRun,
     Dtype,
     EvalData,
     Force,
     Format,
+    Groups,
     HeadData,
+    KeepExact,
+    Kind,
     Latency,
     Macs,
     MaxKl,
+    MaybeOut,
     Model,
     NoSeed,
     OutFolder,
@@ -53,9 +57,11 @@ from slimformer.options import (
     SeqLen,
     Source,
     Stats,
+    Steps,
     Timing,
     Tokens,
     Track,
+    Window,
 )
 from slimformer.shell import (
     budget as budget_from,
@@ -222,6 +228,7 @@ def apply(
 @app.command(
     epilog="Example: slimformer compress demo:smollm2 --macs 0.8 --out smaller\n\n"
     "A classifier: slimformer compress ./bert --macs 0.6 --data train.tsv --columns sentence --out smaller\n\n"
+    "Long texts: slimformer compress demo:smollm2 --recipe long-context --k 128 --out long\n\n"
     "What changes no output, without budget and data: slimformer compress ./bert --recipe lossless --out smaller\n\n"
     "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller"
 )
@@ -231,9 +238,7 @@ def compress(
     params: Params = None,
     latency: Latency = None,
     max_kl: MaxKl = None,
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")
-    ] = None,
+    out_folder: MaybeOut = None,
     data: DataOption = BUILTIN,
     eval_data: EvalData = None,
     recipe: RecipeName = "balanced",
@@ -249,9 +254,12 @@ def compress(
     head_data: HeadData = None,
     timing: Timing = True,
     track: Track = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
-    ] = False,
+    k: Groups = None,
+    window: Window = None,
+    kind: Kind = None,
+    keep_exact: KeepExact = None,
+    steps: Steps = None,
+    dry_run: DryRun = False,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -262,25 +270,26 @@ def compress(
     from slimformer.plan.recipe import load_recipe
     from slimformer.track import tracker
 
-    chosen = load_recipe(recipe)
+    chosen, name = load_recipe(recipe), joined(data)
+    alone: dict[str, Any] = {"eval_data": eval_data or (), "refine": refine, "head_data": head_data}
+    context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
     asked = budget_asked(chosen, macs, params, latency, max_kl)
     if dry_run:
         return show_dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
-    if out_folder is None:
-        raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
-    name = joined(data)
+    out_folder = require_out(out_folder)
     stages.require_apart(out_folder, model, head_data, name, *name.split(","), *(eval_data or ()))
     require_free(out_folder, force)
     place, record = usable_device(device), tracker(track)
+    how: dict[str, Any] = {
+        "recipe": chosen, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed, "device": place,
+        "columns": column_names(columns), "dtype": usable_precision(dtype, place), "timing": timing, **asked,
+    }  # fmt: skip
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        result = pipeline.compress(
-            model, name, **asked, eval_data=eval_data or (), recipe=chosen, format=format, seq_len=seq_len,
-            tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, device=place,
-            dtype=usable_precision(dtype, place), refine=refine, head_data=head_data, timing=timing, progress=progress,
-        )  # fmt: skip
-        progress("save and verify", 0, 1)
-        result.save(out_folder, force=force)
-        progress("save and verify", 1, 1)
+        make = pipeline.compress if context is None else pipeline.group_keys
+        result = make(
+            model, name, progress=progress, **how, **({**alone, "format": format} if context is None else context)
+        )
+        saved(result, out_folder, force, progress)
     record("compress", result.report.to_dict())
     show_result(result.report, out_folder, as_json, quiet)
 

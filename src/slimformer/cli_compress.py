@@ -23,12 +23,43 @@ def budget_asked(
     if recipe.rewrites:
         require_budget_allowed(recipe, given=(macs, params, latency, max_kl) != (None,) * 4)
         return {}
+    if recipe.sequence != "none":
+        if (macs, params, latency) != (None, None, None):
+            raise SlimformerError(f"the recipe {recipe.name!r} keeps every weight; give --k, not --macs or --params")
+        return {} if max_kl is None else {"max_kl": max_kl}
     if max_kl is None:
         budget = budget_from(macs, params, latency)
         return {budget.by: budget.fraction}
     if (macs, params, latency) != (None, None, None):
         raise SlimformerError("--max-kl is a budget of its own; give it, or --macs, --params or --latency")
     return {"max_kl": max_kl}
+
+
+def context_asked(recipe: Any, alone: dict[str, Any], **given: Any) -> dict[str, Any] | None:
+    """What was said about groups of keys; nothing may be said of them under another recipe, nor `alone` with them."""
+    said = {name: value for name, value in given.items() if value is not None}
+    if recipe.sequence == "none":
+        if said:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in said)
+            raise SlimformerError(f"{flags}: for the recipe long-context only; give --recipe long-context")
+        return None
+    if refused := [f"--{name.replace('_', '-')}" for name, value in alone.items() if value]:
+        raise SlimformerError(f"{', '.join(refused)}: not with the recipe {recipe.name!r}; leave it out")
+    return {"k": 128, **said}
+
+
+def require_out(folder: Path | None) -> Path:
+    """compress must know where to write."""
+    if folder is None:
+        raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
+    return folder
+
+
+def saved(result: Any, folder: Path, force: bool, progress: Any) -> None:
+    """Write the result, verified in a fresh process."""
+    progress("save and verify", 0, 1)
+    result.save(folder, force=force)
+    progress("save and verify", 1, 1)
 
 
 def show_dry_run(
@@ -45,6 +76,8 @@ def show_dry_run(
 
     if recipe.rewrites:
         return _show_offers(model, recipe, format, seq_len, as_json, quiet)
+    if recipe.sequence != "none":
+        raise SlimformerError(f"--dry-run shows sizes, and the recipe {recipe.name!r} changes none")
     if "max_kl" in asked:
         raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
     loaded = load_model(model)

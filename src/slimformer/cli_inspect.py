@@ -13,8 +13,8 @@ from rich.console import Console
 
 from slimformer.cli_front import emit
 from slimformer.errors import SlimformerError, TooFewTokens
-from slimformer.options import AsJson, Columns, Device, Force, Model, Quiet, Seed, SeqLen
-from slimformer.shell import column_names, progress_bars, usable_device
+from slimformer.options import BUILTIN, AsJson, Columns, DataOption, Device, Force, Model, Quiet, Seed, SeqLen
+from slimformer.shell import column_names, joined, progress_bars, usable_device
 
 err = Console(stderr=True)
 out = Console()
@@ -96,7 +96,57 @@ def inspect(
     emit(found, as_json, quiet, tables)
 
 
-INSPECT: dict[Callable[..., None], str] = {inspect: "slimformer inspect demo:minilm --data builtin --figures figures"}
+def attention(
+    model: Model,
+    data: DataOption = BUILTIN,
+    lengths: Lengths = "",
+    sequences: Sequences = 8,
+    share: Annotated[float, typer.Option(metavar="FRACTION", help="of the energy of attention to keep")] = 0.95,
+    columns: Columns = "",
+    seed: Seed = 0,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """How many keys attention needs, layer by layer and head by head, and whether the same ones serve every text.
+
+    A fixed projection of the keys (Linformer) can be given to a trained model without training only if they do.
+    """
+    from slimformer.analyze.rows import row_spaces
+    from slimformer.calibrate.gather import sequence_length
+    from slimformer.models import describe
+    from slimformer.models.load import load_model
+    from slimformer.report.rows import rows_told, show_rows
+
+    if not 0 < share < 1:
+        raise SlimformerError(f"--share {share}: a fraction between 0 and 1, e.g. 0.95")
+    if sequences < 2:
+        raise SlimformerError("--sequences 1: directions are fitted on a half of the texts and tried on the others")
+    loaded = load_model(model, device=usable_device(device))
+    architecture, name = describe(loaded.model), joined(data)
+    if architecture.family.image:
+        raise SlimformerError("this looks along texts; for the attention of image models see slimformer inspect")
+    read = partial(_read, loaded, architecture, {"columns": column_names(columns), "seed": seed})
+    length = sequence_length(loaded.model, architecture, None)
+    rows = _attention_rows(read, [name], _lengths(lengths, [name]), length, sequences, TOKENS)[name]
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        found = [
+            rows_told(row_spaces(loaded.model, architecture, batches, share=share, seed=seed, progress=progress), share)
+            for batches in rows.values()
+        ]
+    told = {"model": loaded.name, "data": name, "share": share, "sequences": sequences, "lengths": found}
+
+    def tables() -> None:
+        for each in found:
+            show_rows(each, out)
+
+    emit(told, as_json, quiet, tables)
+
+
+INSPECT: dict[Callable[..., None], str] = {
+    inspect: "slimformer inspect demo:minilm --data builtin --figures figures",
+    attention: "slimformer attention demo:minilm --data builtin --lengths 128",
+}
 
 
 def _lengths(text: str, names: list[str]) -> list[int]:

@@ -85,6 +85,10 @@ class TooFewTokens(SlimformerError):
     """The data are real, and there is too little of them."""
 
 
+class CannotGroup(SlimformerError, ValueError):
+    """Attention of this model cannot run over groups of keys, or nothing would be gained by it."""
+
+
 class TooFewExamples(SlimformerError):
     """There is one example or none, and an interval needs two."""
 

@@ -58,6 +58,35 @@ HeadData = Annotated[
     ),
 ]
 Timing = Annotated[bool, typer.Option(help="measure latency before and after")]
+MaybeOut = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
+]
+Groups = Annotated[
+    int | None,
+    typer.Option("--k", metavar="N", help="recipe long-context: keys attention runs over", show_default="128"),
+]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        "--kind",
+        metavar="NAME",
+        help="recipe long-context: cluster, mean, least-squares or learned",
+        show_default="recipe",
+    ),
+]
+Window = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="recipe long-context: last tokens a decoder sees exactly", show_default="256"),
+]
+KeepExact = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="recipe long-context: leave the N worst layers as they are"),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="recipe long-context, kind learned: steps of training", show_default="200"),
+]
 OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
 Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]
 EvalTokens = Annotated[

@@ -23,6 +23,7 @@ from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.classify import held_out_texts, rehead, require_headroom
 from slimformer.depth import blocks_to_drop, make_shallow
 from slimformer.errors import BudgetOutOfReach, UnknownMethod
+from slimformer.long_context import STEPS, Wanted, compress_context, require_groupable, sequence_length_for
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model, require_usable
@@ -111,6 +112,47 @@ def compress(
     return Result(small, made.plan, beside(report, loaded, made.model, others, known=report.data), loaded)
 
 
+def group_keys(
+    model: str | Path | PreTrainedModel,
+    data: Source | Tensor = "builtin",
+    *,
+    k: int,
+    kind: str | None = None,
+    window: int = 256,
+    keep_exact: int | None = None,
+    max_kl: float | None = None,
+    steps: int = STEPS,
+    recipe: str | Recipe = "long-context",
+    processor: Any = None,
+    seq_len: int | None = None,
+    tokens: int | None = None,
+    samples: int | None = None,
+    columns: Sequence[str] | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    timing: bool = True,
+    progress: Progress = silent,
+) -> Result:
+    """Let attention of `model` run over `k` groups of keys (docs/methods/linformer.md); the weights stay.
+
+    As many layers as keep the harm at the outputs below `max_kl` (0.05 if nothing is said), or all but the `keep_exact`
+    where it is worst. Decoders also keep a `window` exact, and their cache stops growing. `kind` is cluster, mean, or
+    for encoders least-squares and learned (`steps` of training). Cost: see `long_context.make_long_context`.
+    """
+    loaded, seconds = _opened(model, processor, dtype, device)
+    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    wanted = Wanted(k, kind or chosen.sequence, window, keep_exact, max_kl, steps)
+    architecture = describe(loaded.model)
+    require_groupable(loaded.model, architecture, wanted)
+    length = sequence_length_for(loaded.model, architecture, wanted, seq_len)
+    with timed(seconds, "data"):
+        read = _read(loaded, data, seq_len=length, tokens=tokens, samples=samples, columns=columns, seed=seed)
+    with timed(seconds, "group and evaluate"):
+        small, plan, report = compress_context(loaded, read, chosen, wanted, timing=timing, progress=progress)
+    return Result(small, plan, replace(report, seconds=seconds), loaded)
+
+
 def _opened(
     model: str | Path | PreTrainedModel, processor: Any, dtype: torch.dtype, device: str
 ) -> tuple[Loaded, dict[str, float]]:
@@ -128,6 +170,10 @@ def _read(loaded: Loaded, source: Source | Tensor, **how: Any) -> Data:
 
 def _asked(recipe: Recipe, max_kl: float | None, refine: bool | None, **fractions: float | None) -> Budget:
     """The one budget that was given; none but the whole model where a divergence is."""
+    if recipe.sequence != "none":
+        raise BudgetOutOfReach(
+            f"the recipe {recipe.name!r} keeps every weight, so it has no budget; call slimformer.group_keys with a k"
+        )
     if recipe.depth != "none" and max_kl is not None:  # it is promised along a front, and there is none of depth
         raise BudgetOutOfReach(f"the recipe {recipe.name!r} takes a budget, not max_kl; give macs or params")
     if recipe.depth != "none" and refine:

@@ -4,7 +4,8 @@
 
 Run by path in a fresh process. It knows torch, transformers and safetensors, not slimformer: a plain checkpoint must
 open by its stock class, a ragged one by its Auto class with `trust_remote_code=True`. Only an architecture that is
-slimformer's own, and that transformers does not have, is opened with the package. The outputs file holds what the
+slimformer's own, and attention over groups of keys (such a folder opens as the dense model without), are opened with
+the package. The outputs file holds what the
 model gives for the sample and, in its metadata, a checksum of every weight.
 """
 
@@ -31,6 +32,10 @@ def open_fresh(folder: Path) -> Any:
     name = config["architectures"][0]
     if not hasattr(transformers, name):  # an architecture of slimformer's own
         return _own_class(name).from_pretrained(folder)
+    if "slimformer_attention" in config:
+        from slimformer.nn import long_context
+
+        long_context.enable()
     if "slimformer" not in config:
         return getattr(transformers, name).from_pretrained(folder)
     for auto, reference in config["auto_map"].items():

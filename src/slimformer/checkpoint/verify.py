@@ -59,7 +59,10 @@ def default_sample(model: PreTrainedModel) -> dict[str, Tensor]:
         size = config.image_size
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return {"pixel_values": torch.randn(1, config.num_channels, height, width, generator=generator)}
-    length = min(N_TOKENS, getattr(config, "max_position_embeddings", N_TOKENS) - 2)
+    groups = getattr(config, "slimformer_attention", None) or {}
+    wanted = 2 * (groups.get("k", 0) + groups.get("window", 0)) or N_TOKENS  # fewer would not be grouped at all
+    wanted = min(wanted, groups.get("length", wanted))
+    length = min(wanted, getattr(config, "max_position_embeddings", wanted) - 2)
     ids = torch.randint(config.vocab_size, (1, max(1, length)), generator=generator)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 

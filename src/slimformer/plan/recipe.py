@@ -45,6 +45,10 @@ class Recipe(BaseModel):
         default="none",
         description="drop whole blocks, or replace runs of them by a linear map the writer before absorbs",
     )
+    sequence: Literal["none", "cluster", "mean", "least-squares", "learned"] = Field(
+        default="none",
+        description="let attention run over k groups of keys, the weights staying as they are; no budget",
+    )
     refine: bool = Field(default=True, description="correct every reader on what the cut model sends it")
     multiple_of: int = Field(default=8, ge=1, description="neurons are kept in multiples of this")
     rewrites: tuple[LosslessRewrite, ...] = Field(

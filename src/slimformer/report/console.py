@@ -27,6 +27,9 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(f"largest change of an output on a random sample, in {on}: {moved:.1e} of the largest"))
         if report.lossless.get("hint"):
             console.print(Text(f"note: {report.lossless['hint']}"))
+    elif report.long_context:
+        console.print(layers_table(report.long_context))
+        console.print(Text(grouped_line(report.long_context)))
     elif report.sites:
         console.print(kept(report.sites))
     for title, text in (report.samples or {}).items():
@@ -37,6 +40,27 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(f"certified: {report.certificate['promise']}"))
     for warning in report.warnings:
         console.print(Text(f"note: {warning}", style="yellow"))
+
+
+def layers_table(found: dict[str, Any]) -> Table:
+    """What grouping keys does to the output of every attention, and where it was done."""
+    table = Table(title="attention over groups of keys", title_justify="left")
+    for column in ("layer", "error of its output", "second order", "keys"):
+        table.add_column(column, justify="right")
+    keys = f"{found['k']} groups" + (f" + {found['window']}" if found["window"] else "")
+    for each in found["layers"]:
+        order = "yes" if each["second_order"] else "no"
+        table.add_row(str(each["layer"]), f"{each['error']:.3f}", order, keys if each["grouped"] else "all")
+    return table
+
+
+def grouped_line(found: dict[str, Any]) -> str:
+    """How far the outputs moved, where layers were chosen and on documents that took no part."""
+    count = sum(each["grouped"] for each in found["layers"])
+    return (
+        f"{count} of {len(found['layers'])} layers are grouped: {found['harm_is']} {found['harm_select']:.4f} where "
+        f"they were chosen, {found['harm_report']:.4f} on {found['tokens_report']:,} other tokens"
+    )
 
 
 def savings_table(savings: Sequence[dict[str, Any]]) -> Table:

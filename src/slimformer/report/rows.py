@@ -1,0 +1,53 @@
+"""How many keys attention needs, as a table and a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from slimformer.analyze.rows import RowSpaces, identity_error
+
+COLUMNS = ("layer", "k (σ²)", "worst head", "k (σ)", "k (σ²), noise", "k, shared", "own keeps", "shared keeps")
+
+
+def rows_told(blocks: Sequence[RowSpaces], share: float) -> dict[str, Any]:
+    """All numbers at one length, a k for every layer (that of its worst head), and how the theorem fares on P = I."""
+    n = blocks[0].n
+    k = max(1, n // 4)
+    layers = [{**each.to_json(), "suggested_k": math.ceil(float(each.k_squares.max()))} for each in blocks]
+    identity = {"n": n, "k": k, "error": round(identity_error(n, k), 3), "root": round((n / k) ** 0.5, 3)}
+    return {"n": n, "share": share, "layers": layers, "identity": identity}
+
+
+def show_rows(found: dict[str, Any], console: Console) -> None:
+    """Means over heads, and what they say."""
+    n, share = found["n"], found["share"]
+    table = Table(title=f"keys that keep {share:.0%} of attention over {n} tokens", title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for each in found["layers"]:
+        numbers = [mean(each[name]) for name in ("k_sum", "k_null", "k_shared")]
+        table.add_row(
+            str(each["block"]), f"{mean(each['k_squares']):.0f}", f"{max(each['k_squares']):.0f}",
+            *(f"{number:.0f}" for number in numbers), f"{mean(each['own']):.3f}", f"{mean(each['shared']):.3f}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(Text(sentence(found)))
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """The finding in words."""
+    own = mean(mean(each["k_squares"]) for each in found["layers"])
+    shared = mean(mean(each["k_shared"]) for each in found["layers"])
+    identity = found["identity"]
+    return (
+        f"a text's own best keys: {own:.0f} of {found['n']}; keys that must serve every text: {shared:.0f}. Random "
+        f"projections of P = I to {identity['k']} of {identity['n']} keys miss by {identity['error']:.2f} of it "
+        f"(root of n/k: {identity['root']:.2f})."
+    )

@@ -115,3 +115,15 @@ class CannotForget(SlimformerError, ValueError):
 
 class HeadDoesNotFit(SlimformerError, ValueError):
     """No stock class can hold this head on this model, or the head was fitted on other features."""
+
+
+class BadExperiment(SlimformerError):
+    """The file of an experiment says something that is not understood, or that cannot be had."""
+
+
+class ExperimentChanged(SlimformerError):
+    """Runs at the place were made with other settings."""
+
+
+class RunFailed(SlimformerError):
+    """A training ended before its time."""

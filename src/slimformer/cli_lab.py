@@ -95,9 +95,8 @@ def show_estimate(
             table.add_row(line.row, str(line.runs), *numbers, f"{line.seconds / 60:.1f}")
         console.print(table)
         noun = "worker" if workers == 1 else "workers"
-        console.print(
-            f"{sum(line.runs for line in lines)} runs: about {total:.2f} hours with {workers} {noun}, each with a core to itself"
-        )
+        count = sum(line.runs for line in lines)
+        console.print(f"{count} runs: about {total:.2f} hours with {workers} {noun}, a core for each")
 
     emit({"workers": workers, "hours": total, "rows": [asdict(line) for line in lines]}, as_json, quiet, tables)
 

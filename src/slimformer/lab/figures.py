@@ -30,7 +30,7 @@ def draw(folder: Path, experiment: Experiment, results: Sequence[Found], entries
         runs = [found for found in results if found["labels"]["dataset"] == dataset and found["history"]]
         if not mine:
             continue
-        title = f"{experiment.name}: {dataset}"
+        title = dataset if dataset == experiment.name else f"{experiment.name}: {dataset}"
         for name, figure in (("curves", _curves(title, mine, runs)), ("parameters", _parameters(title, mine))):
             files.append(folder / "figures" / f"{name}-{dataset}.png")
             with writing_file(files[-1], force=True) as file:
@@ -80,10 +80,23 @@ def _parameters(title: str, entries: Sequence[Found]) -> Any:
         ax.errorbar(entry["parameters"], scale * found["mean"], yerr=error, capsize=3, linestyle="none",
                     label=_short(entry), **how)  # fmt: skip
     ax.set_xscale("log")
+    counts = _apart(sorted({entry["parameters"] for entry in entries}))
+    ax.set_xticks(counts, [f"{count:,}" for count in counts], rotation=30, ha="right")
+    ax.minorticks_off()
     ax.set_xlabel("parameters")
     ax.set_ylabel(f"validation {measure}{' (%)' if measure == 'accuracy' else ''}")
     ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
+
+
+def _apart(counts: Sequence[int]) -> list[int]:
+    """Those whose labels do not run into each other on a logarithmic axis."""
+    width = (counts[-1] / counts[0]) ** (1 / 16)
+    kept = [counts[0]]
+    for count in counts[1:]:
+        if count > kept[-1] * width:
+            kept.append(count)
+    return kept
 
 
 def _short(entry: Found) -> str:

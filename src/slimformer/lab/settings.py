@@ -185,6 +185,9 @@ def checked(kind: type[Checked], found: dict[str, Any], where: str) -> Checked:
 
 def _siblings(kind: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
     """The fields known where an unknown one stands."""
-    inner = {"optimiser": Optimiser, "augmentation": Augmentation, "published": Published, "datasets": DatasetSettings}
+    inner: dict[str, type[BaseModel]] = {
+        "optimiser": Optimiser, "augmentation": Augmentation, "published": Published, "datasets": DatasetSettings,
+        "data": DataSettings,
+    }  # fmt: skip
     here = inner.get(str(place[0]), kind) if len(place) > 1 else kind
     return list(here.model_fields)

@@ -56,7 +56,7 @@ def train(
             clock.read(progress)
             save_state(state, run.digest(), progress, model, optimiser)
             saved = time.perf_counter()
-    found = {"note": note, "steps": progress.step, "history": progress.history}
+    found: dict[str, Any] = {"note": note, "steps": progress.step, "history": progress.history}
     if not note:
         found["train"] = evaluate(model, feed, "train", run.task, most=run.train_evaluation)
         found["validation"] = {key: progress.history[-1][key] for key in found["train"]}

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 import struct
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+
+import slimformer as package
 
 VIT = {
     "model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
@@ -112,3 +119,34 @@ def text_file(path: Path) -> Path:
     else:
         path.write_text("\n\n".join(text for text, _ in rows))
     return path
+
+
+LONG = {
+    "steps": 60, "evaluate_every": 20, "checkpoint_every": 0.01, "batch_size": 8, "save_models": True,
+    "datasets": {"d": {"source": "digits", "train_examples": 100, "validation_examples": 20}},
+    "augmentation": {"shift": 1, "flip": True},
+}  # fmt: skip
+
+
+def start(*arguments):
+    """The command in a process of its own."""
+    paths = {"PYTHONPATH": str(Path(package.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "slimformer", *map(str, arguments)]
+    return subprocess.Popen(command, env={**os.environ, **paths}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def kill_after_first_state(process, folder, number=signal.SIGKILL):
+    state = folder / "runs" / "d-seed-0.safetensors"
+    until = time.monotonic() + 300
+    while not state.is_file() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.communicate()
+    return state
+
+
+def lasting(found):
+    """What does not depend on how long it took."""
+    found = {key: value for key, value in found.items() if "seconds" not in key}
+    found["history"] = [{k: v for k, v in at.items() if k != "seconds"} for at in found["history"]]
+    return found

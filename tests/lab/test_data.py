@@ -83,7 +83,9 @@ def test_labelled_texts(name, tmp_path):
 def test_the_tokenizer_has_seen_the_training_part_only(tmp_path):
     (tmp_path / "train.txt").write_text("\n\n".join(["aaa bbb"] * 30))
     (tmp_path / "other.txt").write_text("\n\n".join(["zzz"] * 3))
-    settings = DataSettings(source="text", path=str(tmp_path / "train.txt"), validation_path=str(tmp_path / "other.txt"))
+    settings = DataSettings(
+        source="text", path=str(tmp_path / "train.txt"), validation_path=str(tmp_path / "other.txt")
+    )
     data = read_texts(settings, "masked-lm", tmp_path / "texts")
     assert set(data.validation.ids.tolist()) == {data.tokenizer.unk_token_id}
     assert data.tokenizer.unk_token_id not in data.train.ids

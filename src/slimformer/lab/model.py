@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -32,7 +33,7 @@ def build(task: Task, fields: dict[str, Any], facts: dict[str, Any]) -> PreTrain
     try:
         config = AutoConfig.for_model(fields["model_type"], **known, **inner)
         return CLASSES[task].from_config(config)
-    except (ValueError, TypeError, AssertionError, KeyError) as error:
+    except (ValueError, TypeError, AssertionError, KeyError, StrictDataclassError) as error:
         first = str(error).splitlines()[0][:240] if str(error) else type(error).__name__
         raise BadExperiment(f"no {fields['model_type']} for {task} can be built of these fields: {first}") from error
 

@@ -42,7 +42,7 @@ DIGITS = {
     "model": {"model_type": "vit", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
               "intermediate_size": 32, "patch_size": 2, "hidden_dropout_prob": 0.1},
     "variants": {"MLP of ratio 1": {}, "MLP of ratio 4": {"intermediate_size": 128}},
-    "seeds": [0, 1], "epochs": 6, "batch_size": 64, "optimiser": {"lr": 0.003}, "augmentation": {"shift": 1},
+    "seeds": [0, 1], "epochs": 4, "batch_size": 64, "optimiser": {"lr": 0.003}, "augmentation": {"shift": 1},
     "checkpoint_every": 0.5, "save_models": True,
 }  # fmt: skip
 

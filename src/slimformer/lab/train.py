@@ -50,7 +50,7 @@ def train(
         note = _step(run, feed, model, optimiser, progress, total)
         clock.read(progress)
         if not note and (progress.step % between == 0 or progress.step == total):
-            _evaluate_now(run, feed, model, progress)
+            note = _evaluate_now(run, feed, model, progress)
         tell(progress.step, total)
         if not note and time.perf_counter() - saved >= every and progress.step < total:
             clock.read(progress)
@@ -99,11 +99,15 @@ def _step(
     return ""
 
 
-def _evaluate_now(run: RunSettings, feed: Feed, model: PreTrainedModel, progress: Progress) -> None:
+def _evaluate_now(run: RunSettings, feed: Feed, model: PreTrainedModel, progress: Progress) -> str:
+    """A point of the curve; the reason to stop, if there is one."""
     found = evaluate(model, feed, "validation", run.task)
+    if not math.isfinite(found["loss"]):
+        return f"the validation loss was {found['loss']} after step {progress.step}"
     running = progress.loss_sum / max(1, progress.loss_count)
     progress.history.append({"step": progress.step, "running_loss": running, "seconds": progress.seconds, **found})
     progress.loss_sum, progress.loss_count = 0.0, 0
+    return ""
 
 
 def make_optimiser(model: PreTrainedModel, settings: Optimiser) -> torch.optim.AdamW:

@@ -26,11 +26,12 @@ def test_the_grid_is_the_product_of_everything(tmp_path):
         tmp_path,
         variants={"a": {"num_attention_heads": 1}, "b": {"optimiser.lr": 0.1, "epochs": 2, "seeds": [7]}},
         grid={"num_hidden_layers": [1, 2, 3], "batch_size": [8, 16]},
+        titles={"num_hidden_layers": "layers"},
         seeds=[0, 1],
     )
     assert len(runs) == 3 * 2 * (2 + 1) and len({slug(run.name) for run in runs}) == len(runs)
     last = runs[-1]
-    assert last.row == "b, num_hidden_layers 3, batch_size 16" and last.seed == 7
+    assert last.row == "b, layers 3, batch_size 16" and last.seed == 7
     assert (last.model["num_hidden_layers"], last.batch_size) == (3, 16)
     assert (last.optimiser.lr, last.epochs, last.steps) == (0.1, 2, None)
     assert runs[0].optimiser.lr == 1e-3 and runs[0].steps == 6 and runs[0].model["num_attention_heads"] == 1

@@ -27,7 +27,7 @@ def expand(experiment: Experiment, folder: Path) -> list[RunSettings]:
             for settings in (data.set, changes, point):
                 for key, value in settings.items():
                     assign(fields, key, value)
-            row = row_name(labels, several=len(experiment.datasets) > 1)
+            row = row_name(labels, experiment.titles, several=len(experiment.datasets) > 1)
             runs += list(_seeded(fields, row, dataset, labels))
     _require_apart(runs)
     _require_rows(experiment, runs)
@@ -49,10 +49,12 @@ def assign(fields: dict[str, Any], key: str, value: Any) -> None:
         fields["model"] = {**fields["model"], key: value}
 
 
-def row_name(labels: Mapping[str, Any], *, several: bool) -> str:
+def row_name(labels: Mapping[str, Any], titles: Mapping[str, str], *, several: bool) -> str:
     """What a row of the table is called: `mnist, no MLP, num_hidden_layers 6`."""
     shown = {key: value for key, value in labels.items() if key != "dataset" or several or len(labels) == 1}
-    return ", ".join(str(v) if k in {"dataset", "variant"} else f"{k} {_short(v)}" for k, v in shown.items())
+    return ", ".join(
+        str(v) if k in {"dataset", "variant"} else f"{titles.get(k, k)} {_short(v)}" for k, v in shown.items()
+    )
 
 
 def slug(name: str) -> str:

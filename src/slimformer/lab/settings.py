@@ -122,6 +122,7 @@ class Experiment(TrainSettings):
     datasets: dict[str, DatasetSettings] = Field(min_length=1)
     variants: dict[str, dict[str, Any]] = {}
     grid: dict[str, list[Any]] = {}
+    titles: dict[str, str] = Field(default={}, description="shorter names for fields of the grid, in the rows")
     seeds: list[int] = Field(default=[0], min_length=1)
     checkpoint_every: float = Field(default=60, gt=0, description="seconds between saved states")
     published: Published | None = None

@@ -134,6 +134,7 @@ def test_models_load_like_any_other(tmp_path):
     assert len(fill("a fine [MASK] film")) == 5
 
 
+@pytest.mark.slow  # three processes that import the package
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_leaves_nothing_half_and_no_process(number, tmp_path):
     path = experiment(tmp_path, **{**LONG, "steps": 100_000, "evaluate_every": 50_000})

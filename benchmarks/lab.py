@@ -72,8 +72,7 @@ def run(name: str, workers: int, *more: str) -> None:
 
 def found(place: Path) -> dict[str, Any]:
     """Settings, rows with mean and deviation, and the end of every run."""
-    folder, experiment, rows = read_folder(place)
-    results = folder.results()
+    experiment, rows, results = read_folder(place)
     kept = ("row", "seed", "steps", "note", "train", "validation", "seconds", "cpu_seconds", "digest")
     return {
         "name": experiment.name, "summary": experiment.summary,

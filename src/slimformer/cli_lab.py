@@ -53,8 +53,9 @@ def lab_run(
         if dry_run:
             with tempfile.TemporaryDirectory() as place:  # tokenizers of a dry run are thrown away
                 return show_estimate(runs, Path(place), workers, progress, as_json, quiet)
-        folder = open_folder(out_folder or Path(f"lab-{experiment.name}"), experiment, runs, force=force or not resume)
+        folder = open_folder(out_folder or Path(f"lab-{experiment.name}"), runs, force=force or not resume)
         with alone(folder):
+            folder.describe(experiment, runs)
             folder.forget([run for run in runs if not resume or folder.changed([run])])
             waiting = [run for run in runs if folder.result(run) is None]
             if timing and waiting:
@@ -127,8 +128,7 @@ def show_table(place: Path, as_json: bool, quiet: bool) -> None:
     from slimformer.lab.folder import read_folder
     from slimformer.lab.table import cells, summarise, write_tables
 
-    folder, experiment, rows = read_folder(place)
-    results = folder.results()
+    experiment, rows, results = read_folder(place)
     entries = summarise(results, experiment, rows)
     files = write_tables(place, experiment, entries)
     files += draw(place, experiment, results, entries) if can_draw() else []

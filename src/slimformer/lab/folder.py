@@ -23,6 +23,7 @@ from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment, RunSettings
 
 Found = dict[str, Any]
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,14 @@ class LabFolder:
             file.write_text(json.dumps(found, indent=1))
         self.state_file(run).unlink(missing_ok=True)
 
-    def results(self) -> list[Found]:
-        """Everything that has ended here, by name."""
-        files = sorted((self.path / "runs").glob("*.json"))
-        return [found for found in map(_read, files) if found]
+    def describe(self, experiment: Experiment, runs: Sequence[RunSettings]) -> None:
+        """Write down what the folder is for; runs that the file no longer has stay, and are left out of the table."""
+        rows: dict[str, list[str]] = {}
+        for run in runs:
+            rows.setdefault(run.row, []).append(run.name)
+        told = {"slimformer_lab": 1, "experiment": experiment.model_dump(mode="json"), "rows": rows}
+        with writing_file(self.path / "lab.json", force=True) as file:
+            file.write_text(json.dumps(told, indent=1))
 
     def forget(self, runs: Sequence[RunSettings]) -> None:
         """Remove results and states of these runs; their models are replaced when they end again."""
@@ -82,13 +87,10 @@ class LabFolder:
             self.state_file(run).unlink(missing_ok=True)
 
 
-def open_folder(path: Path, experiment: Experiment, runs: Sequence[RunSettings], *, force: bool) -> LabFolder:
+def open_folder(path: Path, runs: Sequence[RunSettings], *, force: bool) -> LabFolder:
     """The folder to work in. One with other contents is refused; runs of other settings need `force`."""
     folder = LabFolder(path)
-    before = _read(path / "lab.json", "slimformer_lab")
-    if before is None:
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+    if _read(path / "lab.json", "slimformer_lab") is None and not _bare(path):
         require_free(path, force=False)
     changed = folder.changed(runs)
     if changed and not force:
@@ -97,18 +99,18 @@ def open_folder(path: Path, experiment: Experiment, runs: Sequence[RunSettings],
             f"{path} has runs of other settings: {changed[0]}{more}; run them again with --force, or give another --out"
         )
     path.mkdir(parents=True, exist_ok=True)
-    with writing_file(path / "lab.json", force=True) as file:
-        told = {"slimformer_lab": 1, "experiment": experiment.model_dump(mode="json"), "rows": _rows(runs)}
-        file.write_text(json.dumps(told, indent=1))
     return folder
 
 
-def read_folder(path: Path) -> tuple[LabFolder, Experiment, list[str]]:
-    """A folder that is there: with its experiment, and its rows in the order of the file."""
+def read_folder(path: Path) -> tuple[Experiment, list[str], list[Found]]:
+    """What a folder holds: the experiment, its rows in the order of the file, and those of its runs that have ended."""
     found = _read(path / "lab.json", "slimformer_lab")
     if found is None or "experiment" not in found:
         raise ReportNotFound(f"{path} is no folder `slimformer lab run` wrote: it has no lab.json")
-    return LabFolder(path), Experiment.model_validate(found["experiment"]), found["rows"]
+    files = sorted((path / "runs").glob("*.json"))
+    known = {name for names in found["rows"].values() for name in names}
+    results = [each for each in map(_read, files) if each and each["name"] in known]
+    return Experiment.model_validate(found["experiment"]), list(found["rows"]), results
 
 
 @contextlib.contextmanager
@@ -119,7 +121,7 @@ def alone(folder: LabFolder) -> Iterator[None]:
     except ImportError:  # not on this system; two runners would do the same work twice, and harm nothing
         yield
         return
-    with (folder.path / ".lock").open("w") as file:
+    with (folder.path / LOCK).open("w") as file:
         _lock(fcntl, file, folder.path)
         yield
 
@@ -133,8 +135,9 @@ def _lock(fcntl: Any, file: IO[str], path: Path) -> None:
         ) from None
 
 
-def _rows(runs: Sequence[RunSettings]) -> list[str]:
-    return list(dict.fromkeys(run.row for run in runs))
+def _bare(path: Path) -> bool:
+    """An empty folder, or one a runner was stopped in before it began."""
+    return path.is_dir() and {file.name for file in path.iterdir()} <= {LOCK}
 
 
 def _read(path: Path, key: str = "slimformer_lab_run") -> Found | None:

@@ -58,8 +58,8 @@ def lab_run(
             folder.describe(experiment, runs)
             folder.forget([run for run in runs if not resume or folder.changed([run])])
             waiting = [run for run in runs if folder.result(run) is None]
-            if timing and waiting:
-                show_estimate(waiting, folder.texts, workers, progress, False, quiet or as_json, err)
+            if timing and waiting and not (quiet or as_json):
+                show_estimate(waiting, folder.texts, workers, progress, False, False, err)
             failed = train_all(runs, folder, workers, experiment.checkpoint_every, progress, record, quiet or as_json)
     show_table(folder.path, as_json, quiet)
     if failed:

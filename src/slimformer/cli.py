@@ -23,6 +23,7 @@ from slimformer.cli_eval import MEASURE
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_heads import HEADS
 from slimformer.cli_inspect import INSPECT
+from slimformer.cli_lab import lab_app
 from slimformer.cli_recipes import recipes_app
 from slimformer.cli_report import REPORT
 from slimformer.options import (
@@ -85,6 +86,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(recipes_app, name="recipes")
+app.add_typer(lab_app, name="lab")
 
 err = Console(stderr=True)
 out = Console()

@@ -124,3 +124,15 @@ class HeadDoesNotFit(SlimformerError, ValueError):
 class ProjectionDoesNotFit(SlimformerError, ValueError):
     """A projection along the sequence was asked for that cannot be: an unknown kind, sharing that needs one k, a block
     that does not hold whole segments."""
+
+
+class BadExperiment(SlimformerError):
+    """The file of an experiment says something that is not understood, or that cannot be had."""
+
+
+class ExperimentChanged(SlimformerError):
+    """Runs at the place were made with other settings."""
+
+
+class RunFailed(SlimformerError):
+    """A training ended before its time."""

@@ -1,4 +1,6 @@
-"""The numbers of a report, a task or a bench, recorded by a tracker of experiments. All three work without a network.
+"""The numbers of a report, a task, a bench or a training, recorded by a tracker of experiments.
+
+All three trackers work without a network.
 
     trackio       a local database; `trackio show` opens it
     wandb         a folder `wandb/`, sent later with `wandb sync`, unless WANDB_MODE says otherwise
@@ -32,7 +34,7 @@ Record = Callable[[str, Mapping[str, Any]], None]  # kind of run, what was found
 
 @dataclass(frozen=True)
 class Run:
-    """What there is to record: settings, numbers by name, and numbers by block."""
+    """What there is to record: settings, numbers by name, and numbers by block (of a training: by evaluation)."""
 
     name: str
     settings: dict[str, Any]
@@ -72,7 +74,18 @@ def run_of(kind: str, found: Mapping[str, Any]) -> Run:
     if "slimformer_bench" in found:
         settings = _flat({"dense": last_name(found["dense"]), **{key: found[key] for key in BENCH_SETTINGS}})
         return Run(_name(kind, found["small"]), dict(settings), dict(_bench_numbers(found)), [])
+    if "slimformer_lab_run" in found:
+        return _lab_run(kind, found)
     return _report_run(kind, found)
+
+
+def _lab_run(kind: str, found: Mapping[str, Any]) -> Run:
+    """A training: its evaluations are the steps of the curve, the end is the numbers."""
+    settings = dict(_flat({"row": found["row"], "seed": found["seed"], **found["settings"]}))
+    settings = {key: value for key, value in settings.items() if not key.endswith("path")}
+    numbers = {key: found[key] for key in ("parameters", "q", "steps", "seconds", "cpu_seconds")}
+    numbers |= dict(_flat({part: found[part] for part in ("train", "validation") if part in found}))
+    return Run(_name(kind, found["name"]), settings, numbers, [dict(at) for at in found["history"]])
 
 
 def _name(kind: str, model: str, *more: str) -> str:

@@ -1,0 +1,166 @@
+"""The folder of an experiment, and what lies where in it.
+
+lab.json              what the folder is
+runs/<run>.json       a finished run, written in one step
+runs/<run>.safetensors   the state of one under way
+models/<run>/         its model, with `save_models: true`
+texts/<key>/          token ids and the tokenizer trained for them
+table.md, .csv, .json and figures/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from slimformer.checkpoint.atomic import require_free, writing, writing_file
+from slimformer.errors import ExperimentChanged, OutputExists, ReportNotFound
+from slimformer.lab.grid import slug
+from slimformer.lab.settings import Experiment, RunSettings
+
+Found = dict[str, Any]
+LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class LabFolder:
+    """Paths of an experiment, and the runs that have ended."""
+
+    path: Path
+
+    @property
+    def texts(self) -> Path:
+        """Where token ids are kept."""
+        return self.path / "texts"
+
+    def run_file(self, run: RunSettings) -> Path:
+        """The result of a run."""
+        return self.path / "runs" / f"{slug(run.name)}.json"
+
+    def state_file(self, run: RunSettings) -> Path:
+        """The state of a run under way."""
+        return self.run_file(run).with_suffix(".safetensors")
+
+    def model_folder(self, run: RunSettings) -> Path:
+        """The model a run leaves."""
+        return self.path / "models" / slug(run.name)
+
+    def result(self, run: RunSettings) -> Found | None:
+        """What a run of exactly these settings has found, if it has ended."""
+        found = _read(self.run_file(run))
+        return found if found and found["digest"] == run.digest() else None
+
+    def changed(self, runs: Sequence[RunSettings]) -> list[str]:
+        """For each run that ended under the same name with other settings: a line that says which."""
+        before = ((run, _read(self.run_file(run))) for run in runs)
+        return [_difference(run, found) for run, found in before if found and found["digest"] != run.digest()]
+
+    def write(self, run: RunSettings, found: Found, model: Any, processor: Any) -> None:
+        """Put the model, then the result in place; with the result there, the run has ended."""
+        if run.save_models and not found["note"]:
+            with writing(self.model_folder(run), force=True) as place:
+                model.save_pretrained(place)
+                processor.save_pretrained(place)
+                told = {"slimformer_lab": 1, "run": run.name, "digest": run.digest(), "validation": found["validation"]}
+                (place / "lab.json").write_text(json.dumps(told, indent=1))
+        with writing_file(self.run_file(run), force=True) as file:
+            file.write_text(json.dumps(found, indent=1))
+        self.state_file(run).unlink(missing_ok=True)
+
+    def describe(self, experiment: Experiment, runs: Sequence[RunSettings]) -> None:
+        """Write down what the folder is for; runs that the file no longer has stay, and are left out of the table."""
+        rows: dict[str, list[str]] = {}
+        for run in runs:
+            rows.setdefault(run.row, []).append(run.name)
+        told = {"slimformer_lab": 1, "experiment": experiment.model_dump(mode="json"), "rows": rows}
+        with writing_file(self.path / "lab.json", force=True) as file:
+            file.write_text(json.dumps(told, indent=1))
+
+    def forget(self, runs: Sequence[RunSettings]) -> None:
+        """Remove results and states of these runs; their models are replaced when they end again."""
+        for run in runs:
+            self.run_file(run).unlink(missing_ok=True)
+            self.state_file(run).unlink(missing_ok=True)
+
+
+def open_folder(path: Path, runs: Sequence[RunSettings], *, force: bool) -> LabFolder:
+    """The folder to work in. One with other contents is refused; runs of other settings need `force`."""
+    folder = LabFolder(path)
+    if _read(path / "lab.json", "slimformer_lab") is None and not _bare(path):
+        require_free(path, force=False)
+    changed = folder.changed(runs)
+    if changed and not force:
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise ExperimentChanged(
+            f"{path} has runs of other settings: {changed[0]}{more}; run them again with --force, or give another --out"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def read_folder(path: Path) -> tuple[Experiment, list[str], list[Found]]:
+    """What a folder holds: the experiment, its rows in the order of the file, and those of its runs that have ended."""
+    found = _read(path / "lab.json", "slimformer_lab")
+    if found is None or "experiment" not in found:
+        raise ReportNotFound(f"{path} is no folder `slimformer lab run` wrote: it has no lab.json")
+    files = sorted((path / "runs").glob("*.json"))
+    known = {name for names in found["rows"].values() for name in names}
+    results = [each for each in map(_read, files) if each and each["name"] in known]
+    return Experiment.model_validate(found["experiment"]), list(found["rows"]), results
+
+
+@contextlib.contextmanager
+def alone(folder: LabFolder) -> Iterator[None]:
+    """Keep a second runner out of the folder; the system forgets the lock when this one ends, however it does."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system; two runners would do the same work twice, and harm nothing
+        yield
+        return
+    with (folder.path / LOCK).open("w") as file:
+        _lock(fcntl, file, folder.path)
+        yield
+
+
+def _lock(fcntl: Any, file: IO[str], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise OutputExists(
+            f"another `slimformer lab run` is at work in {path}; wait for it, or give another --out"
+        ) from None
+
+
+def _bare(path: Path) -> bool:
+    """An empty folder, or one a runner was stopped in before it began."""
+    return path.is_dir() and {file.name for file in path.iterdir()} <= {LOCK}
+
+
+def _read(path: Path, key: str = "slimformer_lab_run") -> Found | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and key in found else None
+
+
+def _difference(run: RunSettings, found: Found) -> str:
+    """The first setting that differs."""
+    now = run.model_dump(mode="json", exclude={"row", "labels", "seed"})
+    old = {key: value for key, value in _flat(found["settings"]).items() if not key.startswith("dataset")}
+    for key, value in _flat(now).items():
+        if key in old and old[key] != value and not key.endswith("path"):
+            return f"{run.name}: {key} was {old[key]} and is {value}"
+    gone = sorted(set(old) ^ (set(_flat(now)) - {"dataset"}))
+    return f"{run.name}: {gone[0] if gone else 'the data'} changed"
+
+
+def _flat(found: Found, before: str = "") -> Found:
+    flat: Found = {}
+    for key, value in found.items():
+        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return flat

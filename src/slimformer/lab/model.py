@@ -1,0 +1,63 @@
+"""Models by the names and fields of their configs. No architecture is known here: whatever transformers can build."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
+
+from slimformer.errors import BadExperiment
+from slimformer.lab.settings import Task
+
+CLASSES: dict[Task, Any] = {
+    "image-classes": AutoModelForImageClassification, "text-classes": AutoModelForSequenceClassification,
+    "masked-lm": AutoModelForMaskedLM, "causal-lm": AutoModelForCausalLM,
+}  # fmt: skip
+
+
+def build(task: Task, fields: dict[str, Any], facts: dict[str, Any]) -> PreTrainedModel:
+    """A model with fresh weights. What the data say (sizes, classes) holds where the fields say nothing."""
+    require_known(fields)
+    known = {name: value for name, value in facts.items() if name not in fields and _knows(fields, name)}
+    inner = {name: value for name, value in fields.items() if name != "model_type"}
+    try:
+        config = AutoConfig.for_model(fields["model_type"], **known, **inner)
+        return CLASSES[task].from_config(config)
+    except (ValueError, TypeError, AssertionError, KeyError, StrictDataclassError) as error:
+        first = str(error).splitlines()[0][:240] if str(error) else type(error).__name__
+        raise BadExperiment(f"no {fields['model_type']} for {task} can be built of these fields: {first}") from error
+
+
+def require_known(fields: dict[str, Any]) -> None:
+    """Configs keep fields they do not know without a word; a slip of the pen would train another model."""
+    kind = fields["model_type"]
+    if kind not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING.keys()))
+        hint = f"; did you mean {' or '.join(near)}?" if near else "; e.g. vit, bert, gpt2"
+        raise BadExperiment(f"there is no model_type {kind!r}{hint}")
+    for name in fields:
+        if not _knows(fields, name):
+            near = difflib.get_close_matches(
+                name, [*CONFIG_MAPPING[kind]().to_dict(), *CONFIG_MAPPING[kind].attribute_map]
+            )
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise BadExperiment(f"{kind} has no field {name!r}{hint}")
+
+
+def _knows(fields: dict[str, Any], name: str) -> bool:
+    return name in {"model_type", "attn_implementation"} or hasattr(CONFIG_MAPPING[fields["model_type"]](), name)
+
+
+def parameters(model: PreTrainedModel) -> int:
+    """P: every number that is trained, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

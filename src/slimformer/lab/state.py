@@ -1,0 +1,71 @@
+"""The state of a training in one safetensors file, replaced in one step: weights, moments of the optimiser, random
+numbers, and the history so far as JSON in its head."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from slimformer.checkpoint.atomic import writing_file
+
+RANDOM = "random"
+
+
+@dataclass
+class Progress:
+    """How far a training has come."""
+
+    step: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    loss_sum: float = 0.0  # of the steps since the last evaluation
+    loss_count: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def save_state(path: Path, digest: str, progress: Progress, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    """Everything a training needs to go on to the same bits."""
+    tensors = {f"model/{name}": tensor.detach() for name, tensor in _tensors(model).items()}
+    for name, parameter in model.named_parameters():
+        moments = optimiser.state.get(parameter, {})
+        tensors |= {f"optimiser/{name}/{key}": value for key, value in moments.items()}
+    tensors[RANDOM] = torch.get_rng_state()
+    with writing_file(path, force=True) as file:
+        head = {"digest": digest, "progress": json.dumps(asdict(progress))}
+        save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, file, metadata=head)
+
+
+def load_state(path: Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer) -> Progress | None:
+    """Put a saved state back; None where there is none of these settings, or one that cannot be read."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            head = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+    except (SafetensorError, OSError):
+        return None
+    if head.get("digest") != digest:
+        return None
+    with torch.no_grad():
+        for name, tensor in _tensors(model).items():
+            tensor.copy_(tensors[f"model/{name}"])
+    for name, parameter in model.named_parameters():
+        start = f"optimiser/{name}/"
+        moments: dict[str, Any] = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        if moments:
+            optimiser.state[parameter] = moments
+    torch.set_rng_state(tensors[RANDOM])
+    return Progress(**json.loads(head["progress"]))
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers; tied ones are listed once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

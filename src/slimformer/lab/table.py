@@ -1,0 +1,126 @@
+"""The table of an experiment: mean ± standard deviation over seeds, one row for each setting."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slimformer.checkpoint.atomic import writing_file
+from slimformer.lab.settings import Experiment
+
+Found = dict[str, Any]
+MEASURES = ("loss", "accuracy", "perplexity")
+PARTS = ("train", "validation")
+
+
+def summarise(results: Sequence[Found], experiment: Experiment, rows: Sequence[str]) -> list[Found]:
+    """One entry for each row that has runs, in the order of the file; of runs that diverged only the number."""
+    published = experiment.published.rows if experiment.published else {}
+    entries = []
+    for row in rows:
+        runs = [found for found in results if found["row"] == row]
+        if runs:
+            entries.append({**_entry(row, runs), "published": published.get(row, {})})
+    return entries
+
+
+def _entry(row: str, runs: Sequence[Found]) -> Found:
+    whole = [found for found in runs if not found["note"]]
+    entry: Found = {
+        "row": row, "labels": runs[0]["labels"], "seeds": [found["seed"] for found in whole],
+        "diverged": {str(found["seed"]): found["note"] for found in runs if found["note"]},
+        "parameters": runs[0]["parameters"], "q": runs[0]["q"], "steps": runs[0]["steps"],
+        "seconds": spread([found["cpu_seconds"] for found in runs]),
+    }  # fmt: skip
+    for part in PARTS if whole else ():
+        entry[part] = {key: spread([found[part][key] for found in whole]) for key in MEASURES if key in whole[0][part]}
+    return entry
+
+
+def spread(values: Sequence[float]) -> Found:
+    """Mean and standard deviation (of the sample: n − 1; none for a single value)."""
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def cells(entries: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows as text."""
+    measures = [
+        (part, key) for part in PARTS for key in MEASURES if any(key in entry.get(part, {}) for entry in entries)
+    ]
+    beside = list(dict.fromkeys(key for entry in entries for key in entry["published"]))
+    header = ["", "seeds", "parameters", "Q", *(f"{part} {key}" for part, key in measures), "CPU s"]
+    lines = []
+    for entry in entries:
+        line = [entry["row"], str(len(entry["seeds"])), f"{entry['parameters']:,}", f"{entry['q']:.2f}"]
+        line += [_measured(entry, part, key) for part, key in measures]
+        line += [shown(entry["seconds"], 0), *(_plain(entry["published"].get(key)) for key in beside)]
+        lines.append(line)
+    return [*header, *(f"published {key}" for key in beside)], lines
+
+
+def _measured(entry: Found, part: str, key: str) -> str:
+    if part not in entry:
+        return "diverged"
+    found = entry[part].get(key)
+    percent = key == "accuracy"
+    text = "" if found is None else shown(found, 2 if percent or key == "perplexity" else 4, 100 if percent else 1)
+    lost = len(entry["diverged"])
+    return f"{text} ({lost} diverged)" if lost and key == "loss" and part == "validation" else text
+
+
+def shown(found: Mapping[str, float | None], digits: int, scale: float = 1) -> str:
+    """`1.23 ± 0.04`."""
+    mean, std = found["mean"], found["std"]
+    assert mean is not None
+    return f"{scale * mean:.{digits}f}" + (f" ± {scale * std:.{digits}f}" if std is not None else "")
+
+
+def _plain(value: float | str | None) -> str:
+    return "" if value is None else value if isinstance(value, str) else f"{value:g}"
+
+
+def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table, numbers to the right."""
+    every = [list(header), ["---", *("---:" for _ in header[1:])], *lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in every) + "\n"
+
+
+def write_tables(folder: Path, experiment: Experiment, entries: Sequence[Found]) -> list[Path]:
+    """The table as Markdown, as CSV with plain numbers, and as JSON."""
+    header, lines = cells(entries)
+    title = f"# {experiment.name}\n\n{experiment.summary}\n\n" if experiment.summary else f"# {experiment.name}\n\n"
+    source = f"\nPublished: {experiment.published.source}\n" if experiment.published else ""
+    texts = {
+        "table.md": f"{title}{markdown(header, lines)}{source}",
+        "table.csv": _csv(entries),
+        "table.json": json.dumps({"slimformer_lab_table": 1, "name": experiment.name, "rows": list(entries)}, indent=1),
+    }
+    for name, text in texts.items():
+        with writing_file(folder / name, force=True) as file:
+            file.write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
+
+
+def _csv(entries: Sequence[Found]) -> str:
+    flat = [_flat(entry) for entry in entries]
+    fields = list(dict.fromkeys(key for row in flat for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def _flat(entry: Found) -> Found:
+    flat: Found = {key: entry[key] for key in ("row", "parameters", "q", "steps")}
+    flat |= {"seeds": len(entry["seeds"]), "diverged": len(entry["diverged"])}
+    for part in PARTS:
+        for key, found in entry.get(part, {}).items():
+            flat |= {f"{part}_{key}_{kind}": value for kind, value in found.items()}
+    flat |= {f"seconds_{kind}": value for kind, value in entry["seconds"].items()}
+    return {**flat, **{f"published_{key}": value for key, value in entry["published"].items()}}

@@ -264,9 +264,9 @@ def test_a_result_is_never_opened_with_wrong_weights(visits):
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_a_loaded_model_is_described_and_inspected_like_the_one_saved(visits, model_type):
-    folder = visits[0] / f"ragged-{model_type}-narrow keys-{heads(model_type)[0]}"
-    small = tiny_ranked(model_type, "narrow keys")
+def test_a_loaded_model_is_described_and_inspected_like_the_one_saved(model_type, tmp_path):
+    folder, small = tmp_path / "out", tiny_ranked(model_type, "narrow keys")
+    save(small, folder, verify=False)
     assert describe(load(folder)) == describe(small)
     loaded = load_model(str(folder))
     found = inspection(loaded, describe(loaded.model), LENGTH)

@@ -33,7 +33,7 @@ def head_factors(model: PreTrainedModel, architecture: Architecture, i: int) -> 
     site = heads_of(architecture, i)
     attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
     if site.fixed:
-        return HeadFactors(*(W.float() for W in attention.factors()))
+        return HeadFactors(*(W.detach().float() for W in attention.factors()))
     q, k, v = projection_rows(model, site)
     q, k = _gained(attention, "q_norm", q), _gained(attention, "k_norm", k)
     width = v.shape[1]

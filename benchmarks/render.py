@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from linformer_tables import linformer_speed
+from linformer_tables import linformer_batch, linformer_speed
 from mlp_tables import mlp
 from rank_tables import attention_speed, truncation
 from render_heads import HEADS
@@ -198,7 +198,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
     "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "bypass": quality, "mlp": mlp, **HEADS,
-    "linformer_speed": linformer_speed,
+    "linformer_speed": linformer_speed, "linformer_batch": linformer_batch,
 }  # fmt: skip
 
 

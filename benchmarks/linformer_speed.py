@@ -19,8 +19,8 @@ of an idle machine. Peak memory is resident memory: freed pages are given back (
 kernel (VmHWM) is reset, one call is made, and the mark is read; weights and input were there before and do not count.
 So kernels' own room is in it, and a few hundred kilobytes of noise are. "Training" is forward and backward.
 
-The largest batch that fits is in `linformer_batch.py`. Cells (one mode, one n) are kept and taken up again by a run with the same code and settings; `--fresh`
-measures all anew. Results go to benchmarks/results/linformer_speed.json.
+The largest batch that fits is in `linformer_batch.py`. Cells (one mode, one n) are kept and taken up again by a run
+with the same code and settings; `--fresh` measures all anew. Results go to benchmarks/results/linformer_speed.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables of `linformer_speed.py` and `linformer_batch.py`: from a result file to Markdown. `render.py` puts them where they belong."""
+"""Tables of `linformer_speed.py` and `linformer_batch.py`, from a result file to Markdown."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _training(results: dict[str, Any]) -> str:
     rows = []
     for n, found in _cells(results, "training").items():
         dense = found["sdpa"]
-        row = [f"{n:,}", f"{dense['median'] * 1e3:.3g} ms, {_bytes(dense['peak_bytes'])}"]
+        row = [f"{n:,}", f"{_ms(dense)}, {_bytes(dense['peak_bytes'])}"]
         for name in ("naive", *(f"k={k}" for k in results["ks"])):
             other = found.get(name)
             row.append(
@@ -114,7 +114,7 @@ def _peers(results: dict[str, Any]) -> str:
                 own = found.get(f"k={k}")
                 if own is None or n < 1024:
                     continue
-                row = [f"{mode}, n = {n:,}, k = {k}", f"{own['median'] * 1e3:.3g} ms, {_bytes(own['peak_bytes'])}"]
+                row = [f"{mode}, n = {n:,}, k = {k}", f"{_ms(own)}, {_bytes(own['peak_bytes'])}"]
                 row += [_over(found.get(f"{name} k={k}"), own) for name in names]
                 rows.append(row)
     header = ["", "ours, E = F", *("ours, E ≠ F" if name == "headwise" else f"`{name}`" for name in names)]
@@ -151,6 +151,11 @@ def linformer_batch(results: dict[str, Any], _part: str | None) -> str:
         rows.append([f"`{row['rival']}`", f"{row['batch']} ({_bytes(row['peak_bytes'])})", beyond])
     what = f"Largest batch of {results['n']:,} tokens in {_bytes(results['room_bytes'])} besides weights and input"
     return f"{what}, forward and backward pass\n\n{markdown(['', 'fits (peak)', 'does not (peak)'], rows)}"
+
+
+def _ms(row: dict[str, Any]) -> str:
+    value = row["median"] * 1e3
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def _bytes(value: float) -> str:

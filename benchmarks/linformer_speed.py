@@ -19,9 +19,8 @@ of an idle machine. Peak memory is resident memory: freed pages are given back (
 kernel (VmHWM) is reset, one call is made, and the mark is read; weights and input were there before and do not count.
 So kernels' own room is in it, and a few hundred kilobytes of noise are. "Training" is forward and backward.
 
-The largest batch: peak at b = 1 and 2 gives room for one more sample; the batch computed from that is run, its peak
-is the figure. Cells (one mode, one n) are kept and taken up again by a run with the same code and settings; `--fresh`
-measures all anew. Results go to benchmarks/results/linformer_speed.json.
+The largest batch that fits is in `linformer_batch.py`. Cells (one mode, one n) are kept and taken up again by a run
+with the same code and settings; `--fresh` measures all anew. Results go to benchmarks/results/linformer_speed.json.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ PEER_KS = (128, 512)
 LENGTHS = {"forward": tuple(2**i for i in range(9, 17)), "training": tuple(2**i for i in range(9, 15))}
 NAIVE = {"forward": 8192, "training": 4096}
 KINDS = ("mean", "max", "conv", "cluster")
-BATCH = {"n": 2048, "bytes": 2**30, "mode": "training"}
 FITTED = 2048  # exponents are fitted from this length on: below it calls, not tokens, take the time
 # Table 3 of the paper: speed-up and memory saved at inference, 16 GB V100, against attention written out
 PAPER = {
@@ -208,26 +206,6 @@ def measured(mode: str, n: int, peers: dict[str, Any], quick: bool) -> list[Foun
     ]  # fmt: skip
 
 
-def largest_batches(peers: dict[str, Any], quick: bool) -> list[dict[str, Any]]:
-    """The batch that fits, computed from two small ones and then run."""
-    n, room, mode = (256 if quick else BATCH["n"]), BATCH["bytes"] // (64 if quick else 1), BATCH["mode"]
-    makers = {name: make for name, make in rivals(n, mode, peers).items() if name in BATCHED}
-    rows = []
-    for name, make in makers.items():
-        layer = make()
-        call_of(layer, torch.randn(1, n, WIDTH), mode)()
-        peaks = {b: peak_of(call_of(layer, torch.randn(b, n, WIDTH), mode))[0] for b in (2, 4)}
-        each = (peaks[4] - peaks[2]) / 2
-        batch = max(1, int((room - (peaks[2] - 2 * each)) // each))
-        peak = peak_of(call_of(layer, torch.randn(batch, n, WIDTH), mode))[0]
-        rows.append({"rival": name, "bytes_each": each, "batch": batch, "peak_bytes": peak, "fits": peak <= room})
-        print(f"largest batch  {name:24} {batch:4d}  peak {peak / 2**20:7.0f} MB", flush=True)
-    return [{**row, "n": n, "room_bytes": room, "mode": mode} for row in rows]
-
-
-BATCHED = ("sdpa", "naive", "k=128", "k=512", "k=1024", "linformer k=128", "linformer-pytorch k=128")
-
-
 def exponents(cells: dict[str, dict[int, list[Found]]]) -> list[dict[str, Any]]:
     """Slope of log seconds over log n by least squares, from n = 2048 on and above 2 k."""
     rows = []
@@ -299,7 +277,6 @@ def main() -> None:
                 print(f"{mode:8} {n:6d} {f.rival:26} {said}", flush=True)
             if not args.quick:
                 write_json(file, [asdict(f) for f in cells[mode][n]])
-    batches = largest_batches(peers, args.quick)
     results = {
         "benchmark": "linformer_speed",
         "machine": {
@@ -308,7 +285,7 @@ def main() -> None:
         },
         "layer": {"heads": HEADS, "width": WIDTH, "batch": 1}, "ks": list(KS), "naive_up_to": NAIVE,
         "cells": {mode: {str(n): [asdict(f) for f in e] for n, e in by.items()} for mode, by in cells.items()},
-        "exponents": exponents(cells), "batches": batches, "paper": PAPER, "not_run": left_out,
+        "exponents": exponents(cells), "paper": PAPER, "not_run": left_out,
         "cells_resumed": resumed, "processor_minutes": (process_time() - start) / 60,
     }  # fmt: skip
     if not args.quick:

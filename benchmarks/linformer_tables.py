@@ -1,4 +1,4 @@
-"""Tables of `linformer_speed.py`: from its result file to Markdown. `render.py` puts them where they belong."""
+"""Tables of `linformer_speed.py` and `linformer_batch.py`, from a result file to Markdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 1.1  # exponent of time in n that is still called linear
 
 
 def linformer_speed(results: dict[str, Any], part: str | None) -> str:
-    """One part of the benchmark: time, memory, training, kinds, peers, exponents or batch."""
+    """One part of the benchmark: time, memory, training, kinds, peers or exponents."""
     if part not in PARTS:
         raise NothingToRender(f"there is no part {part!r}; choose from {', '.join(PARTS)}")
     return PARTS[part](results)
@@ -92,7 +92,7 @@ def _training(results: dict[str, Any]) -> str:
     rows = []
     for n, found in _cells(results, "training").items():
         dense = found["sdpa"]
-        row = [f"{n:,}", f"{dense['median'] * 1e3:.3g} ms, {_bytes(dense['peak_bytes'])}"]
+        row = [f"{n:,}", f"{_ms(dense)}, {_bytes(dense['peak_bytes'])}"]
         for name in ("naive", *(f"k={k}" for k in results["ks"])):
             other = found.get(name)
             row.append(
@@ -114,7 +114,7 @@ def _peers(results: dict[str, Any]) -> str:
                 own = found.get(f"k={k}")
                 if own is None or n < 1024:
                     continue
-                row = [f"{mode}, n = {n:,}, k = {k}", f"{own['median'] * 1e3:.3g} ms, {_bytes(own['peak_bytes'])}"]
+                row = [f"{mode}, n = {n:,}, k = {k}", f"{_ms(own)}, {_bytes(own['peak_bytes'])}"]
                 row += [_over(found.get(f"{name} k={k}"), own) for name in names]
                 rows.append(row)
     header = ["", "ours, E = F", *("ours, E ≠ F" if name == "headwise" else f"`{name}`" for name in names)]
@@ -143,16 +143,19 @@ def _exponents(results: dict[str, Any]) -> str:
     return f"Slope of log time over log n, k fixed; ours with a trained E: {verdict}\n\n{table}"
 
 
-def _batch(results: dict[str, Any]) -> str:
-    first = results["batches"][0]
-    rows = [
-        [f"`{row['rival']}`", _bytes(row["bytes_each"]), str(row["batch"]), _bytes(row["peak_bytes"]),
-         "yes" if row["fits"] else "no"]
-        for row in results["batches"]
-    ]  # fmt: skip
-    table = markdown(["", "one sample more", "batch", "peak, measured", "fits"], rows)
-    room = _bytes(first["room_bytes"])
-    return f"Largest batch of {first['n']:,} tokens in {room} besides weights and input, {first['mode']}\n\n{table}"
+def linformer_batch(results: dict[str, Any], _part: str | None) -> str:
+    """The largest batch that was seen to fit, and the smallest that was seen not to."""
+    rows = []
+    for row in results["rows"]:
+        beyond = "–" if row["over"] is None else f"{row['over']} ({_bytes(row['over_bytes'])})"
+        rows.append([f"`{row['rival']}`", f"{row['batch']} ({_bytes(row['peak_bytes'])})", beyond])
+    what = f"Largest batch of {results['n']:,} tokens in {_bytes(results['room_bytes'])} besides weights and input"
+    return f"{what}, forward and backward pass\n\n{markdown(['', 'fits (peak)', 'does not (peak)'], rows)}"
+
+
+def _ms(row: dict[str, Any]) -> str:
+    value = row["median"] * 1e3
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def _bytes(value: float) -> str:
@@ -161,5 +164,5 @@ def _bytes(value: float) -> str:
 
 PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "time": _time, "memory": _memory, "training": _training, "kinds": _kinds, "peers": _peers,
-    "exponents": _exponents, "batch": _batch,
+    "exponents": _exponents,
 }  # fmt: skip

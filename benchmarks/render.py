@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lab_tables import lab
-from linformer_tables import linformer_speed
+from linformer_tables import linformer_batch, linformer_speed
 from minimal_tables import minimal_speed
 from mlp_tables import mlp
 from rank_tables import attention_speed, truncation
@@ -203,7 +203,8 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
     "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "mlp": mlp, "retrofit": retrofit,
-    "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, "lab": lab, **HEADS,
+    "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, "linformer_batch": linformer_batch, "lab": lab,
+    **HEADS,
 }  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def test_changed_settings_are_refused_and_run_again_with_force(tmp_path):
     assert found["settings"]["optimiser"]["lr"] == 0.002
     done("lab", "run", experiment(tmp_path, optimiser={"lr": 0.002}, seeds=[0, 1]), "--out", out, *QUICK)
     assert len(results(out)) == 2, "more runs are no change"
-    done("lab", "run", changed, "--out", out, *QUICK)
+    done("lab", "run", experiment(tmp_path, optimiser={"lr": 0.002}), "--out", out, *QUICK)
     assert json.loads((out / "table.json").read_text())["rows"][0]["seeds"] == [0], "the table is that of the file"
 
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 from slimformer.checkpoint.atomic import require_free, writing, writing_file
 from slimformer.errors import ExperimentChanged, OutputExists, ReportNotFound
 from slimformer.lab.grid import slug
-from slimformer.lab.settings import Experiment, RunSettings
+from slimformer.lab.settings import Experiment, RunSettings, checked
 
 Found = dict[str, Any]
 LOCK = ".lock"
@@ -110,7 +110,7 @@ def read_folder(path: Path) -> tuple[Experiment, list[str], list[Found]]:
     files = sorted((path / "runs").glob("*.json"))
     known = {name for names in found["rows"].values() for name in names}
     results = [each for each in map(_read, files) if each and each["name"] in known]
-    return Experiment.model_validate(found["experiment"]), list(found["rows"]), results
+    return checked(Experiment, found["experiment"], str(path / "lab.json")), list(found["rows"]), results
 
 
 @contextlib.contextmanager

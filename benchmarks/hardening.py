@@ -35,11 +35,12 @@ import transformers
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rich.progress import Progress
-from slimformer.lab.record import read_record
+from transformers import AutoModelForImageClassification
 
 from cells import write_json
 from slimformer.calibrate.store import open_statistics
 from slimformer.checkpoint.load import load
+from slimformer.lab.folder import read_folder
 from spoiling import attempt, targets
 from terminal import save_tiny, slimformer, write_texts
 
@@ -96,19 +97,23 @@ def jobs(root: Path) -> dict[str, Job]:
         "compress": Job(("compress", model, *compressed), root / "small", whole_model),
         "cut": Job(("cut", root / "stats", *cut), root / "cut", whole_model),
         "calibrate": Job(("calibrate", model, *brief, "--out", root / "again"), root / "again", whole_statistics),
-        "lab run": Job(("lab", "run", lab, "--out", root / "lab", "--workers", 1), root / "lab", whole_runs),
+        "lab run": Job(
+            ("lab", "run", lab, "--out", root / "lab", "--workers", 1, "--no-estimate"), root / "lab", whole_runs
+        ),
     }
 
 
 LAB = """
 name: killed
-data: digits
-model: {model_type: vit, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, patch_size: 4}
+task: image-classes
+datasets: {digits: {source: digits}}
+model: {model_type: vit, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16, patch_size: 4}
 seeds: [0, 1]
 epochs: 2
 batch_size: 128
+checkpoint_every: 0.1
 save_models: true
-"""
+"""  # noqa: E501
 
 
 def whole_model(folder: Path) -> None:
@@ -124,11 +129,11 @@ def whole_statistics(folder: Path) -> None:
 
 
 def whole_runs(folder: Path) -> None:
-    """What a run has recorded is whole, and the model beside it opens."""
-    for file in folder.rglob("run.json"):
-        read_record(file)
-        if (file.parent / "model").exists():
-            load(file.parent / "model")
+    """What runs have recorded can be read, and the model of every run that ended opens."""
+    if (folder / "lab.json").is_file():
+        read_folder(folder)
+    for run in (folder / "runs").glob("*.json"):
+        AutoModelForImageClassification.from_pretrained(folder / "models" / run.stem)
 
 
 def started(job: Job) -> tuple[int, int]:

@@ -30,9 +30,10 @@ from transformers.masking_utils import AttentionMaskInterface
 from cells import PACKAGE, code_hash, settings_hash, write_json
 from models import cache_folder
 from recipes import shared_file
-from retrofit_methods import Fitted, Layer, methods
+from retrofit_methods import Fitted, Layer, grouped, methods
 from slimformer.analyze.rows import identity_error, row_spaces
 from slimformer.calibrate.text import Batch
+from slimformer.decompose.sequence_stream import Grouping
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model
 from slimformer.nn.long_context import padding_mask
@@ -76,8 +77,8 @@ GRIDS = {
     "smollm2": Grid(
         "demo:smollm2", (1024, 2048), 2048,
         {
-            "window": (4,), "mean": (128,), "plain": (128,), "no-mass": (128,), "cluster": (64, 128, 256),
-            "second": (128,),
+            "cluster": (128, 64, 256), "window": (4,), "mean": (128,), "plain": (128,), "second": (128,),
+            "no-mass": (128,),
         },
         256, 5, (128, 4),
         {
@@ -201,6 +202,27 @@ def spaces(loaded: Loaded, n: int, count: int) -> dict[str, Any]:
     return rows_told(row_spaces(loaded.model, describe(loaded.model), batches), 0.95) | {"sequences": count}
 
 
+def alone(grid: Grid, config: Any) -> list[dict[str, Any]]:
+    """CPU seconds of one attention of this model's shape on random inputs, exact and over 128 groups and the window."""
+    d = config.head_dim if getattr(config, "head_dim", None) else config.hidden_size // config.num_attention_heads
+    found, how = [], Grouping(k=128, window=grid.window or 256)
+    for n in (1024, 2048, 4096, 8192, 16384):
+        generator = torch.Generator().manual_seed(0)
+        heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        x = Layer(*(torch.randn(1, h, n, d, generator=generator) for h in heads), d**-0.5, True)
+        seconds = []
+        for attend in (lambda _, x: x.exact(), grouped(how)):
+            times = []
+            for _ in range(3):
+                clock = Clock()
+                with clock.running(), torch.no_grad():
+                    attend(0, x)
+                times.append(clock.seconds)
+            seconds.append(round(min(times), 4))
+        found.append({"n": n, "k": how.k, "window": how.window, "exact_seconds": seconds[0], "seconds": seconds[1]})
+    return found
+
+
 def cells(which: str, grid: Grid) -> Iterator[tuple[str, int, int]]:
     """Method, length and k of everything that is asked for."""
     for n in grid.lengths:
@@ -228,6 +250,7 @@ def main(which: str, lengths: tuple[int, ...] | None, known: bool) -> None:
 
     dense = {n: kept(f"dense-{n}", lambda n=n: dense_cell(model.loaded, n, grid)) for n in grid.lengths}  # type: ignore[misc]
     looked = kept("spaces", lambda: spaces(model.loaded, *grid.spaces))
+    shape = kept("alone", lambda: {"rows": alone(grid, model.loaded.model.config)}) if grid.window else None
     rows = []
     for name, n, k in cells(which, grid):
         if known and not (folder / f"{name}-{n}-{k}.json").is_file():
@@ -243,6 +266,7 @@ def main(which: str, lengths: tuple[int, ...] | None, known: bool) -> None:
     data = {
         "benchmark": "retrofit", "settings": told, "not_run": not_run, "rows": rows, "identity": identity,
         "dense": [{key: each[key] for key in each if key != "found"} for each in dense.values()], "spaces": looked,
+        "alone": shape and shape["rows"],
     }  # fmt: skip
     write_json(RESULTS / f"retrofit-{which}.json", data, indent=1)
 

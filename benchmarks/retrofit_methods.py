@@ -70,7 +70,7 @@ def methods(name: str, k: int, window: int | None, n: int, fitted: Fitted) -> At
 
 def _made(name: str, k: int, window: int | None, n: int, fitted: Fitted) -> Attend:
     if name in GROUPED:
-        return _grouped(Grouping(k=k, window=window or 256, **GROUPED[name]), only_window=name == "window")
+        return grouped(Grouping(k=k, window=window or 256, **GROUPED[name]), only_window=name == "window")
     if name == "jl":
         R = jl_projection(n, k)[None].float()
         return lambda _, x: projected_attention(x.query, x.key, x.value, R, R, scale=x.scale)
@@ -80,7 +80,9 @@ def _made(name: str, k: int, window: int | None, n: int, fitted: Fitted) -> Atte
     return lambda i, x: made[i].attend(x.query, x.key, x.value, x.real(), scale=x.scale)
 
 
-def _grouped(how: Grouping, *, only_window: bool) -> Attend:
+def grouped(how: Grouping, *, only_window: bool = False) -> Attend:
+    """Groups made from the input itself; causal where the attention is."""
+
     def attend(_: int, x: Layer) -> Tensor:
         if not x.causal:
             return whole_attention(x.query, x.key, x.value, x.real(), how, scale=x.scale)

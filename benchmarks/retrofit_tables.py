@@ -83,4 +83,16 @@ def _not_run(results: dict[str, Any]) -> str:
     return markdown(["not run", "why"], [[name, why] for name, why in results["not_run"].items()])
 
 
-PARTS = {"spaces": _spaces, "identity": _identity, "not-run": _not_run}
+def _alone(results: dict[str, Any]) -> str:
+    rows = [
+        [f"{each['n']:,}", f"{1000 * each['exact_seconds']:.0f}", f"{1000 * each['seconds']:.0f}",
+         f"{each['exact_seconds'] / each['seconds']:.2f}"]
+        for each in results["alone"]
+    ]  # fmt: skip
+    first = results["alone"][0]
+    caption = f"One attention of {results['settings']['model']}, {first['k']} groups and a window of {first['window']}"
+    header = ["n", "exact (SDPA), ms", "groups, ms", "× faster"]
+    return f"{caption}, CPU time of one thread, best of 3:\n\n{markdown(header, rows)}"
+
+
+PARTS = {"alone": _alone, "spaces": _spaces, "identity": _identity, "not-run": _not_run}

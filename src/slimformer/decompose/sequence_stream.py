@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from slimformer.decompose.sequence import SWEEPS, clusters, pooled, segments
+from slimformer.decompose.sequence import SWEEPS, clusters, segments
 
 SINKS = 4
 DAMPING = 1e-3  # of C, relative to its mean diagonal: after few queries it is singular
@@ -68,9 +68,13 @@ class Groups:
 
     def merged(self, assignment: Int[Tensor, "b h n"], k: int) -> Groups:
         """Groups of groups, with the moments all their members have together."""
-        K, mass = pooled(self.K, assignment, k, self.mass)
-        V, _ = pooled(self.V, assignment, k, self.mass)
-        squares, _ = pooled(self.S + self.K.square(), assignment, k, self.mass)
+        member = torch.nn.functional.one_hot(assignment, k).to(self.K.dtype) * self.mass[..., None]
+        mass = member.sum(2)
+        # one product in place of three scatters, which take longer on a CPU
+        sums = member.mT @ torch.cat([self.K, self.V, self.S + self.K.square()], -1)
+        means = sums / mass.clamp_min(torch.finfo(mass.dtype).tiny)[..., None]
+        d, p = self.K.shape[-1], self.V.shape[-1]
+        K, V, squares = means.split([d, p, d], -1)
         return Groups(K, V, (squares - K.square()).clamp_min(0), mass)
 
     def parts(self) -> tuple[Tensor, ...]:
@@ -133,7 +137,8 @@ def stream_attention(
             real=torch.cat([memory.real, real[:, start:stop]], 1), seen=memory.seen + stop - start,
         )  # fmt: skip
         made.append(_attend(folded, memory, stop - start, how, scale).reshape(*q.shape[:3], v.shape[-1]))
-        counted = folded * _rows(real[:, start:stop], folded).to(q.dtype)
+        new = real[:, start:stop]
+        counted = folded if bool(new.all()) else folded * _rows(new, folded).to(q.dtype)
         memory = replace(memory, C=memory.C + counted.mT @ counted)
         start = stop
     return torch.cat(made, 2), memory
@@ -152,23 +157,28 @@ def _rows(real: Bool[Tensor, "b m"], folded: Float[Tensor, "b h gm d"]) -> Bool[
 def _attend(
     q: Float[Tensor, "b h gm d"], memory: Memory, m: int, how: Grouping, scale: float
 ) -> Float[Tensor, "b h gm p"]:
-    """Softmax over groups and window together. What may not be seen gets a score so low that it counts for nothing,
-    not −∞: a pad that sees no real token must stay a number."""
-    never = torch.finfo(q.dtype).min / 4
-    r = memory.K.shape[2]
+    """Softmax over groups and window together, in one fused call: what is not q·k goes in as a bias of the scores.
+
+    What may not be seen gets a bias so low that it counts for nothing, not −∞: a pad that sees no real token must stay
+    a number.
+    """
+    never, r, past = torch.finfo(q.dtype).min / 4, memory.K.shape[2], memory.groups
     hidden = torch.ones(m, r, dtype=torch.bool, device=q.device).triu(r - m + 1).repeat(q.shape[2] // m, 1)
     if not bool(memory.real.all()):
         hidden = hidden | ~memory.real[:, None, None, :]
-    scaled, V = q * scale, memory.V
-    scores = (scaled @ memory.K.mT).masked_fill(hidden, never)
-    if memory.groups is not None:
-        past = memory.groups
-        mass = past.mass if how.mass else (past.mass > 0).to(q.dtype)
-        far = scaled @ past.K.mT + mass.log().clamp_min(never)[..., None, :]
-        if how.second_order:
-            far = far + (scaled.square() / 2) @ past.S.mT
-        scores, V = torch.cat([far, scores], -1), torch.cat([past.V, V], 2)
-    return scores.softmax(-1) @ V
+    bias = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill(hidden, never)
+    bias, K, V = bias.expand(*q.shape[:3], r), memory.K, memory.V
+    if past is not None:
+        far = _group_bias(q, past, how, scale).expand(*q.shape[:3], -1)
+        bias, K, V = torch.cat([far, bias], -1), torch.cat([past.K, K], 2), torch.cat([past.V, V], 2)
+    return torch.nn.functional.scaled_dot_product_attention(q, K, V, bias, scale=scale)
+
+
+def _group_bias(q: Float[Tensor, "b h m d"], groups: Groups, how: Grouping, scale: float) -> Float[Tensor, "b h #m k"]:
+    """log n_c + ½ s² qᵀ S_c q; −∞, all but, where a group is empty."""
+    mass = groups.mass if how.mass else (groups.mass > 0).to(q.dtype)
+    bias = mass.log().clamp_min(torch.finfo(q.dtype).min / 4)[..., None, :]
+    return bias + ((q * scale).square() / 2) @ groups.S.mT if how.second_order else bias
 
 
 def _retired(memory: Memory, how: Grouping, scale: float) -> Memory:
@@ -215,10 +225,7 @@ def whole_attention(
     """Attention in both directions over k groups of all keys; the first real tokens stay groups of one, as above."""
     counted = Q * real[:, None, :, None].to(Q.dtype)
     groups = condensed(Groups.of_tokens(K, V, real), counted.mT @ counted, how, scale=scale)
-    never = torch.finfo(Q.dtype).min / 4
-    mass = groups.mass if how.mass else (groups.mass > 0).to(Q.dtype)
-    scaled = Q * scale
-    scores = scaled @ groups.K.mT + mass.log().clamp_min(never)[..., None, :]
-    if how.second_order:
-        scores = scores + (scaled.square() / 2) @ groups.S.mT
-    return scores.softmax(-1) @ groups.V
+    bias = _group_bias(Q, groups, how, scale)
+    return torch.nn.functional.scaled_dot_product_attention(
+        Q, groups.K, groups.V, bias.expand(*Q.shape[:3], -1), scale=scale
+    )

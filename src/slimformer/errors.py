@@ -115,3 +115,15 @@ class CannotForget(SlimformerError, ValueError):
 
 class HeadDoesNotFit(SlimformerError, ValueError):
     """No stock class can hold this head on this model, or the head was fitted on other features."""
+
+
+class CannotExport(SlimformerError):
+    """The format cannot say this model, or a package it needs is not installed."""
+
+
+class ExportFailed(SlimformerError):
+    """The exported file does not give the outputs of the model, so it was not put in place."""
+
+
+class CannotPush(SlimformerError):
+    """The folder is no finished checkpoint, or the hub does not take it."""

@@ -16,6 +16,7 @@ Results go to benchmarks/results/export_speed.json. Under five minutes on one co
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import tempfile
@@ -118,7 +119,7 @@ def latency(all_of: dict[str, Competitor], graph: Graph, repeats: int) -> list[d
     for batch, length in SHAPES:
         inputs = sample(graph.model, batch, length)
         inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
-        calls = {name: (lambda run=each.run: run(inputs)) for name, each in all_of.items()}
+        calls = {name: functools.partial(each.run, inputs) for name, each in all_of.items()}
         found = compare_latency(calls, repeats=repeats, warmup=3)
         for name, timing in found.timings.items():
             rows.append(

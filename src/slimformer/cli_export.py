@@ -20,7 +20,9 @@ Quant = Annotated[
 FixedLength = Annotated[
     int | None, typer.Option("--seq-len", min=2, metavar="N", help="fix the sequence length", show_default="any")
 ]
-OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the file and what belongs to it")]
+OutFolder = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="folder to write the file and what belongs to it")
+]
 Verify = Annotated[bool, typer.Option(help="run the file and compare its outputs with those of the model")]
 
 

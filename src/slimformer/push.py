@@ -45,9 +45,7 @@ class Parcel:
         return {"repository": self.repository, "private": self.private, "files": files, "notes": list(self.notes)}
 
 
-def prepare(
-    folder: str | Path, repository: str, *, private: bool = False, base_model: str | None = None
-) -> Parcel:
+def prepare(folder: str | Path, repository: str, *, private: bool = False, base_model: str | None = None) -> Parcel:
     """Look a folder over without a network: refuses (`CannotPush`) all but finished checkpoints of slimformer."""
     folder = Path(folder)
     for role, name in (("repository", repository), ("base model", base_model)):
@@ -95,7 +93,9 @@ def _create(api: Any, parcel: Parcel) -> None:
     """A new repository, or the one that is there; what is to be private does not go where everybody reads."""
     created = api.create_repo(parcel.repository, private=True if parcel.private else None, exist_ok=True)
     if parcel.private and not api.repo_info(created.repo_id).private:
-        raise CannotPush(f"{parcel.repository} is there already and public; choose another name, or leave out --private")
+        raise CannotPush(
+            f"{parcel.repository} is there already and public; choose another name, or leave out --private"
+        )
 
 
 def _require_finished(folder: Path) -> None:

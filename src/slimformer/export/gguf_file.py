@@ -31,7 +31,7 @@ STATIC = ("default", "linear", "llama3", "longrope")  # kinds of positions whose
 
 @dataclass(frozen=True)
 class Written:
-    """The weights as the file holds them, rounded, under their names in transformers; and what a reader must be told."""
+    """Weights as the file holds them, rounded, under their names in transformers; what a reader must be told."""
 
     weights: dict[str, Tensor]
     stored: dict[str, int]  # kind of number → tensors stored so
@@ -100,7 +100,10 @@ def write_gguf(model: PreTrainedModel, tokenizer: Any, folder: Path, *, quant: s
         chosen = _number(array, quant)
         data, kind = _packed(array, chosen)
         writer.add_tensor(target, data, raw_dtype=kind)
-        rounded[key], stored[chosen] = _unpermuted(gguf.quants.dequantize(data, kind), key, config, arch), stored[chosen] + 1
+        rounded[key], stored[chosen] = (
+            _unpermuted(gguf.quants.dequantize(data, kind), key, config, arch),
+            stored[chosen] + 1,
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

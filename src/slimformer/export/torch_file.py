@@ -20,9 +20,7 @@ from slimformer.export.onnx_file import named, quiet, traced_shape
 FILE = "model.pt2"
 
 
-def write_program(
-    graph: Graph, folder: Path, *, seq_len: int | None = None, verify: bool = True
-) -> Difference | None:
+def write_program(graph: Graph, folder: Path, *, seq_len: int | None = None, verify: bool = True) -> Difference | None:
     """Trace the model, save it, and compare what a fresh process gives on several shapes with what the model gives.
 
     Cost: one trace; to verify, starting Python with torch and one forward pass for each shape.
@@ -47,7 +45,9 @@ def _fresh(path: Path, graph: Graph, seq_len: int | None) -> list[dict[str, Tens
     shapes = trial_shapes(graph.model, seq_len)
     trials = [sample(graph.model, *shape, seed=seed) for seed, shape in enumerate(shapes)]
     given = {
-        f"{i}/{j}": trial[name].contiguous() for i, trial in enumerate(trials) for j, name in enumerate(graph.input_names)
+        f"{i}/{j}": trial[name].contiguous()
+        for i, trial in enumerate(trials)
+        for j, name in enumerate(graph.input_names)
     }
     with tempfile.TemporaryDirectory(prefix="slimformer-export-") as scratch:
         inputs, outputs = Path(scratch) / "inputs.safetensors", Path(scratch) / "outputs.safetensors"

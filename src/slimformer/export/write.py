@@ -116,9 +116,7 @@ def _steps(
     return lambda folder: _traced(graph, loaded.name, folder, to, int8, seq_len, verify)
 
 
-def _traced(
-    graph: Graph, name: str, folder: Path, to: str, int8: bool, seq_len: int | None, verify: bool
-) -> Export:
+def _traced(graph: Graph, name: str, folder: Path, to: str, int8: bool, seq_len: int | None, verify: bool) -> Export:
     from slimformer.export import onnx_file, torch_file
 
     if to == "onnx":

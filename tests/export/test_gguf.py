@@ -47,6 +47,7 @@ def test_a_plain_result_is_read_back_to_the_same_outputs(model_type, tmp_path):
 def test_the_tokenizer_comes_back(make, tmp_path):
     tokenizer = make()
     made = export(tiny("llama", vocab_size=SIZE), tmp_path, tokenizer)
+    assert not (tmp_path / "out" / "tokenizer.json").exists(), "then that one would be read"
     read = AutoTokenizer.from_pretrained(tmp_path / "out", gguf_file=made.file)
     ids = tokenizer(TEXT, add_special_tokens=False).input_ids
     assert len(ids) < len(TEXT), "the tokenizer must have merged something"

@@ -76,7 +76,7 @@ def export_model(
         progress("export", 0, 1)
         made = steps(partial)
         model.config.save_pretrained(partial)
-        if loaded.processor is not None:
+        if loaded.processor is not None and to != "gguf":  # which holds it; transformers would mix the two
             loaded.processor.save_pretrained(partial)
         if loaded.companions is not None:
             copy_files(loaded.companions, partial)

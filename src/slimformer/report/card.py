@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -52,7 +53,7 @@ def _model_index(report: Report) -> list[dict[str, Any]]:
     measured = [each for each in report.metrics if each.get("small") is not None and math.isfinite(each["small"])]
     if not measured:
         return []
-    name = source_names(report.data.get("name", "")) or "held-out data"
+    name = html.escape(source_names(report.data.get("name", "")), quote=False) or "held-out data"
     metrics = [
         {"type": re.sub(r"\W+", "_", metric["name"].lower()), "name": metric["name"], "value": float(metric["small"])}
         for metric in measured
@@ -61,7 +62,12 @@ def _model_index(report: Report) -> list[dict[str, Any]]:
         "task": {"type": task_of(report.load_class)}, "dataset": {"type": name, "name": name, "split": "report"},
         "metrics": metrics,
     }  # fmt: skip
-    return [{"name": f"{last_name(report.model)} at {100 * report.macs_kept:.0f} %", "results": [result]}]
+    return [
+        {
+            "name": f"{html.escape(last_name(report.model), quote=False)} at {100 * report.macs_kept:.0f} %",
+            "results": [result],
+        }
+    ]
 
 
 def task_of(load_class: str) -> str:

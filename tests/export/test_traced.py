@@ -158,3 +158,10 @@ def test_a_length_can_be_fixed(tmp_path):
     onnx_file.write_onnx(graph, tmp_path, seq_len=24)
     assert onnx_file.open_session(Path(tmp_path) / "model.onnx").get_inputs()[0].shape == ["batch", 24]
     write_program(graph, tmp_path, seq_len=24)
+
+
+def test_what_torch_cannot_trace_is_one_line(tmp_path):
+    model = tiny("llama", "classify")
+    model.config.pad_token_id = None  # then it refuses batches
+    with pytest.raises(CannotExport, match="torch cannot export this model: .*padding"):
+        write_program(Graph(model).eval(), tmp_path)

@@ -165,7 +165,7 @@ def _write_sizes(writer: Any, model: PreTrainedModel, name: str) -> None:
     config = model.config
     window = getattr(config, "sliding_window", None) or config.max_position_embeddings
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_name(name or config.model_type)
+    writer.add_name(f"{name or config.model_type} (slimformer)")  # transformers takes "mistral" alone for a type
     # Within the window nothing slides, so there the outputs are those of full attention.
     writer.add_context_length(min(config.max_position_embeddings, window))
     writer.add_embedding_length(config.hidden_size)

@@ -45,7 +45,7 @@ def write_onnx(
     sizes = free_sizes(graph.model, seq_len)
     inputs = sample(graph.model, *traced_shape(graph, seq_len))
     arguments = tuple(inputs[name] for name in graph.input_names)
-    with quiet(), torch.no_grad():
+    with quiet(), tracing(), torch.no_grad():
         program = torch.onnx.export(
             graph, arguments, dynamo=True, dynamic_shapes=named(sizes), external_data=False, verbose=False,
             input_names=list(graph.input_names), output_names=list(graph.output_names),
@@ -115,6 +115,19 @@ def named(sizes: list[dict[int, Any]]) -> dict[str, dict[int, Any] | None]:
 
 def _large(graph: Graph) -> bool:
     return sum(tensor.numel() * tensor.element_size() for tensor in graph.parameters()) > ONE_FILE
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """What torch cannot trace is said in one line; it raises a dozen types, some of them pages long."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = (lines[0] if lines else type(error).__name__)[:200]
+        raise CannotExport(f"torch cannot export this model: {reason}") from error
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from slimformer.errors import ExportFailed
 from slimformer.export import reopen
 from slimformer.export.compare import Difference, difference, require_close
 from slimformer.export.graph import Graph, free_sizes, sample, trial_shapes
-from slimformer.export.onnx_file import named, quiet, traced_shape
+from slimformer.export.onnx_file import named, quiet, traced_shape, tracing
 
 FILE = "model.pt2"
 
@@ -28,7 +28,7 @@ def write_program(graph: Graph, folder: Path, *, seq_len: int | None = None, ver
     path, sizes = folder / FILE, free_sizes(graph.model, seq_len)
     inputs = sample(graph.model, *traced_shape(graph, seq_len))
     arguments = tuple(inputs[name] for name in graph.input_names)
-    with quiet(), torch.no_grad():
+    with quiet(), tracing(), torch.no_grad():
         program = torch.export.export(graph, arguments, dynamic_shapes=named(sizes), strict=False)
         torch.export.save(program, path)
     if not verify:

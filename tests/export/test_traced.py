@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conftest import skip_or_fail
-from families import MODEL_TYPES, heads, tiny, tiny_compressed, tiny_ragged
+from families import MODEL_TYPES, heads, tiny, tiny_compressed, tiny_ragged, tiny_tokenizer
 from ranked import ranked
 from slimformer.errors import CannotExport, ExportFailed, SequenceTooLong
 from slimformer.export import onnx_file
@@ -82,23 +82,28 @@ def test_padding_is_told_apart_and_masks_matter():
         require_close(difference(graph, unmasked))
 
 
-def test_embeddings_are_those_of_sentence_transformers(tmp_path):
-    transformers = pytest.importorskip("sentence_transformers", reason="sentence-transformers is an extra")
-    from families import tiny_tokenizer
-
+@pytest.mark.parametrize(("kind", "normalize"), [("mean", True), ("cls", False)])
+def test_embeddings_are_those_of_sentence_transformers(kind, normalize, tmp_path):
+    sentences = pytest.importorskip("sentence_transformers", reason="sentence-transformers is an extra")
     model, tokenizer = tiny("bert", "bare"), tiny_tokenizer()
-    model.save_pretrained(tmp_path / "plain")
-    tokenizer.save_pretrained(tmp_path / "plain")
-    parts = transformers.models if hasattr(transformers, "models") else None
-    body = parts.Transformer(str(tmp_path / "plain"))
-    folder = tmp_path / "sentences"
-    transformers.SentenceTransformer(modules=[body, parts.Pooling(32, "mean"), parts.Normalize()]).save(str(folder))
-    assert pooling_of(folder) == Pooling("mean", True)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    parts = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")][: 3 if normalize else 2]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(parts)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    for _, path in parts[1:]:
+        (tmp_path / path).mkdir()
+    modes = {f"pooling_mode_{name}": name.startswith(kind) for name in ("cls_token", "mean_tokens", "max_tokens")}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **modes}))
+    assert pooling_of(tmp_path) == Pooling(kind, normalize)
     texts = ["w5 w6 w7 w8", "w9 w10"]
     given = tokenizer(texts, padding=True, return_tensors="pt")
     given["token_type_ids"] = torch.zeros_like(given["input_ids"])
-    found = outputs_of(Graph(model, pooling_of(folder)), given)["sentence_embedding"]
-    expected = transformers.SentenceTransformer(str(folder), device="cpu").encode(texts, convert_to_tensor=True)
+    found = outputs_of(Graph(model, pooling_of(tmp_path)), given)["sentence_embedding"]
+    expected = sentences.SentenceTransformer(str(tmp_path), device="cpu").encode(texts, convert_to_tensor=True)
     assert torch.allclose(found, expected, atol=1e-5)
 
 

@@ -13,7 +13,7 @@ def export_speed(results: dict[str, Any], _report: str | None) -> str:
     ratios = {(row["name"], row["batch"], row["length"]): row for row in results["latency"]}
     rows = []
     for name, found in results["competitors"].items():
-        cells = [f"{ratios[name, *shape]['ratio']:.2f}" for shape in shapes]
+        cells = [_ratio(ratios[name, *shape]) for shape in shapes]
         size = "–" if found["bytes"] is None else f"{found['bytes'] / 1e6:.1f}"
         far = [f"{found['largest']:.1g}", f"{found['lowest_cosine']:.4f}", f"{found['cosine_to_dense']:.3f}"]
         rows.append([name, *cells, size, *far])
@@ -25,8 +25,12 @@ def export_speed(results: dict[str, Any], _report: str | None) -> str:
     said = (
         f"{results['model']}, dense and at {100 * results['macs']:.0f} % of its block MACs ({results['tokens']:,} "
         f"calibration tokens): latency as a ratio to the dense model in torch within one run, {machine['threads']} "
-        f"thread{'s' if machine['threads'] > 1 else ''}, batch × tokens; embeddings of {results['texts']:,} held-out "
+        f"thread{'s' if machine['threads'] > 1 else ''}, batch × tokens (median, quartiles); embeddings of {results['texts']:,} held-out "
         f"texts; float32 files differ from torch by at most {results['tolerance']:g} of the largest output, or are "
         "refused"
     )
     return f"{said}:\n\n{markdown(header, rows)}"
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    return f"{row['ratio']:.2f} ({row['low']:.2f} – {row['high']:.2f})"

@@ -17,6 +17,7 @@ from torch import Tensor
 
 
 def main(program: str, inputs: str, outputs: str) -> None:
+    """Run the program on every trial."""
     trials: dict[str, dict[int, Tensor]] = defaultdict(dict)
     for name, tensor in load_file(inputs).items():
         trial, position = name.split("/")

@@ -119,12 +119,12 @@ def _steps(
 def _traced(graph: Graph, name: str, folder: Path, to: str, int8: bool, seq_len: int | None, verify: bool) -> Export:
     from slimformer.export import onnx_file, torch_file
 
+    packages: tuple[str, ...] = ("torch", "transformers")
     if to == "onnx":
         file, found = onnx_file.FILE, onnx_file.write_onnx(graph, folder, int8=int8, seq_len=seq_len, verify=verify)
-        packages = ("torch", "transformers", *onnx_file.PACKAGES)
+        packages += onnx_file.PACKAGES
     else:
         file, found = torch_file.FILE, torch_file.write_program(graph, folder, seq_len=seq_len, verify=verify)
-        packages = ("torch", "transformers")
     notes = ["there is no cache: every call reads the whole sequence"] if graph.uncached else []
     return Export(
         to, name, file, _size(folder, file), list(graph.input_names), list(graph.output_names), seq_len,

@@ -22,12 +22,12 @@ def export_speed(results: dict[str, Any], _report: str | None) -> str:
         "largest difference to its own", "lowest cosine to its own", "mean cosine to the dense",
     ]  # fmt: skip
     machine = results["machine"]
+    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
     said = (
         f"{results['model']}, dense and at {100 * results['macs']:.0f} % of its block MACs ({results['tokens']:,} "
-        f"calibration tokens): latency as a ratio to the dense model in torch within one run, {machine['threads']} "
-        f"thread{'s' if machine['threads'] > 1 else ''}, batch × tokens (median, quartiles); embeddings of {results['texts']:,} held-out "
-        f"texts; float32 files differ from torch by at most {results['tolerance']:g} of the largest output, or are "
-        "refused"
+        f"calibration tokens): latency as a ratio to the dense model in torch within one run of {results['repeats']} "
+        f"rounds, {threads}, batch × tokens (median, quartiles); embeddings of {results['texts']:,} held-out texts; "
+        f"float32 files differ from torch by at most {results['tolerance']:g} of the largest output, or are refused"
     )
     return f"{said}:\n\n{markdown(header, rows)}"
 

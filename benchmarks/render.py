@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from export_tables import export_speed
 from lab_tables import lab
 from linformer_tables import linformer_batch, linformer_speed
 from minimal_tables import minimal_speed
@@ -204,7 +205,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
     "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "mlp": mlp, "retrofit": retrofit,
     "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, "linformer_batch": linformer_batch, "lab": lab,
-    **HEADS,
+    "export_speed": export_speed, **HEADS,
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from slimformer.cli_cascade import CASCADE
 from slimformer.cli_compress import budget_asked, context_asked, require_out, saved, show_dry_run, show_result
 from slimformer.cli_eval import MEASURE
+from slimformer.cli_export import EXPORT
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_heads import HEADS
 from slimformer.cli_inspect import INSPECT
@@ -296,7 +297,7 @@ def compress(
     show_result(result.report, out_folder, as_json, quiet)
 
 
-for command, example in {**FRONT, **MEASURE, **CASCADE, **HEADS, **REPORT}.items():
+for command, example in {**FRONT, **MEASURE, **CASCADE, **HEADS, **EXPORT, **REPORT}.items():
     name = command.__name__.rstrip("_")
     app.command(name, epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)
 

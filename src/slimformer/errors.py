@@ -136,3 +136,15 @@ class ExperimentChanged(SlimformerError):
 
 class RunFailed(SlimformerError):
     """A training ended before its time."""
+
+
+class CannotExport(SlimformerError):
+    """The format cannot say this model, or a package it needs is not installed."""
+
+
+class ExportFailed(SlimformerError):
+    """The exported file does not give the outputs of the model, so it was not put in place."""
+
+
+class CannotPush(SlimformerError):
+    """The folder is no finished checkpoint, or the hub does not take it."""

@@ -24,7 +24,7 @@ from slimformer.errors import CannotWrite, OutputExists, SlimformerError
 OURS = {
     "plan.json": "slimformer_plan", "stats.json": "slimformer_stats", "cascade.json": "slimformer_cascade",
     "inspection.json": "slimformer_inspection", "probe.json": "slimformer_probe", "match.json": "slimformer_match",
-    "adapt.json": "slimformer_adapt", "lab.json": "slimformer_lab",
+    "adapt.json": "slimformer_adapt", "lab.json": "slimformer_lab", "export.json": "slimformer_export",
 }  # fmt: skip
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space, or choose another place",

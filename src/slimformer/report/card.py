@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import math
 import re
 from importlib import resources
 from typing import Any
@@ -13,12 +15,18 @@ from jinja2 import Environment
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.report import Report
 
+TASKS = {
+    "CausalLM": "text-generation", "LMHead": "text-generation", "MaskedLM": "fill-mask",
+    "SequenceClassification": "text-classification", "ImageClassification": "image-classification",
+    "TokenClassification": "token-classification", "QuestionAnswering": "question-answering",
+}  # fmt: skip
+
 
 def model_card(report: Report, *, folder: str) -> str:
     """README.md for a checkpoint: YAML header for the hub, then text. Numbers come from the report only."""
     template = (resources.files("slimformer.report") / "card.md.jinja").read_text()
     environment = Environment(autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    header = yaml.safe_dump(_header(report), sort_keys=False, allow_unicode=True).strip()
+    header = yaml.safe_dump(card_header(report), sort_keys=False, allow_unicode=True).strip()
     values: dict[str, Any] = {
         "report": report,
         "header": header,
@@ -30,14 +38,44 @@ def model_card(report: Report, *, folder: str) -> str:
     return environment.from_string(template).render(load_class=report.load_class, **values)
 
 
-def _header(report: Report) -> dict[str, Any]:
+def card_header(report: Report) -> dict[str, Any]:
+    """What the hub reads: library, tags, task, what it was made from, metrics."""
     header: dict[str, Any] = {"library_name": "transformers", "tags": ["slimformer", "compressed", "pruned"]}
-    if _is_hub_id(report.model):
+    header["pipeline_tag"] = task_of(report.load_class)
+    if is_hub_id(report.model):
         header["base_model"] = report.model
-    return header
+    index = _model_index(report)
+    return {**header, "model-index": index} if index else header
 
 
-def _is_hub_id(model: str) -> bool:
+def _model_index(report: Report) -> list[dict[str, Any]]:
+    """The metrics as the hub reads them: of the small model, on data that were neither fitted nor used to choose."""
+    measured = [each for each in report.metrics if each.get("small") is not None and math.isfinite(each["small"])]
+    if not measured:
+        return []
+    name = html.escape(source_names(report.data.get("name", "")), quote=False) or "held-out data"
+    metrics = [
+        {"type": re.sub(r"\W+", "_", metric["name"].lower()), "name": metric["name"], "value": float(metric["small"])}
+        for metric in measured
+    ]
+    result = {
+        "task": {"type": task_of(report.load_class)}, "dataset": {"type": name, "name": name, "split": "report"},
+        "metrics": metrics,
+    }  # fmt: skip
+    return [
+        {
+            "name": f"{html.escape(last_name(report.model), quote=False)} at {100 * report.macs_kept:.0f} %",
+            "results": [result],
+        }
+    ]
+
+
+def task_of(load_class: str) -> str:
+    """What the hub calls the task of a class of models."""
+    return next((task for part, task in TASKS.items() if part in load_class), "feature-extraction")
+
+
+def is_hub_id(model: str) -> bool:
     """owner/name. Folders are told apart where a model is opened, not here: a page may be made anew anywhere."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None
 

@@ -1,0 +1,1 @@
+"""Compressed models for other runtimes: ONNX, torch.export and GGUF."""

@@ -1,0 +1,72 @@
+"""Read a GGUF file back through transformers: the same weights, the same outputs, the same tokens."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from slimformer.errors import CannotExport, ExportFailed
+from slimformer.export.compare import Difference, difference, require_close
+from slimformer.export.gguf_file import FILE, Written
+from slimformer.export.graph import Graph, outputs_of
+
+TEXT = "Once upon a time, there was a little girl. She didn't know: was it so? Yes (indeed) it was!"
+
+
+def check_gguf(model: PreTrainedModel, tokenizer: Any, folder: Path, written: Written) -> Difference:
+    """Compare with a copy of the model that has the rounded weights; the difference returned is to the model itself.
+
+    Cost: two copies of the weights in memory, one forward pass of three models for each shape.
+    """
+    read = _read(folder, model, written)
+    found = read.state_dict()
+    for key, tensor in written.weights.items():
+        if key not in found or not torch.equal(found[key].float(), tensor):
+            raise ExportFailed(f"the GGUF file is read back with other weights: {key}; it was not kept")
+    # transformers builds the model of a file anew; Mistral comes back as LLaMA, which computes the same
+    rounded = _with_weights(model, written)
+    opened = Graph(read)
+    require_close(difference(Graph(rounded), lambda inputs: outputs_of(opened, inputs)))
+    _require_same_tokens(tokenizer, folder)
+    return difference(Graph(model), lambda inputs: outputs_of(opened, inputs))
+
+
+def _read(folder: Path, model: PreTrainedModel, written: Written) -> Any:
+    try:
+        import accelerate  # noqa: F401
+    except ImportError as error:
+        raise CannotExport("reading GGUF back needs accelerate; run: pip install accelerate, or --no-verify") from error
+    logging.getLogger("transformers.modeling_gguf_pytorch_utils").setLevel(logging.ERROR)
+    given = {"config": copy.deepcopy(model.config)} if written.needs_config else {}
+    try:
+        with redirect_stderr(StringIO()):  # a progress bar that no setting turns off
+            read: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32, **given)
+    except Exception as error:  # what is wrong shows deep inside gguf, in many ways
+        reason = " ".join(str(error).split())[:200]
+        raise ExportFailed(f"transformers does not read the GGUF file back: {reason}; it was not kept") from error
+    return read.eval()
+
+
+def _with_weights(model: PreTrainedModel, written: Written) -> PreTrainedModel:
+    rounded = copy.deepcopy(model).float()
+    rounded.load_state_dict(written.weights, strict=False)
+    rounded.tie_weights()
+    return rounded.eval()
+
+
+def _require_same_tokens(tokenizer: Any, folder: Path) -> None:
+    try:
+        read = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
+        left, right = (each(TEXT, add_special_tokens=False).input_ids for each in (tokenizer, read))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ExportFailed(f"transformers does not read the tokenizer of the GGUF file: {reason}") from error
+    if left != right:
+        raise ExportFailed("the tokenizer of the GGUF file splits a text otherwise than that of the model")

@@ -1,0 +1,158 @@
+"""From a loaded model to a folder another runtime opens: whole or not at all, and checked before it is put in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from slimformer.checkpoint.atomic import require_free, writing
+from slimformer.checkpoint.lines import json_text
+from slimformer.checkpoint.save import copy_files
+from slimformer.checkpoint.verify import in_float32
+from slimformer.errors import CannotExport, SequenceTooLong
+from slimformer.export.compare import TOLERANCE, Difference
+from slimformer.export.graph import Graph, free_sizes, longest, pooling_of
+from slimformer.models.load import Loaded
+
+FORMAT = 1
+TARGETS = ("onnx", "torch", "gguf")
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written and how far its outputs are from those of the model; as export.json says it."""
+
+    to: str
+    model: str
+    file: str
+    bytes: int
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    seq_len: int | None = None  # fixed, or None where any length will do
+    longest: int | None = None
+    number: str = "f32"
+    verified: bool = False
+    tolerance: float | None = None  # of the largest output
+    difference: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"slimformer_export": FORMAT, **self.__dict__}
+
+
+def export_model(
+    loaded: Loaded,
+    folder: str | Path,
+    *,
+    to: str,
+    int8: bool = False,
+    quant: str | None = None,
+    seq_len: int | None = None,
+    verify: bool = True,
+    force: bool = False,
+    progress: Progress = lambda *_: None,
+) -> Export:
+    """Write `loaded` for another runtime: `to` is onnx, torch or gguf.
+
+    ONNX and torch take every model, dense, plain or ragged; GGUF plain decoders of the LLaMA family. `seq_len` fixes
+    the length of sequences, `int8` is of ONNX, `quant` (f32, f16, q8_0) of GGUF.
+    """
+    _require_sensible(to, int8, quant, seq_len)
+    require_free(Path(folder), force)
+    model = in_float32(loaded.model).eval()
+    if model.dtype != torch.float32:
+        model = copy.deepcopy(model).float()
+    steps = _steps(model, loaded, to, int8, quant or "f16", seq_len, verify)
+    with writing(Path(folder), force=force) as partial:
+        progress("export", 0, 1)
+        made = steps(partial)
+        model.config.save_pretrained(partial)
+        if loaded.processor is not None and to != "gguf":  # which holds it; transformers would mix the two
+            loaded.processor.save_pretrained(partial)
+        if loaded.companions is not None:
+            copy_files(loaded.companions, partial)
+        (partial / "export.json").write_text(json_text(made.to_dict()), encoding="utf-8")
+        progress("export", 1, 1)
+    return made
+
+
+def _require_sensible(to: str, int8: bool, quant: str | None, seq_len: int | None) -> None:
+    if to not in TARGETS:
+        raise CannotExport(f"--to {to!r} is not known; choose from {', '.join(TARGETS)}")
+    if int8 and to != "onnx":
+        raise CannotExport(f"--int8 is for --to onnx, not for {to}" + ("; give --quant q8_0" if to == "gguf" else ""))
+    if quant is not None and to != "gguf":
+        raise CannotExport(f"--quant is for --to gguf, not for {to}" + ("; give --int8" if to == "onnx" else ""))
+    if seq_len is not None and to == "gguf":
+        raise CannotExport("--seq-len is for --to onnx and torch; a GGUF file takes any length")
+
+
+def _steps(
+    model: PreTrainedModel, loaded: Loaded, to: str, int8: bool, quant: str, seq_len: int | None, verify: bool
+) -> Callable[[Path], Export]:
+    """What writes the file; all that can be refused is refused before."""
+    if to == "gguf":
+        from slimformer.export.gguf_file import require_sayable
+
+        require_sayable(model, loaded.processor, quant)
+        return lambda folder: _gguf(model, loaded, folder, quant, verify)
+    if longest(model) is None and seq_len is not None:
+        raise SequenceTooLong("--seq-len is for text; an image has one size")
+    free_sizes(model, seq_len)
+    if to == "onnx":
+        from slimformer.export.onnx_file import require_packages
+
+        require_packages()
+    graph = Graph(model, pooling_of(loaded.companions or loaded.folder)).eval()
+    return lambda folder: _traced(graph, loaded.name, folder, to, int8, seq_len, verify)
+
+
+def _traced(graph: Graph, name: str, folder: Path, to: str, int8: bool, seq_len: int | None, verify: bool) -> Export:
+    from slimformer.export import onnx_file, torch_file
+
+    packages: tuple[str, ...] = ("torch", "transformers")
+    if to == "onnx":
+        file, found = onnx_file.FILE, onnx_file.write_onnx(graph, folder, int8=int8, seq_len=seq_len, verify=verify)
+        packages += onnx_file.PACKAGES
+    else:
+        file, found = torch_file.FILE, torch_file.write_program(graph, folder, seq_len=seq_len, verify=verify)
+    notes = ["there is no cache: every call reads the whole sequence"] if graph.uncached else []
+    return Export(
+        to, name, file, _size(folder, file), list(graph.input_names), list(graph.output_names), seq_len,
+        longest(graph.model), "int8" if int8 else "f32", verify, None if int8 or not verify else TOLERANCE,
+        _said(found), notes, {package: version(package) for package in packages},
+    )  # fmt: skip
+
+
+def _gguf(model: PreTrainedModel, loaded: Loaded, folder: Path, quant: str, verify: bool) -> Export:
+    from slimformer.export.gguf_check import check_gguf
+    from slimformer.export.gguf_file import FILE, write_gguf
+
+    written = write_gguf(model, loaded.processor, folder, quant=quant, name=loaded.name.rstrip("/").split("/")[-1])
+    found = check_gguf(model, loaded.processor, folder, written) if verify else None
+    notes = [f"{written.stored['f16']} tensors whose rows are no whole blocks of 32 are f16"]
+    notes = notes if quant == "q8_0" and written.stored["f16"] else []
+    if written.needs_config:
+        notes.append("transformers does not read all of this file: give it the config.json beside it (config=)")
+    packages = {package: version(package) for package in ("torch", "transformers", "gguf")}
+    return Export(
+        "gguf", loaded.name, FILE, _size(folder, FILE), ["input_ids"], ["logits"], None, longest(model), quant, verify,
+        TOLERANCE if verify else None, _said(found), notes, packages,
+    )  # fmt: skip
+
+
+def _said(found: Difference | None) -> dict[str, Any] | None:
+    return None if found is None else found.to_dict()
+
+
+def _size(folder: Path, file: str) -> int:
+    return sum(path.stat().st_size for path in folder.glob(f"{file}*"))

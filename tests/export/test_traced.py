@@ -1,0 +1,172 @@
+"""ONNX files and torch programs: the outputs of the model at any batch and length, ragged or not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import skip_or_fail
+from families import MODEL_TYPES, heads, tiny, tiny_compressed, tiny_ragged, tiny_tokenizer
+from ranked import ranked
+from slimformer.errors import CannotExport, ExportFailed, SequenceTooLong
+from slimformer.export import onnx_file
+from slimformer.export.compare import TOLERANCE, difference, require_alike, require_close
+from slimformer.export.graph import Graph, Pooling, outputs_of, pooling_of, sample
+from slimformer.export.torch_file import write_program
+from slimformer.export.write import export_model
+from slimformer.models.load import Loaded
+
+
+def needs_onnx() -> None:
+    missing = [name for name in onnx_file.PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        skip_or_fail(f"{', '.join(missing)} of the extra onnx are not installed")
+
+
+KINDS = {
+    "dense": lambda model: model,
+    "plain": lambda model: tiny_compressed(model, 0.6, format="plain"),
+    "ragged": tiny_ragged,
+    "ranks of nothing": lambda model: ranked(model, "nothing left"),
+}
+
+
+def test_a_ragged_decoder_as_a_program_and_a_fresh_process_that_runs_it(tmp_path):
+    graph = Graph(ranked(tiny("llama", num_hidden_layers=3), "narrow keys")).eval()
+    found = write_program(graph, tmp_path)
+    assert found.largest <= TOLERANCE * found.scale
+    assert len({length for _, length in found.shapes}) > 3
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    with pytest.raises(Exception, match=r"(?i)sequence|<= 64|shape"):
+        program(*sample(graph.model, 1, 65).values())  # more positions than there are
+
+
+def test_a_ragged_encoder_in_onnx_runtime_and_in_int8(tmp_path):
+    needs_onnx()
+    graph = Graph(tiny_ragged(tiny("bert", "bare")), Pooling("mean", True)).eval()
+    found = onnx_file.write_onnx(graph, tmp_path)
+    assert found.largest <= TOLERANCE * found.scale
+    session = onnx_file.open_session(tmp_path / "model.onnx")
+    assert [each.name for each in session.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert [each.name for each in session.get_outputs()] == ["last_hidden_state", "sentence_embedding"]
+    assert [each.shape for each in session.get_inputs()] == [["batch", "sequence"]] * 3
+    whole = (tmp_path / "model.onnx").stat().st_size
+    onnx_file.quantize(tmp_path / "model.onnx")
+    rough = difference(graph, onnx_file.runner(tmp_path / "model.onnx", graph))
+    require_alike(rough)
+    assert found.largest < rough.largest
+    assert (tmp_path / "model.onnx").stat().st_size < whole
+
+
+def test_the_outputs_of_another_model_are_noticed():
+    graph, other = Graph(tiny("bert")).eval(), Graph(tiny("bert", seed=1)).eval()
+    require_close(difference(graph, lambda inputs: outputs_of(graph, inputs)))
+    found = difference(graph, lambda inputs: outputs_of(other, inputs))
+    with pytest.raises(ExportFailed, match="other outputs"):
+        require_close(found)
+    with pytest.raises(ExportFailed, match="too much"):
+        require_alike(found)
+
+
+def test_padding_is_told_apart_and_masks_matter():
+    graph = Graph(tiny("bert")).eval()
+
+    def unmasked(inputs):
+        return outputs_of(graph, {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])})
+
+    with pytest.raises(ExportFailed):
+        require_close(difference(graph, unmasked))
+
+
+@pytest.mark.parametrize(("kind", "normalize"), [("mean", True), ("cls", False)])
+def test_embeddings_are_those_of_sentence_transformers(kind, normalize, tmp_path):
+    sentences = pytest.importorskip("sentence_transformers", reason="sentence-transformers is an extra")
+    model, tokenizer = tiny("bert", "bare"), tiny_tokenizer()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    parts = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")][: 3 if normalize else 2]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(parts)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    for _, path in parts[1:]:
+        (tmp_path / path).mkdir()
+    modes = {f"pooling_mode_{name}": name.startswith(kind) for name in ("cls_token", "mean_tokens", "max_tokens")}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **modes}))
+    assert pooling_of(tmp_path) == Pooling(kind, normalize)
+    texts = ["w5 w6 w7 w8", "w9 w10"]
+    given = tokenizer(texts, padding=True, return_tensors="pt")
+    given["token_type_ids"] = torch.zeros_like(given["input_ids"])
+    found = outputs_of(Graph(model, pooling_of(tmp_path)), given)["sentence_embedding"]
+    expected = sentences.SentenceTransformer(str(tmp_path), device="cpu").encode(texts, convert_to_tensor=True)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_other_pipelines_have_no_embedding(tmp_path):
+    assert pooling_of(None) is None
+    assert pooling_of(tmp_path) is None
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Transformer", "path": ""}]))
+    assert pooling_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "says"),
+    [
+        ({"to": "tflite"}, CannotExport, "onnx, torch, gguf"),
+        ({"to": "torch", "int8": True}, CannotExport, "--to onnx"),
+        ({"to": "onnx", "quant": "q8_0"}, CannotExport, "--int8"),
+        ({"to": "gguf", "seq_len": 8}, CannotExport, "any length"),
+        ({"to": "torch", "seq_len": 65}, SequenceTooLong, "64 positions"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_the_work(how, error, says, tmp_path):
+    with pytest.raises(error, match=says):
+        export_model(Loaded("mine", tiny("llama"), None), tmp_path / "out", **how)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_packages_the_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CannotExport, match=r"slimformer\[onnx\]"):
+        onnx_file.require_packages()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_family_leaves_as_it_is(model_type, kind, tmp_path):
+    if kind == "plain" and model_type in ("bert", "roberta", "distilbert", "opt", "gpt2"):
+        pytest.skip("neurons only; the ragged case holds them")
+    graph = Graph(KINDS[kind](tiny(model_type))).eval()
+    write_program(graph, tmp_path)
+    needs_onnx()
+    onnx_file.write_onnx(graph, tmp_path)
+    onnx_file.write_onnx(graph, tmp_path, int8=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model_type", "head"), [(t, h) for t in ("distilbert", "gpt2", "vit") for h in heads(t)[1:]])
+def test_every_head_leaves_as_it_is(model_type, head, tmp_path):
+    needs_onnx()
+    onnx_file.write_onnx(Graph(tiny_ragged(tiny(model_type, head))).eval(), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_length_can_be_fixed(tmp_path):
+    needs_onnx()
+    graph = Graph(tiny("bert")).eval()
+    onnx_file.write_onnx(graph, tmp_path, seq_len=24)
+    assert onnx_file.open_session(Path(tmp_path) / "model.onnx").get_inputs()[0].shape == ["batch", 24]
+    write_program(graph, tmp_path, seq_len=24)
+
+
+def test_what_torch_cannot_trace_is_one_line(tmp_path):
+    model = tiny("llama", "classify")
+    model.config.pad_token_id = None  # then it refuses batches
+    with pytest.raises(CannotExport, match=r"torch cannot export this model: .*padding"):
+        write_program(Graph(model).eval(), tmp_path)

@@ -241,7 +241,8 @@ def main(which: str, lengths: tuple[int, ...] | None, known: bool) -> None:
     told = {"model": grid.model, "lengths": grid.lengths, "tokens": grid.tokens, "ks": grid.ks, "window": grid.window}
     print(f"grid: {told}\nexpected: {grid.minutes:g} minutes of one core", flush=True)
     names, not_run = ("sequence.py", "sequence_stream.py"), dict(grid.not_run)
-    code = code_hash([*(PACKAGE / "decompose" / name for name in names), HERE / "retrofit_methods.py"])
+    files = [*(PACKAGE / "decompose" / name for name in names), PACKAGE / "nn" / "projected_keys.py"]
+    code = code_hash([*files, HERE / "retrofit_methods.py"])
     folder = cache_folder() / "retrofit" / f"{which}-{settings_hash({'tokens': grid.tokens, 'code': code})}"
     model, start = Lazily(grid.model), time.process_time()
 

@@ -93,6 +93,12 @@ def require_groupable(model: PreTrainedModel, architecture: Architecture, wanted
         raise CannotGroup(f"there is no kind {wanted.kind!r} of fewer keys; choose from {', '.join(KINDS)}")
     if wanted.k < 2:
         raise CannotGroup(f"k {wanted.k}: attention needs two groups of keys at least; 128 is a start")
+    if wanted.window < 0 or (wanted.keep_exact or 0) < 0:
+        raise CannotGroup(f"window {wanted.window} and keep_exact {wanted.keep_exact} are numbers from 0 on")
+    if wanted.keep_exact is not None and wanted.max_harm is not None:
+        raise CannotGroup("keep_exact says how many layers stay, max_kl lets that follow; give one of them")
+    if wanted.max_harm is not None and not wanted.max_harm > 0:
+        raise CannotGroup(f"max_kl {wanted.max_harm} is not a positive number")
     if family.image:
         raise CannotGroup(f"{config.model_type}: images have few patches, and all are looked at; this is for text")
     types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}

@@ -77,7 +77,12 @@ Kind = Annotated[
 ]
 Window = Annotated[
     int | None,
-    typer.Option(metavar="N", help="recipe long-context: last tokens a decoder sees exactly", show_default="256"),
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="recipe long-context: last tokens a decoder sees exactly (half of them at least)",
+        show_default="256",
+    ),
 ]
 KeepExact = Annotated[
     int | None,

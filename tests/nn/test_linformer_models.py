@@ -237,3 +237,34 @@ def test_the_head_is_the_embedding():
     assert model.lm_head.weight is model.encoder.tokens.weight
     model.resize_token_embeddings(50)
     assert model(tokens(1, 5)).logits.shape[-1] == 50
+
+
+@pytest.mark.parametrize("auto", [AutoModelForMaskedLM, AutoModelForCausalLM, AutoModelForSequenceClassification])
+def test_outputs_follow_the_config(auto):
+    config = config_of(num_labels=3)
+    config.return_dict, config.output_hidden_states = False, True
+    model = auto.from_config(config).eval()
+    logits, states = model(tokens(2, 9))
+    assert logits.shape[0] == 2 and len(states) == LAYERS + 1
+
+
+def test_logits_of_chosen_places():
+    model = AutoModelForCausalLM.from_config(config_of()).eval()
+    ids = tokens(2, 9)
+    all_of_them = model(ids).logits
+    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, all_of_them[:, -2:])
+    torch.testing.assert_close(model(ids, logits_to_keep=torch.tensor([1, 4])).logits, all_of_them[:, [1, 4]])
+
+
+@pytest.mark.parametrize("fields", [{"k": 12.5}, {"k": True}, {"block_size": -4}])
+def test_numbers_that_are_none_are_refused(fields):
+    with pytest.raises(ProjectionDoesNotFit):
+        config_of(**fields)
+
+
+def test_what_there_is_not_is_refused():
+    model = AutoModelForCausalLM.from_config(config_of())
+    with pytest.raises(ProjectionDoesNotFit, match="output_attentions"):
+        model(tokens(1, 5), output_attentions=True)
+    with pytest.raises(ProjectionDoesNotFit, match="3 axes"):
+        model(tokens(1, 5), attention_mask=torch.ones(1, 5, 5))

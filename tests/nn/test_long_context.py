@@ -81,9 +81,20 @@ def test_a_cache_handed_in_pieces_holds_less_than_the_dense_one():
 
 
 def test_beams_follow_their_memory():
-    model = grouped("llama")
-    beams = model.generate(ids(33), max_new_tokens=6, num_beams=2, do_sample=False, eos_token_id=None)
-    assert beams.shape == (1, 39)
+    model = grouped("llama").double()
+    how = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "eos_token_id": None}
+    with_cache, without = (model.generate(ids(33), use_cache=use, **how) for use in (True, False))
+    assert with_cache.shape == (1, 39) and torch.equal(with_cache, without)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_half_precision_runs_over_groups(model_type):
+    model = grouped(model_type)
+    whole = model(ids(LONG), use_cache=False) if model_type == "llama" else model(ids(LONG))
+    half = model.half()(ids(LONG))
+    a, b = (out.logits if "logits" in out else out.last_hidden_state for out in (whole, half))
+    assert b.dtype == torch.float16 and torch.isfinite(b).all()
+    torch.testing.assert_close(a.float(), b.float(), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "opt"])

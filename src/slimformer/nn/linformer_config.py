@@ -61,6 +61,8 @@ class LinformerConfig(PreTrainedConfig):
         _one_of("pooling", self.pooling, ("mean", "first"))
         if self.use_cache:
             raise ProjectionDoesNotFit("use_cache: compressed rows change as text grows; set it to false")
+        if self.block_size is not None and self.block_size < 1:
+            raise ProjectionDoesNotFit(f"block_size is {self.block_size}; give a number of tokens, or none")
         sizes = [self.layer_k(layer) for layer in range(self.num_hidden_layers)]
         if self.one_projection and len({k for each in sizes for k in each}) > 1:
             raise ProjectionDoesNotFit(
@@ -80,6 +82,8 @@ class LinformerConfig(PreTrainedConfig):
     def layer_k(self, layer: int) -> list[int]:
         """k of every head of a layer. No layer asks for more rows than there are positions."""
         given: K = self.k
+        if isinstance(given, bool) or not isinstance(given, int | list | tuple):
+            raise ProjectionDoesNotFit(f"k is {given!r}; give a number of rows, or a list")
         if not isinstance(given, int):
             if len(given) != self.num_hidden_layers:
                 raise ProjectionDoesNotFit(f"there are {len(given)} values of k for {self.num_hidden_layers} layers")

@@ -85,6 +85,14 @@ class LinformerPreTrainedModel(PreTrainedModel):
             if not any(getattr(weight, "_is_hf_initialized", False) for weight in weights):
                 module.reset_parameters()  # type: ignore[operator]
 
+    def _encoded(
+        self, ids: Tensor | None, mask: Tensor | None, embeds: Tensor | None, kwargs: dict[str, Any]
+    ) -> BaseModelOutput:
+        """The encoder's output, as an output whatever the config says of tuples."""
+        asked = {name: kwargs.pop(name, None) for name in ("output_hidden_states", "output_attentions")}
+        found: BaseModelOutput = self.encoder(ids, mask, embeds, return_dict=True, **asked)
+        return found
+
 
 class LinformerModel(LinformerPreTrainedModel):
     """The encoder: tokens and learned positions in, hidden states out. Causal if the config says `is_causal`."""
@@ -115,6 +123,12 @@ class LinformerModel(LinformerPreTrainedModel):
         **kwargs: Any,
     ) -> BaseModelOutput:
         """`attention_mask` is b × n, true for real tokens. Hidden states of pads mean nothing."""
+        if kwargs.get("output_attentions") or self.config.output_attentions:
+            raise ProjectionDoesNotFit("output_attentions: compressed rows have no weights of tokens; set it to false")
+        if attention_mask is not None and attention_mask.ndim != 2:
+            raise ProjectionDoesNotFit(f"attention_mask has {attention_mask.ndim} axes; give batch × length")
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         x = self.tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if x.shape[1] > self.config.max_position_embeddings:
             known = self.config.max_position_embeddings
@@ -160,7 +174,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        out = self.encoder(input_ids, attention_mask, inputs_embeds, kwargs.pop("output_hidden_states", None))
+        out = self._encoded(input_ids, attention_mask, inputs_embeds, kwargs)
         logits = self.lm_head(out.last_hidden_state)
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
@@ -186,7 +200,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        out = self.encoder(input_ids, attention_mask, inputs_embeds, kwargs.pop("output_hidden_states", None))
+        out = self._encoded(input_ids, attention_mask, inputs_embeds, kwargs)
         logits = self.classifier(self.dropout(self._pooled(out.last_hidden_state, attention_mask)))
         loss = None
         if labels is not None:
@@ -236,15 +250,17 @@ class LinformerForCausalLM(LinformerPreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         use_cache: bool | None = None,
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
         if past_key_values is not None:
             raise ProjectionDoesNotFit("a Linformer has no cache of keys and values; give the whole text")
-        out = self.encoder(input_ids, attention_mask, inputs_embeds, kwargs.pop("output_hidden_states", None))
-        logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep if logits_to_keep else 0 :])
+        out = self._encoded(input_ids, attention_mask, inputs_embeds, kwargs)
+        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        assert out.last_hidden_state is not None
+        logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 

@@ -165,7 +165,7 @@ def grouped_attention_forward(
     projected: ProjectedKeys | None = getattr(module, "projected", None)
     if projected is not None:
         return projected.attend(query, key, value, real, scale=scale).transpose(1, 2), None
-    return whole_attention(query, key, value, real, how, scale=scale).transpose(1, 2), None
+    return _whole(query, key, value, real, how, scale).transpose(1, 2), None
 
 
 def approximated(module: Any, seen: Seen, how: Grouping) -> Tensor:
@@ -175,7 +175,16 @@ def approximated(module: Any, seen: Seen, how: Grouping) -> Tensor:
     projected: ProjectedKeys | None = getattr(module, "projected", None)
     if projected is not None:
         return projected.attend(seen.query, seen.key, seen.value, seen.real, scale=seen.scale)
-    return whole_attention(seen.query, seen.key, seen.value, seen.real, how, scale=seen.scale)
+    return _whole(seen.query, seen.key, seen.value, seen.real, how, seen.scale)
+
+
+def _whole(query: Tensor, key: Tensor, value: Tensor, real: Tensor, how: Grouping, scale: float) -> Tensor:
+    return whole_attention(*_wide(query, key, value), real, how, scale=scale).to(value.dtype)
+
+
+def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """In single precision at least: masses are counts, and half precision counts to 2,048."""
+    return tuple(tensor.float() if tensor.element_size() < 4 else tensor for tensor in tensors)
 
 
 def _observed_attention_forward(
@@ -217,11 +226,13 @@ def _streamed(
     query: Tensor, key: Tensor, value: Tensor, real: Tensor, layer: GroupedLayer | None, how: Grouping, scale: float
 ) -> Tensor:
     before = layer.memory if layer is not None else None
+    dtype = value.dtype
+    query, key, value = _wide(query, key, value)
     memory = Memory.empty(key, value) if before is None else before
     out, memory = stream_attention(query, key, value, real, memory, how, scale=scale)
     if layer is not None:
         layer.remember(memory)
-    return out
+    return out.to(dtype)
 
 
 def _exact(

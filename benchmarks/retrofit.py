@@ -175,7 +175,8 @@ def layer_errors(loaded: Loaded, text: Tensor, attend: Callable[[int, Layer], Te
 def cell(loaded: Loaded, n: int, grid: Grid, name: str, k: int, dense: dict[str, Any]) -> dict[str, Any]:
     """One method at one length and k."""
     texts = windows(loaded, "test", n, grid.tokens)
-    fitted = Fitted(loaded.model, windows(loaded, "valid", n, 4 * grid.tokens), partial(attention_by, loaded.model))
+    seen = windows(loaded, "valid", n, (100 if name == "learned" else 4) * grid.tokens)
+    fitted = Fitted(loaded.model, seen, partial(attention_by, loaded.model))
     attend = methods(name, k, grid.window, n, fitted)
     errors = layer_errors(loaded, texts[0], attend)
     made = run(loaded, texts, attend)

@@ -16,7 +16,7 @@ from slimformer.decompose.sequence import jl_projection, least_squares_values, o
 from slimformer.decompose.sequence_stream import Grouping, Memory, stream_attention, whole_attention
 from slimformer.nn.projected_keys import ProjectedKeys
 
-STEPS, RATE, ROWS = 100, 0.05, 4
+STEPS, RATE, ROWS = 200, 0.2, 4
 CG_STEPS, RIDGE = 30, 1e-2
 GROUPED: dict[str, dict[str, Any]] = {
     "window": {},

@@ -22,7 +22,7 @@ from slimformer.models import describe
 from slimformer.nn.long_context import Seen, attention_modules, observing
 from slimformer.stages import Progress, silent
 
-RATE = 0.05
+RATE = 0.2  # of logits that start at 8
 RIDGE = 1e-2
 SEQUENCES = 64  # whose attention the closed form sees
 CG_STEPS = 30

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from slimformer.decompose.sequence import segments
 
 FIXED = ("learned", "least-squares")
+SINKS = 4
 START = 8.0  # logit of a token's own segment: of k = 128 it has 96 % of its weight, so training starts at mean pooling
 
 
@@ -64,9 +65,11 @@ class ProjectedKeys(nn.Module):
 
 
 def _even(length: int, k: int) -> Tensor:
-    """Mean pooling: which token belongs to which of k segments (k × length)."""
-    own = segments(torch.ones(1, length, dtype=torch.bool), k)[0]
-    return torch.nn.functional.one_hot(own, k).mT.float()
+    """Mean pooling: which token belongs to which of k groups (k × length). The first tokens have one each: much of the
+    attention of trained models is parked there."""
+    alone = min(SINKS, k - 1, length)
+    rest = segments(torch.ones(1, length - alone, dtype=torch.bool), k - alone)[0] + alone
+    return torch.nn.functional.one_hot(torch.cat([torch.arange(alone), rest]), k).mT.float()
 
 
 def _rows(share: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from slimformer.cli_eval import MEASURE
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_heads import HEADS
 from slimformer.cli_inspect import INSPECT
+from slimformer.cli_quantize import QUANTIZE
 from slimformer.cli_recipes import recipes_app
 from slimformer.cli_report import REPORT
 from slimformer.errors import SlimformerError
@@ -37,6 +38,8 @@ from slimformer.options import (
     Force,
     Format,
     HeadData,
+    KeptBits,
+    KeptGroup,
     Latency,
     Macs,
     MaxKl,
@@ -247,6 +250,8 @@ def compress(
     dtype: Dtype = "float32",
     refine: Refine = None,
     head_data: HeadData = None,
+    bits: KeptBits = None,
+    group: KeptGroup = 32,
     timing: Timing = True,
     track: Track = None,
     dry_run: Annotated[
@@ -276,7 +281,8 @@ def compress(
         result = pipeline.compress(
             model, name, **asked, eval_data=eval_data or (), recipe=chosen, format=format, seq_len=seq_len,
             tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, device=place,
-            dtype=usable_precision(dtype, place), refine=refine, head_data=head_data, timing=timing, progress=progress,
+            dtype=usable_precision(dtype, place), refine=refine, head_data=head_data, bits=bits, group=group,
+            timing=timing, progress=progress,
         )  # fmt: skip
         progress("save and verify", 0, 1)
         result.save(out_folder, force=force)
@@ -285,7 +291,7 @@ def compress(
     show_result(result.report, out_folder, as_json, quiet)
 
 
-for command, example in {**FRONT, **MEASURE, **CASCADE, **HEADS, **REPORT}.items():
+for command, example in {**FRONT, **MEASURE, **CASCADE, **QUANTIZE, **HEADS, **REPORT}.items():
     name = command.__name__.rstrip("_")
     app.command(name, epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)
 

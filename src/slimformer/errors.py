@@ -115,3 +115,7 @@ class CannotForget(SlimformerError, ValueError):
 
 class HeadDoesNotFit(SlimformerError, ValueError):
     """No stock class can hold this head on this model, or the head was fitted on other features."""
+
+
+class ExtraNotInstalled(SlimformerError):
+    """A package of an optional extra is needed and is not there."""

@@ -57,6 +57,13 @@ HeadData = Annotated[
         "--head-data", metavar="DATA", help="labelled rows to fit a fresh head on after the cut, in closed form"
     ),
 ]
+KeptBits = Annotated[
+    int | None,
+    typer.Option("--bits", metavar="N", help="also store what is left in 8 or 4 bits; needs the extra quant"),
+]
+KeptGroup = Annotated[
+    int, typer.Option("--group", metavar="N", help="with --bits: weights of a row that share a step; 0 for the row")
+]
 Timing = Annotated[bool, typer.Option(help="measure latency before and after")]
 OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
 Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]

@@ -29,6 +29,15 @@ from slimformer.models.load import Loaded, load_model, require_usable
 from slimformer.plan import Budget, Plan, check_budget, require_budget_allowed
 from slimformer.plan.budget import budget_of
 from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.quantization import (
+    grid_of,
+    in_fewer_bits,
+    quantization_facts,
+    require_bits_allowed,
+    round_others,
+    rounded_on,
+)
+from slimformer.quantize.apply import Quantized
 from slimformer.report.report import Report
 from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import Progress, save_result, silent
@@ -43,10 +52,14 @@ class Result:
     plan: Plan
     report: Report
     loaded: Loaded = field(repr=False)
+    quantized: Quantized | None = field(default=None, repr=False)
 
     def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
         """Write a checkpoint that loads like any other; it is reloaded in a fresh process before it is put in place."""
-        return save_result(self.loaded, self.model, self.plan, self.report, Path(folder), force=force, verify=verify)
+        return save_result(
+            self.loaded, self.model, self.plan, self.report, Path(folder),
+            force=force, verify=verify, quantized=self.quantized,
+        )  # fmt: skip
 
 
 def compress(
@@ -70,6 +83,8 @@ def compress(
     dtype: torch.dtype = torch.float32,
     refine: bool | None = None,
     head_data: str | Path | None = None,
+    bits: int | None = None,
+    group: int | None = 32,
     timing: bool = True,
     progress: Progress = silent,
 ) -> Result:
@@ -82,10 +97,12 @@ def compress(
     (sequences × length), or a folder of images (none for the recipe `lossless`, which takes no budget either);
     `eval_data` are measured on beside its held-out part. `tokens` limits what is fitted on. The same seed, the same
     model. `refine` corrects readers on what the cut model really sends them; `head_data` are labelled rows for a head
-    fitted to it. Cost: a forward pass, a Gram matrix and an elimination per width; refinement about four passes more.
+    fitted to it. `bits` (8 or 4) stores what is left in so many, with a step for every `group` weights of a row. Cost:
+    a forward pass, a Gram matrix and an elimination per width; refinement about four passes more, `bits` three.
     """
     loaded, seconds = _opened(model, processor, dtype, device)
     chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    require_bits_allowed(loaded.model, chosen, bits, group, head_data)
     if head_data is not None:
         require_headroom(loaded.model, lossless=bool(chosen.rewrites), shallow=chosen.depth != "none")
     if chosen.rewrites:
@@ -106,9 +123,24 @@ def compress(
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
         front = bench.menu(replace(budget, fraction=made.plan.budget))
+    made, narrow, facts = _narrowed(bench, made, bits, group)
     report = _assessed(bench, made, timing=timing, certificate=certificate, front=front)
+    report = in_fewer_bits(report, narrow, loaded.dtype, facts)
     small, report = _reheaded(bench, made, report, head_data, data, columns, samples)
-    return Result(small, made.plan, beside(report, loaded, made.model, others, known=report.data), loaded)
+    return Result(small, made.plan, beside(report, loaded, made.model, others, known=report.data), loaded, narrow)
+
+
+def _narrowed(
+    bench: Bench, made: Made, bits: int | None, group: int | None
+) -> tuple[Made, Quantized | None, dict[str, Any]]:
+    """The cut model on a grid, fitted on what the cut was fitted on."""
+    if bits is None:
+        return made, None, {}
+    grid = grid_of(bits, group)
+    with timed(bench.seconds, "quantize"):
+        found = rounded_on(made.model, grid, bench.data, "gptq", bench.progress)
+        round_others(found, bench.loaded.dtype)
+    return replace(made, model=found.model), found, quantization_facts(found, grid, "gptq")
 
 
 def _opened(

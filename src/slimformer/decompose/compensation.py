@@ -26,7 +26,9 @@ from slimformer.linalg.damped import damped
 BLOCK = 128  # columns settled before those beyond are told; a product of matrices, not of vectors
 DAMPING = 0.01  # of the mean diagonal, as in both papers
 
-Settle = Callable[[int, Tensor], Tensor]  # (j, weight with all columns of this block up to date) → what column j becomes
+Settle = Callable[
+    [int, Tensor], Tensor
+]  # (j, weight with all columns of this block up to date) → what column j becomes
 
 
 def inverse_root(H: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:

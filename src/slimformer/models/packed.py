@@ -11,12 +11,13 @@ with plain weights: they are what the rest of the package works on.
 
 from __future__ import annotations
 
-import json
+import copy
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
 
@@ -91,8 +92,19 @@ def _dense(parts: dict[str, Tensor | None], bits: int) -> Tensor:
     return Q * s.repeat_interleave(d // s.shape[1], 1)
 
 
-def without_quantization(folder: Path) -> dict[str, Any]:
-    """The config of a folder as a dict, as that of a model with plain weights."""
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    found.pop("quantization_config", None)
+def open_packed(
+    model_class: Any, where: str | Path, config: Any, dtype: torch.dtype | str | None
+) -> tuple[Any, dict[str, Any]]:
+    """The model with plain weights, and what transformers says of loading it."""
+    folder = Path(where)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(str(where), allow_patterns=["*.safetensors", "*.json"]))
+    plain = copy.deepcopy(config)
+    del plain.quantization_config
+    wanted = getattr(plain, "dtype", None) or torch.float32 if dtype in (None, "auto") else dtype
+    weights = read_packed(folder, config)
+    found: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
+        None, config=plain, state_dict=weights, dtype=wanted, output_loading_info=True
+    )
+    found[0].config.name_or_path = str(where)
     return found

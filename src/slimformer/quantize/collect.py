@@ -29,7 +29,7 @@ class _Heard(Exception):
     """Raised once an input has been heard: what follows in the block need not run."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def change_in_turn(
     model: PreTrainedModel,
     architecture: Architecture,
@@ -62,7 +62,7 @@ def linear_layers(model: PreTrainedModel, architecture: Architecture, i: int) ->
     return [f"{path}.{name}" for name, module in found if isinstance(module, nn.Linear | Conv1D)]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def readings(model: PreTrainedModel, architecture: Architecture, i: int, stage: Stage) -> list[tuple[str, ...]]:
     """Layers of block i that read the same tensor, in the order they run; heard on one batch."""
     heard: list[tuple[Tensor, list[str]]] = []

@@ -41,6 +41,7 @@ class Report:
     correction: list[dict[str, Any]] = field(default_factory=list)
     certificate: dict[str, Any] | None = None
     lossless: dict[str, Any] | None = None  # what each rewrite saved, and how far outputs moved
+    quantization: dict[str, Any] | None = None  # bits, groups and method, or zeros and pattern; errors of layers
     head: dict[str, Any] | None = None  # of a fresh head: how it was fitted, and the metrics of the old one
     metrics: list[dict[str, Any]] = field(default_factory=list)
     other_data: list[dict[str, Any]] = field(default_factory=list)

@@ -21,10 +21,11 @@ LAYERS = (
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
     ("report",), ("track",), ("stages",),
     ("assess", "probe", "timings", "front", "fisher", "menu", "classify", "pairing", "lm_adapt"),
-    ("refine", "lossless", "depth", "quantization"), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
+    ("refine", "lossless", "depth", "quantization"), ("workbench",), ("sizing",), ("pipeline",), ("cascade",),
+    ("slimformer",),
     ("shell", "options"), ("cli_front",),
-    ("cli_cascade", "cli_recipes", "cli_compress", "cli_inspect", "cli_eval", "cli_report", "cli_heads"), ("cli_quantize",), ("cli",),
-    ("__main__",),
+    ("cli_cascade", "cli_recipes", "cli_compress", "cli_inspect", "cli_eval", "cli_report", "cli_heads"),
+    ("cli_quantize",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 

@@ -54,6 +54,7 @@ from slimformer.options import (
     Samples,
     Seed,
     SeqLen,
+    Size,
     Source,
     Stats,
     Timing,
@@ -234,6 +235,7 @@ def compress(
     params: Params = None,
     latency: Latency = None,
     max_kl: MaxKl = None,
+    size: Size = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")
     ] = None,
@@ -268,7 +270,7 @@ def compress(
     from slimformer.track import tracker
 
     chosen = load_recipe(recipe)
-    asked = budget_asked(chosen, macs, params, latency, max_kl)
+    asked = budget_asked(chosen, macs, params, latency, max_kl, size)
     if dry_run:
         return show_dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
     if out_folder is None:

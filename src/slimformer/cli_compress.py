@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,35 @@ out = Console()
 
 
 def budget_asked(
-    recipe: Any, macs: str | None, params: str | None, latency: str | None, max_kl: float | None
-) -> dict[str, float]:
+    recipe: Any,
+    macs: str | None,
+    params: str | None,
+    latency: str | None,
+    max_kl: float | None,
+    size: str | None = None,
+) -> dict[str, Any]:
     """The one budget that was given, by its name; none for a recipe that changes no output."""
     if recipe.rewrites:
-        require_budget_allowed(recipe, given=(macs, params, latency, max_kl) != (None,) * 4)
+        require_budget_allowed(recipe, given=(macs, params, latency, max_kl, size) != (None,) * 5)
         return {}
+    if size is not None:
+        if (macs, params, latency, max_kl) != (None,) * 4:
+            raise SlimformerError("--size is a budget of its own; give it, or --macs, --params, --latency or --max-kl")
+        return {"size": size_in_bytes(size)}
     if max_kl is None:
         budget = budget_from(macs, params, latency)
         return {budget.by: budget.fraction}
     if (macs, params, latency) != (None, None, None):
         raise SlimformerError("--max-kl is a budget of its own; give it, or --macs, --params or --latency")
     return {"max_kl": max_kl}
+
+
+def size_in_bytes(text: str) -> int:
+    """60MB, 1.5GB, 800 kB or a number of bytes; powers of ten, as disks are sold."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)b?\s*", text, re.IGNORECASE)
+    if not found:
+        raise SlimformerError(f"--size {text!r} is not a size; give e.g. 60MB")
+    return int(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2].lower()])
 
 
 def show_dry_run(
@@ -45,7 +63,7 @@ def show_dry_run(
 
     if recipe.rewrites:
         return _show_offers(model, recipe, format, seq_len, as_json, quiet)
-    if "max_kl" in asked:
+    if "max_kl" in asked or "size" in asked:
         raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
     loaded = load_model(model)
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))

@@ -26,7 +26,6 @@ from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded, load_model
 from slimformer.plan import Edit, Plan
-from slimformer.plan.recipe import Recipe
 from slimformer.quantize.apply import Method, Quantized, quantized, sparsified
 from slimformer.quantize.collect import linear_layers
 from slimformer.quantize.pack import require_packable, require_reader, stored_bytes
@@ -152,22 +151,9 @@ def require_savable(model: PreTrainedModel) -> None:
     require_reader()
 
 
-def require_bits_allowed(
-    model: PreTrainedModel, recipe: Recipe, bits: int | None, group: int | None, head_data: Any
-) -> None:
-    """Refuse, before the work, bits that cannot be had together with what else was asked for."""
-    if bits is None:
-        return
-    grid_of(bits, group)
-    if recipe.rewrites or recipe.depth != "none" or head_data is not None:
-        raise BudgetOutOfReach(
-            f"bits go with a budget of widths, not with the recipe {recipe.name!r} or with head data; run `slimformer "
-            "quantize` on the result"
-        )
-    require_savable(model)
-
-
-def in_fewer_bits(report: Report, rounded: Quantized | None, dtype: torch.dtype, facts: dict[str, Any]) -> Report:
+def in_fewer_bits(
+    report: Report, rounded: Quantized | None, dtype: torch.dtype, facts: dict[str, Any] | None
+) -> Report:
     """The report with the bytes the packed weights take."""
     if rounded is None:
         return report

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlp_tables import mlp
+from quantization_tables import quantization
 from rank_tables import attention_speed, truncation
 from render_heads import HEADS
 from spectra_tables import spectra_table
@@ -198,7 +199,8 @@ def spectra(results: dict[str, Any], report: str | None) -> str:
 RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
-    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "bypass": quality, "mlp": mlp, **HEADS,
+    "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "bypass": quality, "mlp": mlp,
+    "quantization": quantization, **HEADS,
 }  # fmt: skip
 
 

@@ -8,26 +8,31 @@ One subject in float32. Every row is a model that is made from the same calibrat
 held-out documents; differences are paired over windows. "bits" are those of a weight of the dense blocks, steps
 included, so that equal bits are equal bytes of blocks; embeddings stay as they are and are counted apart. The 4-bit
 models, dense and cut, are saved, and opened again by plain `from_pretrained` in a fresh process.
+Rows are kept, so a run may be stopped; `--part 0/3` and so on share them among processes.
 Results: benchmarks/results/quantization.json. About eight minutes on one core.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from cells import HERE, PACKAGE, code_hash, write_json
+from cells import HERE, PACKAGE, code_hash, deciding_code, settings_hash, write_json
+from models import cache_folder
 from quality import statistics_of
 from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.save import save
@@ -42,12 +47,13 @@ from slimformer.probe import keep_probes
 from slimformer.quantize.apply import Quantized, quantized, sparsified
 from slimformer.quantize.pack import packed, stored_bytes
 from slimformer.stages import carry_out, make_plan, profile, versions
-from subjects import Score, Subject, subject
+from subjects import Score, Subject, digest, subject
 from verdicts import excess_statement, level_statement
 
 RESULTS = HERE / "results" / "quantization.json"
 GROUP = 32
-CUT = 0.7
+SEVENTY = "70 % of MACs"
+SOLVE = ("compensation", "rounding", "sparse")
 FRESH = """
 import sys, torch
 from safetensors.torch import load_file
@@ -61,8 +67,18 @@ print("largest difference", float((found - load_file(wanted)["logits"]).abs().ma
 
 
 @dataclass(frozen=True)
+class Job:
+    """One model: what is done, and how it is made."""
+
+    cut: str
+    stored: str
+    method: str
+    make: Callable[[], tuple[PreTrainedModel, Quantized | None]]
+
+
+@dataclass(frozen=True)
 class Row:
-    """One model: what was done, what it takes, and its scores."""
+    """What came of it: what it takes, and its scores."""
 
     cut: str
     stored: str
@@ -71,41 +87,53 @@ class Row:
     bytes: int
     score: Score
     seconds: float
+    reload: dict[str, Any] | None = None
 
 
 class Table:
-    """Rows as they are made, each measured at once."""
+    """Rows as they are made, each measured at once and kept on disk, so that a kill costs one row."""
 
-    def __init__(self, made: Subject, windows: int, say: Callable[[str], None]) -> None:
+    def __init__(self, made: Subject, fit: int, windows: int, say: Callable[[str], None]) -> None:
         self.made, self.say = made, say
+        self.fit = first_tokens(made.calibration["fit"], fit)
         self.report, batches = next(iter(made.reports.items()))
         self.held_out = first_tokens(batches, windows * made.seq_len)
         self.dense_weights = _linear_weights(made.model)
-        self.rows: list[Row] = []
+        self.code = code_hash(
+            [*(PACKAGE / "quantize").glob("*.py"), *(PACKAGE / "decompose" / f"{name}.py" for name in SOLVE)]
+        )
 
-    def add(
-        self,
-        model: PreTrainedModel,
-        cut: str,
-        stored: str,
-        method: str,
-        started: float,
-        narrow: Quantized | None = None,
-    ) -> None:
+    def row(self, job: Job) -> Row:
+        """The row of a job, read where it was made before."""
+        key = settings_hash({"job": [job.cut, job.stored, job.method], "code": self.code, "cut": deciding_code(),
+                             "fit": digest(self.fit), "report": digest(self.held_out)})  # fmt: skip
+        file = cache_folder() / "quantization" / f"{key}.json"
+        if not file.is_file():
+            write_json(file, asdict(self._made(job)))
+        found = json.loads(file.read_text(encoding="utf-8"))
+        score = Score(tuple(found["score"]["values"]), tuple(found["score"]["weights"]))
+        return Row(**{**found, "score": score})
+
+    def _made(self, job: Job) -> Row:
+        started = time.process_time()
+        model, narrow = job.make()
         seconds = time.process_time() - started
-        weights = _linear_weights(model)
         if narrow is None:
-            total, bits = sum(p.numel() for p in model.parameters()) * 4, 32.0 * weights
+            total, bits = sum(p.numel() for p in model.parameters()) * 4, 32.0 * _linear_weights(model)
         else:
             total = stored_bytes(narrow, torch.float32)
             bits = sum(layer.bits * layer.Q.numel() for layer in narrow.layers.values())
-        score = _scores(self.made, model, self.held_out)
-        self.rows.append(Row(cut, stored, method, bits / self.dense_weights, total, score, seconds))
+        score = _scores(model, self.held_out)
+        ids = self.held_out[0].inputs["input_ids"][:1, :64].clone()
+        again = reloaded(narrow, ids) if narrow and job.stored == "4 bits" and job.method == "gptq" else None
         ppl = level_statement("", score)["ppl"]
-        self.say(f"{cut} · {stored} · {method}: perplexity {ppl:.3f}, {total / 1e6:.1f} MB, {seconds:.0f} s")
+        self.say(
+            f"{job.cut} · {job.stored} · {job.method}: perplexity {ppl:.3f}, {total / 1e6:.1f} MB, {seconds:.0f} s"
+        )
+        return Row(job.cut, job.stored, job.method, bits / self.dense_weights, total, score, seconds, again)
 
 
-def _scores(made: Subject, model: PreTrainedModel, batches: Sequence[Batch]) -> Score:
+def _scores(model: PreTrainedModel, batches: Sequence[Batch]) -> Score:
     from slimformer.evaluate import perplexity
 
     found = perplexity(model, batches)
@@ -130,10 +158,9 @@ def cut_to(made: Subject, budget: Budget, say: Callable[[str], None]) -> PreTrai
     return carry_out(plan, made.model, statistics, curves)
 
 
-def reloaded(narrow: Quantized, ids: torch.Tensor, *, ragged: bool) -> dict[str, Any]:
-    """Save, open in a fresh process by plain `from_pretrained`, and compare logits with those measured here."""
-    from safetensors.torch import save_file
-
+def reloaded(narrow: Quantized, ids: torch.Tensor) -> dict[str, Any]:
+    """Save, open in a fresh process by `from_pretrained`, and compare logits with those measured here."""
+    ragged = bool(getattr(narrow.model.config, "slimformer", None))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         save(narrow.model, folder, packed=packed(narrow, narrow.model), verify=False)
@@ -144,65 +171,53 @@ def reloaded(narrow: Quantized, ids: torch.Tensor, *, ragged: bool) -> dict[str,
         command = [sys.executable, "-c", code, str(folder), f"{scratch}/ids", f"{scratch}/logits"]
         child = subprocess.run(command, capture_output=True, text=True, check=True)
         line = next(line for line in child.stdout.splitlines() if line.startswith("largest difference"))
-        return {"bytes_on_disk": file_size(folder), "largest_difference": float(line.split()[-1])}
+        return {"bytes_on_disk": file_size(folder), "largest_difference": float(line.split()[-1]), "ragged": ragged}
 
 
-def run(fit: int, windows: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """All rows, the comparisons between them, and the reloads."""
-    made = subject("stories15M", quick=False)
-    batches = first_tokens(made.calibration["fit"], fit)
-    table, clock = Table(made, windows, say), time.process_time
-    table.add(made.model, "dense", "float32", "", clock())
-    started = clock()
-    small = cut_to(made, Budget(CUT), say)
-    table.add(small, "70 % of MACs", "float32", "", started)
-    reloads = {}
-    for cut, model in (("dense", made.model), ("70 % of MACs", small)):
+def jobs(table: Table) -> list[Job]:
+    """Every model of the table, in its order."""
+    dense, fit = table.made.model, table.fit
+    cut = cache(lambda fraction, by: cut_to(table.made, Budget(fraction, by), table.say))
+
+    def rounded(model: Callable[[], PreTrainedModel], grid: Grid, method: Any = "gptq") -> Any:
+        def make() -> tuple[PreTrainedModel, Quantized]:
+            found = quantized(model(), grid, fit, method=method)
+            return found.model, found
+
+        return make
+
+    def zeros(pattern: Pattern, method: Any) -> Any:
+        return lambda: (sparsified(dense, pattern, fit, method=method).model, None)
+
+    out = [Job("dense", "float32", "", lambda: (dense, None))]
+    out.append(Job(SEVENTY, "float32", "", lambda: (cut(0.7, "macs"), None)))
+    for name, model in (("dense", lambda: dense), (SEVENTY, lambda: cut(0.7, "macs"))):
         for bits in (8, 4):
             for method in ("nearest", "gptq"):
-                started = clock()
-                narrow = quantized(model, Grid(bits, GROUP), batches, method=method)  # type: ignore[arg-type]
-                table.add(narrow.model, cut, f"{bits} bits", method, started, narrow)
-        ids = table.held_out[0].inputs["input_ids"][:1, :64].clone()
-        reloads[cut] = reloaded(narrow, ids, ragged=cut != "dense")
-        say(f"{cut}, 4 bits, in a fresh process: {reloads[cut]}")
+                out.append(Job(name, f"{bits} bits", method, rounded(model, Grid(bits, GROUP), method)))
     for pattern in (Pattern(0.5, 2, 4), Pattern(0.5)):
         for method in ("magnitude", "sparsegpt"):
-            started = clock()
-            found = sparsified(made.model, pattern, batches, method=method)  # type: ignore[arg-type]
-            table.add(found.model, "dense", f"{pattern.name} zeros", method, started)
-    at_equal_bytes(table, made, small, batches, say)
-    return statement(table, made, fit, reloads)
+            out.append(Job("dense", f"{pattern.name} zeros", method, zeros(pattern, method)))
+    half, quarter = (4 + 16 / GROUP) / (8 + 16 / GROUP), (8 + 16 / GROUP) / 32  # as many bytes as 4, as 8 bits
+    eight = rounded(lambda: cut(half, "params"), Grid(8, GROUP))
+    out.append(Job(f"{100 * half:.0f} % of parameters", "8 bits", "gptq", eight))
+    out.append(Job(f"{100 * quarter:.0f} % of parameters", "float32", "", lambda: (cut(quarter, "params"), None)))
+    out.append(Job("dense", "3 bits, groups of 128 (not stored)", "gptq", rounded(lambda: dense, Grid(3, 128))))
+    return out
 
 
-def at_equal_bytes(table: Table, made: Subject, small: PreTrainedModel, batches: Sequence[Batch], say: Any) -> None:
-    """What either alone reaches with the bytes the other, or both, take."""
-    clock = time.process_time
-    eight = Grid(8, GROUP)
-    share = (4 + 16 / GROUP) / (8 + 16 / GROUP)  # of the weights, in 8 bits, takes what all of them take in 4
-    started = clock()
-    narrow = quantized(cut_to(made, Budget(share, "params"), say), eight, batches)
-    table.add(narrow.model, f"{100 * share:.0f} % of parameters", "8 bits", "gptq", started, narrow)
-    started = clock()
-    alone = cut_to(made, Budget((8 + 16 / GROUP) / 32, "params"), say)
-    table.add(alone, f"{100 * (8 + 16 / GROUP) / 32:.0f} % of parameters", "float32", "", started)
-    started = clock()
-    narrow = quantized(made.model, Grid(3, 128), batches)
-    table.add(narrow.model, "dense", "3 bits, groups of 128 (not stored)", "gptq", started, narrow)
-
-
-def statement(table: Table, made: Subject, fit: int, reloads: dict[str, Any]) -> dict[str, Any]:
+def statement(table: Table, made: Sequence[Row]) -> dict[str, Any]:
     """Everything as plain data."""
-    dense = table.rows[0]
+    dense = made[0]
     rows = []
-    for row in table.rows:
+    for row in made:
         rows.append({
             "cut": row.cut, "stored": row.stored, "method": row.method, "bits": row.bits, "bytes": row.bytes,
             "seconds": row.seconds, **level_statement("", row.score), **excess_statement(dense.score, row.score),
         })  # fmt: skip
-    pairs = {(row.cut, row.stored): row for row in table.rows if row.method in ("nearest", "magnitude")}
+    pairs = {(row.cut, row.stored): row for row in made if row.method in ("nearest", "magnitude")}
     gains = []
-    for row in table.rows:
+    for row in made:
         plain = pairs.get((row.cut, row.stored))
         if row.method in ("gptq", "sparsegpt") and plain is not None:
             gap = paired_difference(row.score.values, plain.score.values, weights=row.score.weights)
@@ -210,15 +225,14 @@ def statement(table: Table, made: Subject, fit: int, reloads: dict[str, Any]) ->
                 "cut": row.cut, "stored": row.stored, "method": row.method, "against": plain.method,
                 "gap": gap.value, "low": gap.low, "high": gap.high,
             })  # fmt: skip
-    tokens = sum(batch.tokens for batch in table.held_out)
-    files = [PACKAGE / "decompose" / f"{name}.py" for name in ("compensation", "rounding", "sparse")]
+    subject, fit, held_out = table.made, *(sum(b.tokens for b in part) for part in (table.fit, table.held_out))
     return {
         "benchmark": "quantization",
         "settings": {
-            "model": made.name, "data": made.data, "report": table.report, "report_tokens": tokens, "fit_tokens": fit,
-            "group": GROUP, "versions": versions(), "code": code_hash(files),
+            "model": subject.name, "data": subject.data, "report": table.report, "report_tokens": held_out,
+            "fit_tokens": fit, "group": GROUP, "versions": versions(), "code": table.code,
         },
-        "rows": rows, "gains": gains, "reload": reloads,
+        "rows": rows, "gains": gains, "reload": {row.cut: row.reload for row in made if row.reload},
     }  # fmt: skip
 
 
@@ -227,10 +241,17 @@ def main() -> int:
     parser.add_argument("--fit", type=int, default=16_384, help="tokens to round on")
     parser.add_argument("--windows", type=int, default=64, help="windows of 256 held-out tokens to measure on")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--part", default="0/1", help="i/n: only every n-th row, from the i-th on, and no table yet")
     asked = parser.parse_args()
-    console = Console()
     torch.set_num_threads(1)
-    results = run(asked.fit, asked.windows, lambda text: console.print(f"{time.strftime('%H:%M:%S')} {text}"))
+    console = Console()
+    say = lambda text: console.print(f"{time.strftime('%H:%M:%S')} {text}")  # noqa: E731
+    table = Table(subject("stories15M", quick=False), asked.fit, asked.windows, say)
+    first, every = map(int, asked.part.split("/"))
+    rows = [table.row(job) for job in jobs(table)[first::every]]
+    if every > 1:
+        return 0
+    results = statement(table, rows)
     write_json(asked.out, results, indent=1)
     console.print(f"written: {asked.out}")
     return 0 if all(each["high"] >= 0 for each in results["gains"]) else 1

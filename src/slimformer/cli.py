@@ -33,6 +33,7 @@ from slimformer.options import (
     Columns,
     DataOption,
     Device,
+    DryRun,
     Dtype,
     EvalData,
     Force,
@@ -256,9 +257,7 @@ def compress(
     group: KeptGroup = 32,
     timing: Timing = True,
     track: Track = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
-    ] = False,
+    dry_run: DryRun = False,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,

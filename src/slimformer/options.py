@@ -70,6 +70,9 @@ KeptBits = Annotated[
 KeptGroup = Annotated[
     int, typer.Option("--group", metavar="N", help="with --bits: weights of a row that share a step; 0 for the row")
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
+]
 Timing = Annotated[bool, typer.Option(help="measure latency before and after")]
 OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
 Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]

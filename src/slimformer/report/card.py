@@ -24,7 +24,7 @@ def model_card(report: Report, *, folder: str) -> str:
         "header": header,
         "title": last_name(report.model),
         "folder": json.dumps(folder, ensure_ascii=False),  # it stands in Python code
-        "narrow": f", {report.quantization['bits']}-bit" if (report.quantization or {}).get("bits") else "",
+        "narrow": f", {bits}-bit" if (bits := (report.quantization or {}).get("bits")) else "",
         "narrow_line": narrow_line(report.quantization) if report.quantization else "",
         "fresh_head": fresh_head_line(report.head) if report.head else "",
         "data": source_names(report.data.get("name", "the data")),

@@ -101,6 +101,13 @@ def test_half_of_all_weights_in_blocks_are_zero(method):
     assert all(zeros == pytest.approx(0.5, abs=0.1) for zeros in found.zeros.values())
 
 
+def test_layers_without_weights_are_left_out():
+    model = tiny("llama")
+    name = linear_layers(model, describe(model), 0)[0]
+    model.get_submodule(name).weight = torch.nn.Parameter(torch.zeros(0, 32))
+    assert name not in linear_layers(model, describe(tiny("llama")), 0)
+
+
 def test_an_unknown_method_is_named():
     with pytest.raises(UnknownMethod, match="choose from gptq, nearest"):
         quantized(tiny("llama"), Grid(4), method="lucky")  # type: ignore[arg-type]

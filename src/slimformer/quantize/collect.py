@@ -56,10 +56,17 @@ def change_in_turn(
 
 
 def linear_layers(model: PreTrainedModel, architecture: Architecture, i: int) -> list[str]:
-    """The names of all linear maps inside block i. Those outside blocks (embeddings, heads) are left alone."""
+    """The names of all linear maps inside block i. Those outside blocks (embeddings, heads) are left alone.
+
+    Cut models may hold maps without a weight: the queries of a block that kept no scores, say. They are no layers.
+    """
     path = f"{architecture.blocks}.{i}"
     found = model.get_submodule(path).named_modules()
-    return [f"{path}.{name}" for name, module in found if isinstance(module, nn.Linear | Conv1D)]
+    return [
+        f"{path}.{name}"
+        for name, module in found
+        if isinstance(module, nn.Linear | Conv1D) and module.weight.numel() > 0
+    ]
 
 
 @torch.no_grad()

@@ -132,7 +132,7 @@ def _run(
     show_result(result.report, folder, as_json, quiet)
 
 
-QUANTIZE = {
+QUANTIZE: dict[Callable[..., None], str] = {
     quantize: "slimformer quantize demo:smollm2 --bits 4 --group 32 --out smaller",
     sparsify: "slimformer sparsify demo:smollm2 --pattern 2:4 --out sparse",
 }

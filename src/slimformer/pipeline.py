@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from slimformer.assess import beside, evaluate
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
+from slimformer.calibrate.tasks import Purpose
 from slimformer.classify import held_out_texts, rehead, require_headroom
 from slimformer.depth import blocks_to_drop, make_shallow
 from slimformer.errors import BudgetOutOfReach
@@ -167,7 +168,10 @@ def _read_all(
     seconds: dict[str, float],
 ) -> tuple[Data, list[Data]]:  # fmt: skip
     """What to calibrate on, enough of it for a certificate if one is wanted, and what to measure on beside."""
-    read = partial(gather, model=loaded.model, processor=loaded.processor, architecture=describe(loaded.model), **how)
+
+    def read(source: Source | Tensor, purpose: Purpose = "calibration") -> Data:
+        return gather(source, loaded.model, loaded.processor, describe(loaded.model), purpose=purpose, **how)
+
     with timed(seconds, "data"):
         found, beside = read(data), [read(each, purpose="evaluation") for each in others]
     require_certifiable(found, max_kl)

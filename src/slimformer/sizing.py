@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.fidelity import document_harms
 from slimformer.models import describe
+from slimformer.models.architecture import weight_of
 from slimformer.plan import Budget
 from slimformer.plan.recipe import Recipe
 from slimformer.quantization import BITS, grid_of, quantization_facts, require_savable, round_others, rounded_on
@@ -136,7 +137,7 @@ def _weights(model: PreTrainedModel, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes of what stays as it is, and the number of weights of linear layers in blocks."""
     architecture = describe(model)
     layers = [name for i in range(architecture.n_blocks) for name in linear_layers(model, architecture, i)]
-    inside = sum(int(model.get_submodule(name).weight.numel()) for name in layers)  # type: ignore[operator, union-attr]
+    inside = sum(weight_of(model.get_submodule(name)).numel() for name in layers)
     total = sum(parameter.numel() for parameter in model.parameters())
     return (total - inside) * _bytes_of(dtype), inside
 

@@ -83,7 +83,7 @@ def quantization_config(layers: Mapping[str, Rounded], above: str) -> dict[str, 
 
     Layers go by their names inside the headless model (`above` is the path to it), which may be opened alone.
     """
-    groups: dict[tuple[Any, ...], list[str]] = {}
+    groups: dict[tuple[int, bool, int | None], list[str]] = {}
     for full, rounded in layers.items():
         name = rf"re:(.*\.)?{re.escape(full.removeprefix(above))}$"
         width = rounded.Q.shape[1] // rounded.s.shape[1]

@@ -10,8 +10,8 @@ ORDER = {"": "", "nearest": "nearest", "gptq": "compensated", "magnitude": "magn
 
 
 def quantization(results: dict[str, Any], report: str | None) -> str:
-    """All models; or, with the report `gains`, what compensation gains; or, with `reload`, the saved models."""
-    return {"gains": _gains, "reload": _reload}.get(report or "", _rows)(results)
+    """All models; with a report `gains`, `equal` or `reload`: compensation, equal bytes, the saved models."""
+    return {"gains": _gains, "equal": _equal, "reload": _reload}.get(report or "", _rows)(results)
 
 
 def _rows(results: dict[str, Any]) -> str:
@@ -42,6 +42,17 @@ def _gains(results: dict[str, Any]) -> str:
         for each in results["gains"]
     ]  # fmt: skip
     return markdown(["model", "stored in", "against", "nats saved by compensation", "95 %"], rows)
+
+
+def _equal(results: dict[str, Any]) -> str:
+    rows = [
+        [
+            each["one"], each["other"], " and ".join(f"{size / 1e6:.1f}" for size in each["bytes"]),
+            f"{each['gap']:+.4f}", f"{each['low']:+.4f} … {each['high']:+.4f}",
+        ]
+        for each in results["equal_bytes"]
+    ]  # fmt: skip
+    return markdown(["cut", "against", "MB", "nats more", "95 %"], rows)
 
 
 def _reload(results: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from lab_tables import lab
 from linformer_tables import linformer_batch, linformer_speed
 from minimal_tables import minimal_speed
 from mlp_tables import mlp
+from quantization_tables import quantization
 from rank_tables import attention_speed, truncation
 from render_heads import HEADS
 from retrofit_tables import retrofit
@@ -205,7 +206,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
     "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "mlp": mlp, "retrofit": retrofit,
     "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, "linformer_batch": linformer_batch, "lab": lab,
-    "export_speed": export_speed, **HEADS,
+    "export_speed": export_speed, "quantization": quantization, **HEADS,
 }  # fmt: skip
 
 

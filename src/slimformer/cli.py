@@ -18,13 +18,23 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_cascade import CASCADE
-from slimformer.cli_compress import budget_asked, context_asked, require_out, saved, show_dry_run, show_result
+from slimformer.cli_compress import (
+    budget_asked,
+    context_asked,
+    made,
+    require_out,
+    saved,
+    show_dry_run,
+    show_result,
+    storage_asked,
+)
 from slimformer.cli_eval import MEASURE
 from slimformer.cli_export import EXPORT
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_heads import HEADS
 from slimformer.cli_inspect import INSPECT
 from slimformer.cli_lab import lab_app
+from slimformer.cli_quantize import QUANTIZE
 from slimformer.cli_recipes import recipes_app
 from slimformer.cli_report import REPORT
 from slimformer.options import (
@@ -41,6 +51,8 @@ from slimformer.options import (
     Groups,
     HeadData,
     KeepExact,
+    KeptBits,
+    KeptGroup,
     Kind,
     Latency,
     Macs,
@@ -57,6 +69,7 @@ from slimformer.options import (
     Samples,
     Seed,
     SeqLen,
+    Size,
     Source,
     Stats,
     Steps,
@@ -241,6 +254,7 @@ def compress(
     params: Params = None,
     latency: Latency = None,
     max_kl: MaxKl = None,
+    size: Size = None,
     out_folder: MaybeOut = None,
     data: DataOption = BUILTIN,
     eval_data: EvalData = None,
@@ -255,6 +269,8 @@ def compress(
     dtype: Dtype = "float32",
     refine: Refine = None,
     head_data: HeadData = None,
+    bits: KeptBits = None,
+    group: KeptGroup = None,
     timing: Timing = True,
     track: Track = None,
     k: Groups = None,
@@ -268,15 +284,16 @@ def compress(
     quiet: Quiet = False,
 ) -> None:
     """Shrink MODEL to a fraction of its block MACs and save it: calibrate, plan, apply, evaluate, verify."""
-    from slimformer import pipeline, stages
+    from slimformer import stages
     from slimformer.checkpoint.atomic import require_free
     from slimformer.plan.recipe import load_recipe
     from slimformer.track import tracker
 
     chosen, name = load_recipe(recipe), joined(data)
     alone: dict[str, Any] = {"eval_data": eval_data or (), "refine": refine, "head_data": head_data}
+    widths = {**alone, **storage_asked(chosen, bits, group, size), "format": format}
     context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
-    asked = budget_asked(chosen, macs, params, latency, max_kl)
+    asked = budget_asked(chosen, macs, params, latency, max_kl, size)
     if dry_run:
         return show_dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
     out_folder = require_out(out_folder)
@@ -288,16 +305,12 @@ def compress(
         "columns": column_names(columns), "dtype": usable_precision(dtype, place), "timing": timing, **asked,
     }  # fmt: skip
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        make = pipeline.compress if context is None else pipeline.group_keys
-        result = make(
-            model, name, progress=progress, **how, **({**alone, "format": format} if context is None else context)
-        )
-        saved(result, out_folder, force, progress)
+        result = saved(made(model, name, how, widths, context, progress), out_folder, force, progress)
     record("compress", result.report.to_dict())
     show_result(result.report, out_folder, as_json, quiet)
 
 
-for command, example in {**FRONT, **MEASURE, **CASCADE, **HEADS, **EXPORT, **REPORT}.items():
+for command, example in {**FRONT, **MEASURE, **CASCADE, **QUANTIZE, **HEADS, **EXPORT, **REPORT}.items():
     name = command.__name__.rstrip("_")
     app.command(name, epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)
 

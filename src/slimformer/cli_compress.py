@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,48 @@ from slimformer.plan import require_budget_allowed
 from slimformer.shell import budget as budget_from
 
 out = Console()
+GROUP = 32  # weights that share a step, where nothing is said
 
 
 def budget_asked(
-    recipe: Any, macs: str | None, params: str | None, latency: str | None, max_kl: float | None
-) -> dict[str, float]:
+    recipe: Any,
+    macs: str | None,
+    params: str | None,
+    latency: str | None,
+    max_kl: float | None,
+    size: str | None = None,
+) -> dict[str, Any]:
     """The one budget that was given, by its name; none for a recipe that changes no output."""
     if recipe.rewrites:
-        require_budget_allowed(recipe, given=(macs, params, latency, max_kl) != (None,) * 4)
+        require_budget_allowed(recipe, given=(macs, params, latency, max_kl, size) != (None,) * 5)
         return {}
     if recipe.sequence != "none":
-        if (macs, params, latency) != (None, None, None):
+        if (macs, params, latency, size) != (None,) * 4:
             raise SlimformerError(f"the recipe {recipe.name!r} keeps every weight; give --k, not --macs or --params")
         return {} if max_kl is None else {"max_kl": max_kl}
+    if size is not None:
+        if (macs, params, latency, max_kl) != (None,) * 4:
+            raise SlimformerError("--size is a budget of its own; give it, or --macs, --params, --latency or --max-kl")
+        return {"size": size_in_bytes(size)}
     if max_kl is None:
         budget = budget_from(macs, params, latency)
         return {budget.by: budget.fraction}
     if (macs, params, latency) != (None, None, None):
         raise SlimformerError("--max-kl is a budget of its own; give it, or --macs, --params or --latency")
     return {"max_kl": max_kl}
+
+
+def storage_asked(recipe: Any, bits: int | None, group: int | None, size: str | None) -> dict[str, Any]:
+    """Bits and groups to store in, as given; refused, before a model is opened, where they mean nothing."""
+    given = {"--bits": bits, "--group": group, "--size": size}
+    flags = ", ".join(flag for flag, value in given.items() if value is not None)
+    if flags and (recipe.rewrites or recipe.depth != "none" or recipe.sequence != "none"):
+        raise SlimformerError(
+            f"{flags}: not with the recipe {recipe.name!r}, which cuts no widths; run `slimformer quantize` after it"
+        )
+    if group is not None and bits is None and size is None:
+        raise SlimformerError("--group says how bits are stored; give --bits 8, --bits 4 or a --size with it")
+    return {"bits": bits, "group": GROUP if group is None else group}
 
 
 def context_asked(recipe: Any, alone: dict[str, Any], **given: Any) -> dict[str, Any] | None:
@@ -55,11 +79,31 @@ def require_out(folder: Path | None) -> Path:
     return folder
 
 
-def saved(result: Any, folder: Path, force: bool, progress: Any) -> None:
-    """Write the result, verified in a fresh process."""
+def made(
+    model: str, data: str, how: dict[str, Any], widths: dict[str, Any], context: dict[str, Any] | None, progress: Any
+) -> Any:
+    """The smaller model: cut as `widths` says, or with the groups of keys of a `context`."""
+    from slimformer import pipeline
+
+    if context is not None:
+        return pipeline.group_keys(model, data, progress=progress, **how, **context)
+    return pipeline.compress(model, data, progress=progress, **how, **widths)
+
+
+def saved(result: Any, folder: Path, force: bool, progress: Any) -> Any:
+    """The result, once it is written and verified in a fresh process."""
     progress("save and verify", 0, 1)
     result.save(folder, force=force)
     progress("save and verify", 1, 1)
+    return result
+
+
+def size_in_bytes(text: str) -> int:
+    """60MB, 1.5GB, 800 kB or a number of bytes; powers of ten, as disks are sold."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)b?\s*", text, re.IGNORECASE)
+    if not found:
+        raise SlimformerError(f"--size {text!r} is not a size; give e.g. 60MB")
+    return int(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2].lower()])
 
 
 def show_dry_run(
@@ -78,7 +122,7 @@ def show_dry_run(
         return _show_offers(model, recipe, format, seq_len, as_json, quiet)
     if recipe.sequence != "none":
         raise SlimformerError(f"--dry-run shows sizes, and the recipe {recipe.name!r} changes none")
-    if "max_kl" in asked:
+    if "max_kl" in asked or "size" in asked:
         raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
     loaded = load_model(model)
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))

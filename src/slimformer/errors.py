@@ -148,3 +148,7 @@ class ExportFailed(SlimformerError):
 
 class CannotPush(SlimformerError):
     """The folder is no finished checkpoint, or the hub does not take it."""
+
+
+class ExtraNotInstalled(SlimformerError):
+    """A package of an optional extra is needed and is not there."""

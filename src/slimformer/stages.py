@@ -42,6 +42,8 @@ from slimformer.plan.profile import profile_site
 from slimformer.plan.ranks import attention_of
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, sensitivities
+from slimformer.quantize.apply import Quantized
+from slimformer.quantize.pack import packed
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
 from slimformer.report.report import Report
@@ -301,8 +303,9 @@ def save_result(
     *,
     force: bool,
     verify: bool = True,
+    quantized: Quantized | None = None,
 ) -> Path:
-    """A checkpoint in the precision of the original, with tokenizer, plan, report, its page and card."""
+    """A checkpoint in the precision of the original, or in fewer bits, with tokenizer, plan, report, page and card."""
     require_apart(folder, loaded.folder, loaded.name)
     stored = small if small.dtype == loaded.dtype else _in_precision(small, loaded.dtype)
     found = report.to_dict() if report else None
@@ -311,6 +314,7 @@ def save_result(
     save(
         stored, folder, processor=loaded.processor, source_folder=loaded.companions, plan=plan,
         report=found, card=card, page=page, sample=None, force=force, verify=verify,
+        packed=packed(quantized, stored) if quantized else None,
     )  # fmt: skip
     return folder
 

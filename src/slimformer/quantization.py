@@ -25,6 +25,7 @@ from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded, load_model
+from slimformer.nn.long_context import FIELD
 from slimformer.plan import Edit, Plan
 from slimformer.quantize.apply import Method, Quantized, quantized, sparsified
 from slimformer.quantize.collect import linear_layers
@@ -137,6 +138,7 @@ def sparsify(
     facts = {
         "pattern": chosen.name, "method": method, "layers": len(sparse.zeros),
         "zeros": sum(sparse.zeros.values()) / max(1, len(sparse.zeros)), "errors": dict(sparse.errors),
+        "grouped_keys": keys_are_grouped(sparse.model),
     }  # fmt: skip
     report = replace(describe_result(loaded, sparse.model, plan), recipe=f"sparse {chosen.name}", quantization=facts)
     report = _measured(report, loaded, sparse.model, found, timing, progress, fitted=method == "sparsegpt")
@@ -187,8 +189,13 @@ def quantization_facts(rounded: Quantized, grid: Grid, method: str) -> dict[str,
     return {
         "bits": grid.bits, "group": grid.group, "symmetric": grid.symmetric, "method": method,
         "layers": len(rounded.layers), "bits_per_weight": bits / codes, "errors": dict(rounded.errors),
-        "groups": _group_counts(rounded),
+        "groups": _group_counts(rounded), "grouped_keys": keys_are_grouped(rounded.model),
     }  # fmt: skip
+
+
+def keys_are_grouped(model: PreTrainedModel) -> bool:
+    """Does attention run over groups of keys? Then the folder needs slimformer to run as it was measured."""
+    return bool(getattr(model.config, FIELD, None))
 
 
 def _group_counts(rounded: Quantized) -> dict[str, int]:

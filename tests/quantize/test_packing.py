@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import slimformer
 from families import tiny, tiny_batches, tiny_ragged
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.save import save
@@ -19,6 +20,7 @@ from slimformer.errors import ExtraNotInstalled, UnknownArchitecture
 from slimformer.evaluate import file_size
 from slimformer.models.load import load_model
 from slimformer.models.packed import pack, unpack
+from slimformer.quantization import quantize
 from slimformer.quantize.apply import quantized
 from slimformer.quantize.pack import packed, require_reader, stored_bytes
 
@@ -112,3 +114,19 @@ def test_a_save_is_verified_by_reloading(tmp_path):
     found = quantized(model, Grid(4, 16), tiny_batches(model, 1))
     save(found.model, tmp_path / "m", packed=packed(found, found.model))
     assert "quantization_config" in json.loads((tmp_path / "m" / "config.json").read_text())
+
+
+@reader
+def test_a_model_with_grouped_keys_keeps_them_and_its_card_says_what_it_needs(tmp_path):
+    ids = torch.randint(5, 60, (24, 128), generator=torch.Generator().manual_seed(0))
+    how = {"seq_len": 128, "timing": False}
+    grouped = slimformer.group_keys(
+        tiny("llama", max_position_embeddings=128), ids, k=16, window=32, keep_exact=0, **how
+    )
+    grouped.save(tmp_path / "long", verify=False)
+    narrow = quantize(tmp_path / "long", ids, bits=8, group=None, **how)
+    narrow.save(tmp_path / "narrow")
+    again = load(tmp_path / "narrow")
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids[:1]).logits, narrow.model(ids[:1]).logits, atol=1e-5, rtol=1e-5)
+    assert "import slimformer" in (tmp_path / "narrow" / "README.md").read_text()

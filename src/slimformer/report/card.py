@@ -42,11 +42,13 @@ def model_card(report: Report, *, folder: str) -> str:
 
 def narrow_line(facts: dict[str, Any]) -> str:
     """Bits or zeros in one sentence, and what is needed to read them."""
+    grouped = " Attention runs over groups of keys once slimformer is imported." if facts.get("grouped_keys") else ""
     if "pattern" in facts:
-        return f"{100 * facts['zeros']:.0f} % of the weights of linear layers in blocks are zero ({facts['pattern']})."
+        share = f"{100 * facts['zeros']:.0f} %"
+        return f"{share} of the weights of linear layers in blocks are zero ({facts['pattern']}).{grouped}"
     return (
         f"Linear layers in blocks are stored with {facts['bits']} bits a weight ({facts['bits_per_weight']:.2f} with "
-        "the steps); transformers reads them with the package compressed-tensors, slimformer by itself."
+        f"the steps); transformers reads them with the package compressed-tensors, slimformer by itself.{grouped}"
     )
 
 

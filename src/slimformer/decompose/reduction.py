@@ -119,8 +119,8 @@ def errors_at_every_size(
 
     One curve for each of the second moments `measured`. Cost O(m d² + d³).
     """
-    L = torch.linalg.cholesky(damped(C, ridge)[P][:, P])
-    U = L / L.diagonal()
+    U = torch.linalg.cholesky(damped(C, ridge)[P][:, P])
+    U.div_(U.diagonal().clone())  # in place: of matrices this wide few fit into memory
     B = W[:, P] @ U
     return [_suffix_sums(B, U, C_eval[P][:, P]).clamp_min(0) for C_eval in measured]
 

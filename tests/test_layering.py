@@ -21,7 +21,7 @@ LAYERS = (
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
     ("report",), ("track",), ("stages",),
     ("assess", "probe", "timings", "front", "fisher", "menu", "classify", "pairing", "lm_adapt"),
-    ("refine", "lossless", "depth"), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
+    ("streaming_job",), ("refine", "lossless", "depth"), ("workbench", "second_walk"), ("streaming",), ("pipeline",), ("cascade",), ("slimformer",),
     ("shell", "options"), ("cli_front",),
     ("cli_cascade", "cli_recipes", "cli_compress", "cli_inspect", "cli_eval", "cli_report", "cli_heads"), ("cli",),
     ("__main__",),

@@ -233,7 +233,9 @@ def starting_at(model: PreTrainedModel, architecture: Architecture, i: int, stat
 
 
 @contextmanager
-def ending_in(model: PreTrainedModel, architecture: Architecture, states: Sequence[tuple[Batch, Tensor]]) -> Iterator[None]:
+def ending_in(
+    model: PreTrainedModel, architecture: Architecture, states: Sequence[tuple[Batch, Tensor]]
+) -> Iterator[None]:
     """Let the model give, for each of these batches, the outputs that belong to its state after the last block.
 
     No block runs, so none need be in memory. Batches are told by their tensors: they must be the ones given here.

@@ -30,4 +30,5 @@ def elimination(width: Width, *, ridge: float) -> Curve:
         order = eliminate(C, W, ridge=careful)[0].tolist()
     else:
         order = eliminate_blocks(C, W, unit=width.unit, allowed=lambda S: may_leave(S, width.group), ridge=careful)
+    del C, W  # wide layers: room for what follows
     return curve(width, "elimination", order, ridge=ridge)

@@ -63,6 +63,40 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: 
     return Loaded(name, _on(model, device), processor, folder, stored or torch.float32, files)
 
 
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was found and not yet opened."""
+
+    name: str
+    folder: Path
+    config: Any
+    model_class: Any
+    processor: Any
+    dtype: torch.dtype
+
+
+def find_model(name: str | Path) -> Found:
+    """Where MODEL is, what it says of itself, and its tokenizer; of the hub all of it is fetched. No weights yet."""
+    from huggingface_hub import snapshot_download
+
+    name = str(name)
+    folder, gguf = _demo(name) if name.startswith("demo:") else (_local(name), None)
+    if gguf:
+        raise ModelBroken(f"{name} is one GGUF file, which is read whole; leave --memory out")
+    if folder is None:
+        try:
+            folder = Path(snapshot_download(name, allow_patterns=["*.safetensors", *COMPANIONS, *PROCESSOR_FILES]))
+        except Exception as error:  # as in `_config`: one fact, a dozen types
+            raise ModelNotFound(
+                f"{name!r} is neither a folder here nor a model the hub gives; check the name and the network"
+            ) from error
+    config = _config(str(folder), folder)
+    family = family_of(config.model_type)
+    stored = getattr(config, "dtype", None) or _stored_precision(folder) or torch.float32
+    processor = _processor(str(folder), folder, image=family.image)
+    return Found(name, folder, config, _model_class(config, str(folder)), processor, stored)
+
+
 def _snapshot(name: str) -> Path | None:
     """The small files of a hub repository; none where the hub does not give them."""
     from huggingface_hub import snapshot_download
@@ -107,7 +141,10 @@ def _on(model: Any, device: str) -> PreTrainedModel:
 
 
 def require_usable(model: PreTrainedModel, name: str) -> None:
-    """Refuse a head whose outputs nothing here can compare, and weights with NaN or infinite values."""
+    """Refuse a head whose outputs nothing here can compare, and weights with NaN or infinite values.
+
+    Weights that are not in memory are left to whoever reads them.
+    """
     kinds = [kind.__name__ for kind in type(model).__mro__]
     if not is_bare(model) and not any(kind.endswith(HEADS) for kind in kinds):
         known = ", ".join(sorted({head.removeprefix("For") for head in HEADS}))
@@ -115,7 +152,7 @@ def require_usable(model: PreTrainedModel, name: str) -> None:
             f"{name}: {kinds[0]} has a head that is not supported; open it as the bare model, or with one of {known}"
         )
     for key, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
+        if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
             raise ModelBroken(f"{name}: the weights hold NaN or infinite values ({key}); use an intact checkpoint")
 
 

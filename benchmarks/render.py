@@ -23,6 +23,7 @@ from mlp_tables import mlp
 from rank_tables import attention_speed, truncation
 from render_heads import HEADS
 from spectra_tables import spectra_table
+from streaming_tables import distributed, streaming
 from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
 from task_tables import tasks
 from verdicts import grid, level_text, metric_name
@@ -199,6 +200,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "quality": quality, "ablation": ablation, "speed": speed, "cascade": cascade, "certificate": certificate,
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
     "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "bypass": quality, "mlp": mlp, **HEADS,
+    "streaming": streaming, "distributed": distributed,
 }  # fmt: skip
 
 

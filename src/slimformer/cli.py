@@ -10,7 +10,8 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -18,7 +19,7 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_cascade import CASCADE
-from slimformer.cli_compress import budget_asked, show_dry_run, show_result
+from slimformer.cli_compress import budget_asked, by_blocks, require_place, show_dry_run, show_result
 from slimformer.cli_eval import MEASURE
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_heads import HEADS
@@ -32,6 +33,7 @@ from slimformer.options import (
     Columns,
     DataOption,
     Device,
+    DryRun,
     Dtype,
     EvalData,
     Force,
@@ -40,9 +42,11 @@ from slimformer.options import (
     Latency,
     Macs,
     MaxKl,
+    Memory,
     Model,
     NoSeed,
     OutFolder,
+    OutMaybe,
     Params,
     Paths,
     Quiet,
@@ -65,6 +69,7 @@ from slimformer.shell import (
     joined,
     paragraphs,
     progress_bars,
+    require_alone,
     run,
     usable_device,
     usable_precision,
@@ -94,11 +99,13 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def top(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="print the version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of the program itself; the commands do the work."""
+    require_alone(context.invoked_subcommand)
 
 
 for command, example in INSPECT.items():
@@ -125,8 +132,9 @@ def calibrate(
     """One pass over the data: write the moments of every width, from which any budget can be planned."""
     from slimformer import stages
     from slimformer.assess import thin_data
+    from slimformer.calibrate.distributed import is_follower, lead_only
     from slimformer.checkpoint.atomic import require_free, writing
-    from slimformer.fisher import fisher_metric
+    from slimformer.fisher import shared_metric
     from slimformer.models import describe
     from slimformer.probe import keep_probes
 
@@ -134,9 +142,11 @@ def calibrate(
     stages.require_apart(out_folder, model, name, *name.split(","))
     require_free(out_folder, force)
     loaded, batches = read_both(model, name, columns, tokens, samples, seq_len, seed, device, dtype)
-    with progress_bars(err, hidden=quiet or as_json) as progress, writing(out_folder, force=force) as folder:
-        metric = fisher_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
-        statistics = stages.calibrate(loaded, batches, folder, metric=metric, joint=paths, progress=progress)
+    place = TemporaryDirectory() if is_follower() else writing(out_folder, force=force)
+    with progress_bars(err, hidden=quiet or as_json) as progress, place as folder:
+        metric = shared_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
+        statistics = stages.calibrate(loaded, batches, Path(folder), metric=metric, joint=paths, progress=progress)
+        lead_only()
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
     for note in thin_data(describe(loaded.model), batches) if not (quiet or as_json) else ():
         err.print(f"note: {note}", style="yellow")
@@ -223,7 +233,8 @@ def apply(
     epilog="Example: slimformer compress demo:smollm2 --macs 0.8 --out smaller\n\n"
     "A classifier: slimformer compress ./bert --macs 0.6 --data train.tsv --columns sentence --out smaller\n\n"
     "What changes no output, without budget and data: slimformer compress ./bert --recipe lossless --out smaller\n\n"
-    "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller"
+    "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller\n\n"
+    "Larger than memory: slimformer compress ./llama --macs 0.5 --memory 4GB --out smaller"
 )
 def compress(
     model: Model,
@@ -231,9 +242,7 @@ def compress(
     params: Params = None,
     latency: Latency = None,
     max_kl: MaxKl = None,
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")
-    ] = None,
+    out_folder: OutMaybe = None,
     data: DataOption = BUILTIN,
     eval_data: EvalData = None,
     recipe: RecipeName = "balanced",
@@ -249,16 +258,14 @@ def compress(
     head_data: HeadData = None,
     timing: Timing = True,
     track: Track = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
-    ] = False,
+    memory: Memory = None,
+    dry_run: DryRun = False,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Shrink MODEL to a fraction of its block MACs and save it: calibrate, plan, apply, evaluate, verify."""
-    from slimformer import pipeline, stages
-    from slimformer.checkpoint.atomic import require_free
+    from slimformer import pipeline
     from slimformer.plan.recipe import load_recipe
     from slimformer.track import tracker
 
@@ -269,14 +276,20 @@ def compress(
     if out_folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
     name = joined(data)
-    stages.require_apart(out_folder, model, head_data, name, *name.split(","), *(eval_data or ()))
-    require_free(out_folder, force)
+    require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
     place, record = usable_device(device), tracker(track)
+    how: dict[str, Any] = {
+        "recipe": chosen, "format": format, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed,
+        "columns": column_names(columns), "dtype": usable_precision(dtype, place), "refine": refine,
+    }  # fmt: skip
+    if memory is not None:
+        only = {"eval_data": eval_data, "head_data": head_data}
+        shown = {"as_json": as_json, "quiet": quiet}
+        return record("compress", by_blocks(model, out_folder, name, memory, asked, place, only, how, force, **shown))
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
-            model, name, **asked, eval_data=eval_data or (), recipe=chosen, format=format, seq_len=seq_len,
-            tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, device=place,
-            dtype=usable_precision(dtype, place), refine=refine, head_data=head_data, timing=timing, progress=progress,
+            model, name, **asked, **how, eval_data=eval_data or (), device=place, head_data=head_data, timing=timing,
+            progress=progress,
         )  # fmt: skip
         progress("save and verify", 0, 1)
         result.save(out_folder, force=force)

@@ -12,8 +12,9 @@ from slimformer.cli_front import emit, saved_line
 from slimformer.errors import SlimformerError
 from slimformer.plan import require_budget_allowed
 from slimformer.shell import budget as budget_from
+from slimformer.shell import progress_bars
 
-out = Console()
+out, err = Console(), Console(stderr=True)
 
 
 def budget_asked(
@@ -29,6 +30,15 @@ def budget_asked(
     if (macs, params, latency) != (None, None, None):
         raise SlimformerError("--max-kl is a budget of its own; give it, or --macs, --params or --latency")
     return {"max_kl": max_kl}
+
+
+def require_place(folder: Path, force: bool, *inputs: str | None) -> None:
+    """Refuse, before the work, a folder that is taken or is read from."""
+    from slimformer.checkpoint.atomic import require_free
+    from slimformer.stages import require_apart
+
+    require_apart(folder, *inputs)
+    require_free(folder, force)
 
 
 def show_dry_run(
@@ -62,6 +72,29 @@ def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
         saved_line(folder, report)
 
     emit(report.to_dict(), as_json, quiet, tables)
+
+
+def by_blocks(
+    model: str, folder: Path, data: str, memory: str, asked: dict[str, float], device: str, others: dict[str, Any],
+    how: dict[str, Any], force: bool, *, as_json: bool, quiet: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Compress a model that is read block by block, and show the result; the report."""
+    from slimformer.plan.memory import bytes_of
+    from slimformer.streaming import compress_streamed, require_streaming_possible
+
+    require_streaming_possible(asked, device=device, **others)
+    hidden = quiet or as_json
+
+    def say(line: str) -> None:
+        if not hidden:
+            err.print(f"note: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    with progress_bars(err, hidden=hidden) as progress:
+        done = compress_streamed(
+            model, folder, data, memory=bytes_of(memory), **asked, **how, force=force, progress=progress, say=say
+        )  # fmt: skip
+    show_result(done.report, folder, as_json, quiet)
+    return done.report.to_dict()
 
 
 def _show_offers(model: str, recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool) -> None:

@@ -59,6 +59,16 @@ HeadData = Annotated[
 ]
 Timing = Annotated[bool, typer.Option(help="measure latency before and after")]
 OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
+OutMaybe = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="read the model block by block within this much memory, e.g. 4GB; the same command goes on"
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="show what would be kept if every block lost the same share; no data")
+]
 Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]
 EvalTokens = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="as for compress; a half of it is read of held-out data")

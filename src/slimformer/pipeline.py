@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.assess import beside, evaluate
+from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.classify import held_out_texts, rehead, require_headroom
@@ -90,6 +91,7 @@ def compress(
         require_headroom(loaded.model, lossless=bool(chosen.rewrites), shallow=chosen.depth != "none")
     if chosen.rewrites:
         require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
+        lead_only()
         return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     budget = _asked(chosen, max_kl, macs=macs, params=params, latency=latency)
     afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
@@ -99,6 +101,7 @@ def compress(
         read = partial(_read, loaded, seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed)
         batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
     if chosen.depth != "none":
+        lead_only()
         return _shallow(loaded, batches, others, chosen, budget, timing, progress, seconds)
     require_certifiable(batches, max_kl)
     budget = budget if budget.by != "latency" else afford(batches.seq_len)  # the length at which the plan counts

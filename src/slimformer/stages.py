@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments, collect
+from slimformer.calibrate.distributed import world
 from slimformer.calibrate.gather import Data, sequence_length
 from slimformer.calibrate.store import (
     Provenance,
@@ -76,8 +77,11 @@ def calibrate(
     splits = {split: data.splits[split] for split in ("fit", "select")}
     weights: dict[str, float] = {}
     progress("calibrate", 0, architecture.n_blocks)
-    for block in collect(loaded.model, architecture, splits, metric, joint=joint):
-        write_block(folder, block)
+    here = world()
+    for own in collect(loaded.model, architecture, splits, metric, joint=joint, share=(here.rank, here.size)):
+        block = here.total(own, architecture, list(splits))
+        if here.leads or here.deals(block.block):  # the others keep what they will factorise
+            write_block(folder, block)
         weights |= dict.fromkeys(block.sites, block.loudness)
         progress("calibrate", block.block + 1, architecture.n_blocks)
     write_weights(folder, weights)
@@ -102,10 +106,14 @@ def profile(
     if known.keys() == wanted.union(*(path_names(site) for site in paths)):
         return known
     curves: dict[str, Curve] = {}
+    here = world()
     progress("profile", 0, architecture.n_blocks)
     for i in range(architecture.n_blocks):
-        curves |= block_curves(model, architecture, _moments(statistics, architecture, i), recipe, ranks, paths)
+        if here.deals(i):
+            curves |= block_curves(model, architecture, _moments(statistics, architecture, i), recipe, ranks, paths)
         progress("profile", i + 1, architecture.n_blocks)
+    if here.size > 1:
+        curves = {name: _curve(found) for name, found in here.told(_plain(curves)).items()}
     keep_curves(cached, curves)
     return curves
 
@@ -180,7 +188,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
 
 def keep_curves(path: Path, curves: Mapping[str, Curve]) -> None:
     """In one step, so that an interrupt leaves no half of a file; where nothing can be written it only costs time."""
-    text = json.dumps({name: vars(curve) for name, curve in curves.items()})
+    text = json.dumps(_plain(curves))
     with suppress(CannotWrite, OutputExists), writing_file(path, force=True) as file:
         file.write_text(text)
 
@@ -364,6 +372,10 @@ def provenance_of(loaded: Loaded, architecture: Architecture, data: Data, *, kno
         data=data.name, data_hash=data.hash, seed=data.seed, seq_len=data.seq_len, tokens=data.tokens,
         dtype=str(loaded.model.dtype).removeprefix("torch."), n_blocks=architecture.n_blocks, versions=versions(),
     )  # fmt: skip
+
+
+def _plain(curves: Mapping[str, Curve]) -> dict[str, Any]:
+    return {name: vars(curve) for name, curve in curves.items()}
 
 
 def _curve(value: dict[str, Any]) -> Curve:

@@ -10,6 +10,7 @@ the energy of the stream they are added to, in place of the Fisher metric and of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -339,6 +340,8 @@ def require_streaming_possible(asked: dict[str, Any], *, device: str, **others: 
         raise BudgetOutOfReach("with --memory give --macs or --params; other budgets need the whole model")
     if device != "cpu":
         raise UnknownMethod(f"--memory is for the CPU; --device {device} holds the whole model; leave one of them out")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UnknownMethod("--memory is for one process; leave it or torchrun out")
     given = [name for name, value in others.items() if value]
     if given:
         raise UnknownMethod(f"--{given[0].replace('_', '-')} needs the whole model; leave it or --memory out")

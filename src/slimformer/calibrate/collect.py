@@ -63,6 +63,7 @@ class Stage:
     rows: Tensor | None  # which positions are real
     split: Split
     name: str = ""  # one of its own for every batch of every split
+    before: int = 0  # sequences of its split that come before it
 
 
 @dataclass(frozen=True)
@@ -107,16 +108,23 @@ def collect(
     joint: bool = False,
     residence: Residence = IN_MEMORY,
     first: int = 0,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[BlockMoments]:
     """Moments of every site, one block at a time, for every split in `data`; responses are seen in the `metric`.
 
     `joint` also takes those of neurons together with their input, which `decompose.bypass` needs. With a `residence`
     that recalls states the walk may start at the block `first`; while the moments of a block are looked at, its weights
-    are there. Cost: one forward pass through the blocks and n d² operations for every width d; memory tokens × hidden
-    size.
+    are there. With a `share` (which, of how many) only so many of the batches are read. Cost: one forward pass through
+    the blocks and n d² operations for every width d; memory tokens × hidden size.
     """
     model.eval()
-    stages = [stage for split, batches in data.items() for stage in rehearse(model, architecture, batches, split)]
+    which, of = share
+    stages = [
+        stage
+        for split, batches in data.items()
+        for n, stage in enumerate(rehearse(model, architecture, batches, split))
+        if n % of == which
+    ]
     if first and residence.recall is not None:
         for stage in stages:
             stage.state = residence.recall(state_name(stage, "dense", first))
@@ -164,14 +172,13 @@ class _Attention:
         self.wanted = has_response(model, architecture, i)
         self.heard: dict[str, Tensor] = {}
         self.responses: dict[Split, Response] = {}
-        self.sequences: dict[Split, int] = {}
 
     def ears(self) -> dict[str, Ear]:
         names = projections(self.architecture, self.i) if self.wanted else ()
         return {name: partial(self.heard.__setitem__, name) for name in names}
 
     def add(self, stage: Stage) -> None:
-        missing = sequences_of(stage.state.shape[1]) - self.sequences.get(stage.split, 0)
+        missing = sequences_of(stage.state.shape[1]) - stage.before
         if not self.wanted or missing <= 0:
             return
         found = block_response(
@@ -180,7 +187,6 @@ class _Attention:
         if found is not None:
             old = self.responses.get(stage.split)
             self.responses[stage.split] = found if old is None else old + found
-        self.sequences[stage.split] = self.sequences.get(stage.split, 0) + len(stage.state)
 
 
 def _ear(tally: _Tally, stage: Stage) -> Ear:
@@ -205,6 +211,7 @@ def rehearse(
 ) -> Iterator[Stage]:
     """For every batch the state before block 0 and the keyword arguments of every block, without running the blocks."""
     blocks = list(model.get_submodule(architecture.blocks).children())
+    before = 0
     for n, batch in enumerate(batches):
         here = batch.to(model.device)
         states: list[Tensor] = []
@@ -212,7 +219,8 @@ def rehearse(
         with _echoing(blocks, states, calls):
             model.base_model(**here.inputs, **({} if architecture.family.image else {"use_cache": False}))
         rows = None if here.mask is None or bool(here.mask.all()) else here.mask  # nothing to pick where all are real
-        yield Stage(states[0], calls, rows, split, f"{split}-{n:05d}")
+        yield Stage(states[0], calls, rows, split, f"{split}-{n:05d}", before)
+        before += len(next(iter(here.inputs.values())))
 
 
 def states_before_blocks(model: PreTrainedModel, architecture: Architecture, batch: Batch) -> list[Tensor]:
@@ -245,15 +253,18 @@ def ending_in(
 
     def note(_module: nn.Module, args: Any, kwargs: Any) -> None:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and _key(value) in known]
-        running[:] = [known[_key(given[0])]]
+        running[:] = [known[_key(value)] for value in given[:1]] or running
 
-    handle = model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    handles = [  # some heads call a part of the headless model, some callers the headless model itself
+        module.register_forward_pre_hook(note, with_kwargs=True) for module in {model, model.base_model}
+    ]
     try:
         blocks = list(model.get_submodule(architecture.blocks).children())
         with _answering(blocks, lambda _block: lambda _hidden_states, *_args, **_kwargs: running[0]):
             yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def _key(X: Tensor) -> tuple[int, torch.Size]:
@@ -263,7 +274,7 @@ def _key(X: Tensor) -> tuple[int, torch.Size]:
 def real_rows(X: Tensor, mask: Tensor | None) -> Tensor:
     """The rows of X (batch × length × d) at real positions: padding never counts."""
     rows = X.flatten(0, -2)  # OPT hands its feed-forward part rows, not batches
-    return rows if mask is None else rows[mask.flatten()]
+    return rows if mask is None else rows[mask.flatten().to(rows.device)]  # blocks may be on several devices
 
 
 @contextmanager

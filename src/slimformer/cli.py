@@ -278,7 +278,7 @@ def compress(
     name = joined(data)
     require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
     place, record = usable_device(device), tracker(track)
-    how: dict[str, Any] = {
+    how: dict[str, Any] = asked | {
         "recipe": chosen, "format": format, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed,
         "columns": column_names(columns), "dtype": usable_precision(dtype, place), "refine": refine,
     }  # fmt: skip
@@ -288,7 +288,7 @@ def compress(
         return record("compress", by_blocks(model, out_folder, name, memory, asked, place, only, how, force, **shown))
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = pipeline.compress(
-            model, name, **asked, **how, eval_data=eval_data or (), device=place, head_data=head_data, timing=timing,
+            model, name, **how, eval_data=eval_data or (), device=place, head_data=head_data, timing=timing,
             progress=progress,
         )  # fmt: skip
         progress("save and verify", 0, 1)

@@ -91,7 +91,7 @@ def by_blocks(
 
     with progress_bars(err, hidden=hidden) as progress:
         done = compress_streamed(
-            model, folder, data, memory=bytes_of(memory), **asked, **how, force=force, progress=progress, say=say
+            model, folder, data, memory=bytes_of(memory), **how, force=force, progress=progress, say=say
         )  # fmt: skip
     show_result(done.report, folder, as_json, quiet)
     return done.report.to_dict()

@@ -91,7 +91,6 @@ def compress(
         require_headroom(loaded.model, lossless=bool(chosen.rewrites), shallow=chosen.depth != "none")
     if chosen.rewrites:
         require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
-        lead_only()
         return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     budget = _asked(chosen, max_kl, macs=macs, params=params, latency=latency)
     afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
@@ -101,7 +100,6 @@ def compress(
         read = partial(_read, loaded, seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed)
         batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
     if chosen.depth != "none":
-        lead_only()
         return _shallow(loaded, batches, others, chosen, budget, timing, progress, seconds)
     require_certifiable(batches, max_kl)
     budget = budget if budget.by != "latency" else afford(batches.seq_len)  # the length at which the plan counts
@@ -164,6 +162,7 @@ def _shallow(
     progress: Progress, seconds: dict[str, float],
 ) -> Result:  # fmt: skip
     """Fewer blocks, measured."""
+    lead_only()
     with timed(seconds, "depth"):
         small, plan, done = make_shallow(loaded.model, data, recipe, budget, progress=progress)
         round_weights(small, loaded.dtype)

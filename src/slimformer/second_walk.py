@@ -167,11 +167,10 @@ class _Ends:
     def harm(self, small: PreTrainedModel) -> float:
         total = count = 0.0
         for batch, p, q in zip(self.batches, self.dense, self.states, strict=True):
-            found = []
-            for model, state in ((self.model, p), (small, q)):
-                with ending_in(model, self.architecture, [(batch, state)]):
-                    found.append(model(**batch.inputs))
-            moved, n = harm(*found, batch.mask)
+            with ending_in(self.model, self.architecture, [(batch, p)]):
+                dense = self.model(**batch.inputs)
+            with ending_in(small, self.architecture, [(batch, q)]):
+                moved, n = harm(dense, small(**batch.inputs), batch.mask)
             total, count = total + moved * n, count + n
         return total / max(1.0, count)
 

@@ -24,13 +24,13 @@ from slimformer.rewrite.sizes import attention_parts, block_sizes
 GENERATION = "generation_config.json"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, **said: str) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """Tensors in one file, floating ones in a precision; there whole or not at all."""
     stored = {name: (t.to(dtype) if t.is_floating_point() else t).contiguous() for name, t in tensors.items()}
     partial = path.with_name(f".{path.name}.partial")
     with one_clear_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(stored, partial, metadata={"format": "pt", **said})
+        save_file(stored, partial, metadata={"format": "pt"})
         os.replace(partial, path)
 
 
@@ -51,21 +51,21 @@ def outside_tensors(model: Any, architecture: Architecture) -> dict[str, Tensor]
 
 
 def write_block(path: Path, model: PreTrainedModel, architecture: Architecture, i: int, dtype: torch.dtype) -> None:
-    """Block i in a file that also says what its attention is, so that `restore_shapes` can go on from it."""
+    """Block i in a file, and beside it what its attention is, so that `restore_shapes` can go on from there."""
     attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
-    ranks = json.dumps(getattr(attention, "ranks", None))
-    write_tensors(path, block_tensors(model, architecture, i), dtype, ranks=ranks)
+    write_tensors(path, block_tensors(model, architecture, i), dtype)
+    path.with_suffix(".json").write_text(json.dumps(getattr(attention, "ranks", None)))
 
 
 def restore_shapes(path: Path, model: PreTrainedModel, architecture: Architecture, i: int) -> None:
     """Give block i of `model` the shapes of the block in a file, without its weights."""
     block = model.get_submodule(f"{architecture.blocks}.{i}")
+    ranks = json.loads(path.with_suffix(".json").read_text())
+    if ranks is not None:
+        sizes = block_sizes(architecture)[i]
+        parts = attention_parts(architecture.family, architecture.of_block(i)[0].unit)
+        ragged.put_ranks(block, parts, heads=sizes["heads"], kv_heads=sizes["kv_heads"], **ranks)
     with safe_open(path, framework="pt") as tensors:
-        ranks = json.loads(tensors.metadata()["ranks"])
-        if ranks is not None:
-            sizes = block_sizes(architecture)[i]
-            parts = attention_parts(architecture.family, architecture.of_block(i)[0].unit)
-            ragged.put_ranks(block, parts, heads=sizes["heads"], kv_heads=sizes["kv_heads"], **ranks)
         for name in tensors.keys():  # noqa: SIM118
             put(model, name, torch.empty(tensors.get_slice(name).get_shape(), device="meta"))
 

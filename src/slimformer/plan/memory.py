@@ -5,7 +5,7 @@ than that of their file. Weights and states that are mapped from files are not, 
 memory is short. With d the widest site, m the width of the stream and n the tokens of a batch, the phases need
 
     collect     4 Gram matrices d² (two splits, that of the batch, and the sum), activations n (6 d + 12 m)
-    profile     9 matrices d² (moments, their copies in another order, factors), 3 readers m d
+    profile     8 matrices d² (moments, their copies in another order, factors), 3 readers m d
     cut         6 matrices d², 5 readers m d, two copies of a block
     correct     11 matrices d² if nothing were cut, 16 readers m d, activations, two copies of a block
     outputs     3 tables of logits, and what is outside the blocks once more when it is written
@@ -21,7 +21,7 @@ from slimformer.errors import NotEnoughMemory
 from slimformer.models import Architecture
 
 DOUBLE = 8
-SLACK = 1.05  # what allocators keep for themselves
+SLACK, KEPT = 1.05, 64 * 10**6  # what allocators keep for themselves
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -36,7 +36,7 @@ class Estimate:
     @property
     def peak(self) -> int:
         """At the worst moment."""
-        return self.before + int(SLACK * max(self.phases.values()))
+        return self.before + KEPT + int(SLACK * max(self.phases.values()))
 
     @property
     def worst(self) -> str:
@@ -64,7 +64,7 @@ def estimate_memory(
     logits = min(n, max(seq_len, 2**26 // max(1, vocabulary))) * vocabulary * item
     phases = {
         "collect": 4 * gram + activations + block_bytes,
-        "profile": 9 * gram + 3 * reader + block_bytes,
+        "profile": 8 * gram + 3 * reader + block_bytes,
         "cut": 6 * gram + 5 * reader + 2 * block_bytes,
         "outputs": 3 * logits + outside_bytes,
     }

@@ -44,7 +44,7 @@ LARGE = {
     "intermediate_size": 5632, "vocab_size": 32000, "max_position_embeddings": 2048,
 }  # fmt: skip
 SMALL = {
-    "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
     "intermediate_size": 704, "vocab_size": 2000, "max_position_embeddings": 512,
 }  # fmt: skip
 MEMORY, MOST = 3 * 10**9, 1.3
@@ -141,7 +141,7 @@ def timed(scratch: Path, console: Console) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=scratch, prefix="slimformer-streaming-") as place:
         folder = Path(place)
         params = write_checkpoint(folder / "dense", SMALL)
-        ids = token_ids(SMALL["vocab_size"], 128, 128)
+        ids = token_ids(SMALL["vocab_size"], 64, 128)
         for refine in (False, True):
             how: dict[str, Any] = {"macs": 0.5, "recipe": load_recipe("uniform"), "refine": refine}
             found: dict[str, list[float]] = {"in memory": [], "streamed": []}

@@ -278,9 +278,9 @@ def compress(
     name = joined(data)
     require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
     place, record = usable_device(device), tracker(track)
-    how: dict[str, Any] = asked | {
-        "recipe": chosen, "format": format, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed,
-        "columns": column_names(columns), "dtype": usable_precision(dtype, place), "refine": refine,
+    how: dict[str, Any] = {
+        **asked, "recipe": chosen, "format": format, "seq_len": seq_len, "tokens": tokens, "samples": samples,
+        "seed": seed, "columns": column_names(columns), "dtype": usable_precision(dtype, place), "refine": refine,
     }  # fmt: skip
     if memory is not None:
         only = {"eval_data": eval_data, "head_data": head_data}

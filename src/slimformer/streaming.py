@@ -170,7 +170,8 @@ def fitting(skeleton: Skeleton, seq_len: int, memory: int, *, refined: bool) -> 
         estimate_memory(
             skeleton.architecture, seq_len=seq_len, batch_size=batch_size, item=item, block_bytes=max(blocks),
             outside_bytes=sum(size for name, size in sizes.items() if not name.startswith(inside)),
-            vocabulary=_outputs(model), before=anonymous_memory(), refined=refined,
+            vocabulary=_outputs(model), before=anonymous_memory(), mapped=skeleton.weights.is_mapped(skeleton.dtype),
+            refined=refined,
         )
         for batch_size in BATCHES
     ]  # fmt: skip

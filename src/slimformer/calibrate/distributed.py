@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -25,6 +26,7 @@ from slimformer.decompose.response import Response
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture
 
+PATIENCE = timedelta(days=1)  # others wait while rank 0 finds the metric
 LARGEST = 8  # dimensions of a tensor whose shape is told
 
 
@@ -95,11 +97,6 @@ class World:
             distributed.broadcast(out[name], 0)
         return out
 
-    def wait(self) -> None:
-        """Until all are here."""
-        if self.size > 1:
-            distributed.barrier()
-
 
 ALONE = World()
 
@@ -111,8 +108,8 @@ def world() -> World:
     if size == 1 or not distributed.is_available() or "MASTER_ADDR" not in os.environ:
         return ALONE
     if not distributed.is_initialized():
-        # Moments are kept on the CPU whatever the model is on, so gloo carries them; nccl is there for who asks for it.
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        # Moments are kept on the CPU whatever the model is on, so gloo carries them.
+        distributed.init_process_group("gloo", timeout=PATIENCE)
     return World(distributed.get_rank(), distributed.get_world_size())
 
 
@@ -124,7 +121,9 @@ class Followed(SystemExit):
 
 
 def lead_only() -> None:
-    """From here on rank 0 works alone; the others end."""
+    """From here on rank 0 works alone; the others end, once it needs nothing more of them."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.monitored_barrier(timeout=PATIENCE)  # rank 0 is the last to hear of it, so no line is cut
     if is_follower():
         raise Followed
 

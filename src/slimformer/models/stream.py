@@ -26,6 +26,7 @@ from slimformer.errors import ModelBroken, ModelNotFound
 from slimformer.models.architecture import Architecture, describe, fingerprint
 from slimformer.models.load import Loaded, find_model, require_usable
 
+KINDS = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -36,6 +37,11 @@ class Weights:
     folder: Path
     files: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
+    kinds: frozenset[str] = frozenset()  # of numbers in them, as safetensors call them
+
+    def is_mapped(self, dtype: torch.dtype) -> bool:
+        """Are weights used as they are stored? Then they take no memory of their own."""
+        return self.kinds == {KINDS.get(dtype)}
 
     def read(self, names: Iterable[str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Tensors by name, floating ones in a precision; mapped from the file where that is the stored one."""
@@ -125,14 +131,17 @@ def open_weights(folder: Path) -> Weights:
     else:
         raise ModelNotFound(f"{str(folder)!r} holds no {SINGLE} and no {INDEX}, so it cannot be read block by block")
     shapes: dict[str, tuple[int, ...]] = {}
+    kinds: set[str] = set()
     for file in dict.fromkeys(files.values()):
         with _readable(folder / file) as tensors:
             present = set(tensors.keys())
             for name in (name for name, where in files.items() if where == file):
                 if name not in present:
                     raise ModelBroken(f"{folder / file} does not hold {name}, which {INDEX} promises")
-                shapes[name] = tuple(tensors.get_slice(name).get_shape())
-    return Weights(folder, files, shapes)
+                part = tensors.get_slice(name)
+                shapes[name] = tuple(part.get_shape())
+                kinds.add(part.get_dtype())
+    return Weights(folder, files, shapes, frozenset(kinds))
 
 
 def _indexed(folder: Path) -> dict[str, str]:

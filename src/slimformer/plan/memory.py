@@ -6,11 +6,12 @@ memory is short. With d the widest site, m the width of the stream and n the tok
 
     collect     4 Gram matrices d² (two splits, that of the batch, and the sum), activations n (6 d + 12 m)
     profile     8 matrices d² (moments, their copies in another order, factors), 3 readers m d
-    cut         6 matrices d², 5 readers m d, two copies of a block
-    correct     11 matrices d² if nothing were cut, 16 readers m d, activations, two copies of a block
+    cut         6 matrices d², 5 readers m d, a copy of a block
+    correct     11 matrices d² if nothing were cut, 16 readers m d, activations, a copy of a block
     outputs     3 tables of logits, and what is outside the blocks once more when it is written
 
-in double precision, activations and blocks in that of the model. These are upper bounds, kept by a test.
+in double precision, activations and blocks in that of the model; and everywhere a block, where it is stored in another
+precision than it is used in. These are upper bounds, kept by a test.
 """
 
 from __future__ import annotations
@@ -53,24 +54,26 @@ class Estimate:
 
 def estimate_memory(
     architecture: Architecture, *, seq_len: int, batch_size: int, item: int, block_bytes: int, outside_bytes: int,
-    vocabulary: int, before: int, calls: int = 0, refined: bool = False,
+    vocabulary: int, before: int, calls: int = 0, mapped: bool = True, refined: bool = False,
 ) -> Estimate:  # fmt: skip
     """The most memory each phase takes. `item` is the size of a number in the precision worked in, `block_bytes` the
-    largest block in it; `outside_bytes` is what is not in a block, `calls` what blocks are called with beside states.
+    largest block in it; `outside_bytes` is what is not in a block, `calls` what blocks are called with beside states;
+    `mapped` weights are used as they are stored.
     """
     d, m = max(site.width for site in architecture), architecture.hidden
     gram, reader, n = d * d * DOUBLE, m * d * DOUBLE, batch_size * seq_len
     activations = n * (6 * d + 12 * m) * item
     logits = min(n, max(seq_len, 2**26 // max(1, vocabulary))) * vocabulary * item
     phases = {
-        "collect": 4 * gram + activations + block_bytes,
-        "profile": 8 * gram + 3 * reader + block_bytes,
-        "cut": 6 * gram + 5 * reader + 2 * block_bytes,
+        "collect": 4 * gram + activations,
+        "profile": 8 * gram + 3 * reader,
+        "cut": 6 * gram + 5 * reader + block_bytes,
         "outputs": 3 * logits + outside_bytes,
     }
+    always = calls + (0 if mapped else block_bytes)
     if refined:
-        phases["correct"] = 11 * gram + 16 * reader + activations + 2 * block_bytes
-    return Estimate(before, {phase: size + calls for phase, size in phases.items()}, batch_size)
+        phases["correct"] = 11 * gram + 16 * reader + activations + block_bytes
+    return Estimate(before, {phase: size + always for phase, size in phases.items()}, batch_size)
 
 
 def require_memory(estimate: Estimate, memory: int) -> None:

@@ -100,13 +100,13 @@ def watched() -> Iterator[list[int]]:
         thread.join()
 
 
-def large(scratch: Path, console: Console) -> dict[str, Any]:
-    """The large model within the memory that is allowed."""
+def large(scratch: Path, console: Console, blocks: int = 22) -> dict[str, Any]:
+    """The large model, or its first blocks, within the memory that is allowed."""
     free = shutil.disk_usage(scratch).free
     if free < 20 * 10**9:
         raise SystemExit(f"{scratch} has {free / 1e9:.0f} GB of room and 20 are needed; give --scratch")
     with tempfile.TemporaryDirectory(dir=scratch, prefix="slimformer-streaming-") as place:
-        params = write_checkpoint(Path(place) / "dense", LARGE)
+        params = write_checkpoint(Path(place) / "dense", LARGE | {"num_hidden_layers": blocks})
         stored = sum(file.stat().st_size for file in (Path(place) / "dense").glob("*.safetensors"))
         console.print(f"{params:,} parameters, {stored / 1e9:.2f} GB")
         ids = token_ids(LARGE["vocab_size"], 56, 256)
@@ -118,7 +118,8 @@ def large(scratch: Path, console: Console) -> dict[str, Any]:
             )  # fmt: skip
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {
-        "params": params, "bytes": stored, "allowed": MEMORY, "peak": seen[0], "estimate": done.estimate.to_json(),
+        "params": params, "blocks": blocks, "bytes": stored, "allowed": MEMORY, "peak": seen[0],
+        "estimate": done.estimate.to_json(),
         "macs": done.report.macs_kept, "small_params": done.report.small.params, "tokens": done.report.data["tokens"],
         "wall": wall, "cpu": cpu, "seconds": done.report.seconds, "threads": torch.get_num_threads(),
         "holds": seen[0] <= MEMORY,
@@ -169,13 +170,15 @@ def main() -> int:
     )
     parser.add_argument("part", choices=["time", "large"])
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()), help="a folder with room")
+    parser.add_argument("--blocks", type=int, default=22, help="of the large model; fewer for a trial")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the result file")
     options, console = parser.parse_args(), Console(width=120)
     torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    found = {"time": timed, "large": large}[options.part](options.scratch, console)
+    scratch = options.scratch
+    found = timed(scratch, console) if options.part == "time" else large(scratch, console, options.blocks)
     file = options.out / "streaming.json"
     known = json.loads(file.read_text()) if file.is_file() else {}
     about = {"benchmark": "streaming", "versions": versions(), "code": deciding_code()}

@@ -33,6 +33,7 @@ from slimformer.refine import refine
 from slimformer.rewrite.surgery import round_weights
 from slimformer.streaming import anonymous_memory, compress_streamed, streamable
 from slimformer.streaming_job import job_for, work_folder
+from terminal import compress, done, refused
 
 ROOM = 8 * 10**9
 IDS = torch.randint(5, VOCABULARY, (60, 16), generator=torch.Generator().manual_seed(3))
@@ -306,3 +307,19 @@ def test_states_are_found_again_by_another_process(tmp_path):
         again = Shelf(tmp_path).keep("fit-00000.dense.1", state[:1])
     assert torch.equal(Shelf(tmp_path).recall("fit-00000.dense.1"), again)
     again.add_(1)  # made in inference mode, and still to be written to
+
+
+def test_from_the_shell(shelf, tmp_path, monkeypatch):
+    monkeypatch.setattr("slimformer.streaming.verify_reload", lambda *_: None)
+    out = tmp_path / "small"
+    said = done(*compress(shelf / "llama", shelf, out, "--memory", "8GB", "--recipe", "uniform"))
+    assert "note: memory:" in said.err
+    assert "the same command goes on from there" in said.err
+    assert (out / "plan.json").is_file()
+    assert not work_folder(out).exists()
+    line = refused(*compress(shelf / "llama", shelf, tmp_path / "other", "--memory", "1MB"))
+    assert "--memory 1 MB is not enough" in line
+    for more in (("--memory", "much"), ("--memory", "8GB", "--eval-data", shelf / "text.txt")):
+        refused(*compress(shelf / "llama", shelf, tmp_path / "other", *more))
+    assert not (tmp_path / "other").exists()
+    assert not work_folder(tmp_path / "other").exists()

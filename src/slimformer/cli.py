@@ -132,7 +132,7 @@ def calibrate(
     """One pass over the data: write the moments of every width, from which any budget can be planned."""
     from slimformer import stages
     from slimformer.assess import thin_data
-    from slimformer.calibrate.distributed import is_follower, lead_only
+    from slimformer.calibrate.distributed import is_follower
     from slimformer.checkpoint.atomic import require_free, writing
     from slimformer.fisher import shared_metric
     from slimformer.models import describe
@@ -146,7 +146,6 @@ def calibrate(
     with progress_bars(err, hidden=quiet or as_json) as progress, place as folder:
         metric = shared_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
         statistics = stages.calibrate(loaded, batches, Path(folder), metric=metric, joint=paths, progress=progress)
-        lead_only()
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
     for note in thin_data(describe(loaded.model), batches) if not (quiet or as_json) else ():
         err.print(f"note: {note}", style="yellow")

@@ -133,10 +133,11 @@ def workbench(
         statistics = calibrate(loaded, data, folder, metric=metric, joint=recipe.ffn != "neurons", progress=progress)
     with timed(seconds, "profile"):
         curves = profile(loaded.model, statistics, recipe, progress=progress)
-    lead_only()
     if recipe.allocation == "greedy":
         with timed(seconds, "probe"):
             keep_probes(loaded.model, statistics, data.splits["select"], progress=progress)
+    else:
+        lead_only()
     refined = recipe.refine if refined is None else refined
     return Bench(loaded, statistics, curves, recipe, format, data, refined, progress, seconds)
 

@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 import torch
@@ -99,11 +98,13 @@ class World:
 
 
 ALONE = World()
+_ended: list[bool] = []  # has rank 0 gone on alone?
 
 
-@cache
 def world() -> World:
-    """The processes torchrun has started with this one; this one alone without it."""
+    """The processes torchrun has started with this one; this one alone without it, and after `lead_only`."""
+    if _ended:
+        return ALONE
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or not distributed.is_available() or "MASTER_ADDR" not in os.environ:
         return ALONE
@@ -124,6 +125,8 @@ def lead_only() -> None:
     """From here on rank 0 works alone; the others end, once it needs nothing more of them."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.monitored_barrier(timeout=PATIENCE)  # rank 0 is the last to hear of it, so no line is cut
+        distributed.destroy_process_group()
+        _ended.append(True)
     if is_follower():
         raise Followed
 

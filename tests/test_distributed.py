@@ -43,7 +43,7 @@ def torchrun(*arguments: object) -> None:
 
 @pytest.mark.slow
 def test_two_processes_give_the_moments_and_the_plan_of_one(shelf, tmp_path):
-    data = ("--data", shelf / "text.txt", "--tokens", 600)
+    data = ("--data", shelf / "text.txt", "--tokens", 600, "--seq-len", 16)  # several batches of every split
     done("calibrate", shelf / "llama", *data, "--out", tmp_path / "one", "-q")
     torchrun("calibrate", shelf / "llama", *data, "--out", tmp_path / "two", "-q")
     one, two = open_statistics(tmp_path / "one"), open_statistics(tmp_path / "two")

@@ -81,7 +81,7 @@ class World:
         distributed.all_gather(texts, padded)
         together: dict[str, Any] = {}
         for text, length in zip(texts, lengths, strict=True):
-            together |= json.loads(bytes(text[: int(length)].tolist()))
+            together |= json.loads(text[: int(length)].numpy().tobytes())
         return together
 
     def from_first(self, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

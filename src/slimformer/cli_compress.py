@@ -13,8 +13,9 @@ from slimformer.cli_front import emit, saved_line
 from slimformer.errors import SlimformerError
 from slimformer.plan import require_budget_allowed
 from slimformer.shell import budget as budget_from
+from slimformer.shell import progress_bars
 
-out = Console()
+out, err = Console(), Console(stderr=True)
 GROUP = 32  # weights that share a step, where nothing is said
 
 
@@ -72,10 +73,15 @@ def context_asked(recipe: Any, alone: dict[str, Any], **given: Any) -> dict[str,
     return {"k": 128, **said}
 
 
-def require_out(folder: Path | None) -> Path:
-    """compress must know where to write."""
+def require_place(folder: Path | None, force: bool, *inputs: str | None) -> Path:
+    """Where to write; refused, before the work, where nothing is said, and a folder that is taken or is read from."""
+    from slimformer.checkpoint.atomic import require_free
+    from slimformer.stages import require_apart
+
     if folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
+    require_apart(folder, *inputs)
+    require_free(folder, force)
     return folder
 
 
@@ -139,6 +145,33 @@ def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
         saved_line(folder, report)
 
     emit(report.to_dict(), as_json, quiet, tables)
+
+
+def by_blocks(
+    model: str, folder: Path, data: str, memory: str, how: dict[str, Any], widths: dict[str, Any], force: bool, *,
+    as_json: bool, quiet: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Compress a model that is read block by block, and show the result; the report."""
+    from slimformer.plan.memory import bytes_of
+    from slimformer.streaming import compress_streamed, require_streaming_possible, streamable
+
+    streamable(how["recipe"])
+    needs_all = {name: widths[name] for name in ("eval_data", "head_data", "bits")}
+    require_streaming_possible(how, device=how["device"], **needs_all)
+    asked = {name: value for name, value in how.items() if name not in ("device", "timing")}
+    hidden = quiet or as_json
+
+    def say(line: str) -> None:
+        if not hidden:
+            err.print(f"note: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    with progress_bars(err, hidden=hidden) as progress:
+        done = compress_streamed(
+            model, folder, data, memory=bytes_of(memory), **asked, format=widths["format"], refine=widths["refine"],
+            force=force, progress=progress, say=say,
+        )  # fmt: skip
+    show_result(done.report, folder, as_json, quiet)
+    return done.report.to_dict()
 
 
 def _show_offers(model: str, recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool) -> None:

@@ -33,6 +33,10 @@ class PlanDoesNotFit(SlimformerError):
     """The plan, or the statistics, were made for another model."""
 
 
+class NotEnoughMemory(SlimformerError):
+    """The work would take more memory than was allowed."""
+
+
 class NotLossless(SlimformerError):
     """Rewrites that change nothing on paper changed the outputs by more than rounding."""
 

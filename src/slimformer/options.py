@@ -104,6 +104,12 @@ Steps = Annotated[
     typer.Option(min=1, metavar="N", help="recipe long-context, kind learned: steps of training", show_default="200"),
 ]
 OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="read the model block by block within this much memory, e.g. 4GB; the same command goes on"
+    ),
+]
 Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]
 EvalTokens = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="as for compress; a half of it is read of held-out data")

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.assess import beside, evaluate
+from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.calibrate.tasks import Purpose
@@ -181,6 +182,7 @@ def group_keys(
     where it is worst. Decoders also keep a `window` exact, and their cache stops growing. `kind` is cluster, mean, or
     for encoders least-squares and learned (`steps` of training). Cost: see `long_context.make_long_context`.
     """
+    lead_only()
     loaded, seconds = _opened(model, processor, dtype, device)
     chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
     wanted = Wanted(k, kind or chosen.sequence, window, keep_exact, max_kl, steps)
@@ -268,6 +270,7 @@ def _shallow(
     progress: Progress, seconds: dict[str, float],
 ) -> Result:  # fmt: skip
     """Fewer blocks, measured."""
+    lead_only()
     with timed(seconds, "depth"):
         small, plan, done = make_shallow(loaded.model, data, recipe, budget, progress=progress)
         round_weights(small, loaded.dtype)

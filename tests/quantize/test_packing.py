@@ -16,9 +16,9 @@ from families import tiny, tiny_batches, tiny_ragged
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.save import save
 from slimformer.decompose.rounding import Grid
-from slimformer.errors import ExtraNotInstalled, UnknownArchitecture
+from slimformer.errors import ExtraNotInstalled, ModelBroken, UnknownArchitecture
 from slimformer.evaluate import file_size
-from slimformer.models.load import load_model
+from slimformer.models.load import find_model, load_model
 from slimformer.models.packed import pack, unpack
 from slimformer.quantization import quantize
 from slimformer.quantize.apply import quantized
@@ -79,6 +79,12 @@ def test_a_format_that_knows_linear_layers_alone_says_so():
     model = tiny("gpt2")
     with pytest.raises(UnknownArchitecture, match="Conv1D"):
         packed(quantized(model, Grid(4), method="nearest"), model)
+
+
+def test_packed_weights_are_not_read_block_by_block(tmp_path):
+    written(tmp_path / "m")
+    with pytest.raises(ModelBroken, match="packed in fewer bits"):
+        find_model(tmp_path / "m")
 
 
 def test_without_the_extra_it_is_refused_before_the_work(monkeypatch):

@@ -93,7 +93,9 @@ def find_model(name: str | Path) -> Found:
                 f"{name!r} is neither a folder here nor a model the hub gives; check the name and the network"
             ) from error
     config = _config(str(folder), folder)
-    family = family_of(config.model_type)
+    if is_packed(config):
+        raise ModelBroken(f"{name}: its weights are packed in fewer bits, and unpacked whole; leave --memory out")
+    family = family_of(config)
     stored = getattr(config, "dtype", None) or _stored_precision(folder) or torch.float32
     processor = _processor(str(folder), folder, image=family.image)
     return Found(name, folder, config, _model_class(config, str(folder)), processor, stored)

@@ -24,10 +24,12 @@ from lab_tables import lab
 from linformer_tables import linformer_batch, linformer_speed
 from minimal_tables import minimal_speed
 from mlp_tables import mlp
+from quantization_tables import quantization
 from rank_tables import attention_speed, truncation
 from render_heads import HEADS
 from retrofit_tables import retrofit
 from spectra_tables import spectra_table
+from streaming_tables import distributed, streaming
 from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
 from task_tables import tasks
 from verdicts import grid, level_text, metric_name
@@ -205,7 +207,8 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "front": front, "nested_time": nested_time, "stsb": stsb, "truncation": truncation,
     "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "mlp": mlp, "retrofit": retrofit,
     "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, "linformer_batch": linformer_batch, "lab": lab,
-    "export_speed": export_speed, **HEADS,
+    "export_speed": export_speed, "quantization": quantization, "streaming": streaming, "distributed": distributed,
+    **HEADS,
 }  # fmt: skip
 
 

@@ -22,10 +22,12 @@ LAYERS = (
     ("report",), ("track",), ("stages",),
     ("assess", "probe", "timings", "front", "fisher", "menu", "classify", "pairing", "lm_adapt", "long_context_fit",
      "push"),
-    ("refine", "lossless", "depth", "long_context"), ("workbench",), ("pipeline",), ("cascade",), ("slimformer",),
+    ("streaming_job",), ("refine", "lossless", "depth", "long_context", "quantization"), ("workbench", "second_walk"),
+    ("sizing", "streaming"), ("pipeline",),
+    ("cascade",), ("slimformer",),
     ("shell", "options"), ("cli_front",),
     ("cli_cascade", "cli_recipes", "cli_compress", "cli_inspect", "cli_eval", "cli_report", "cli_heads", "cli_lab",
-     "cli_export"), ("cli",),
+     "cli_export"), ("cli_quantize",), ("cli",),
     ("__main__",),
 )  # fmt: skip
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}

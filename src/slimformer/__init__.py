@@ -31,5 +31,6 @@ from slimformer.pipeline import compress as compress  # noqa: E402
 from slimformer.pipeline import group_keys as group_keys  # noqa: E402
 from slimformer.plan import Plan as Plan  # noqa: E402
 from slimformer.plan.recipe import Recipe as Recipe  # noqa: E402
+from slimformer.streaming import compress_streamed as compress_streamed  # noqa: E402
 
 __version__ = "0.1.0"

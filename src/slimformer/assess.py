@@ -17,7 +17,7 @@ from slimformer.calibrate.store import Provenance
 from slimformer.calibrate.tasks import TASKS
 from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
-from slimformer.evaluate import generate_text, model_latency, parameter_count
+from slimformer.evaluate import file_size, generate_text, model_latency, parameter_count
 from slimformer.evaluate.compare import compare, first_tokens, is_language_model
 from slimformer.evaluate.neighbours import LENGTH, SENTENCES, neighbours
 from slimformer.models import Architecture, Site, describe
@@ -145,7 +145,8 @@ def evaluate_pair(
         model=loaded.name, model_type=before.model_type, load_class=auto_class(small.model),
         recipe=made.get("recipe", "unknown"), format=made.get("format", "unknown"), budget=made.get("budget", kept),
         macs_kept=kept, seq_len=data.seq_len, dense=footprint(loaded.model, before, data.seq_len, loaded.dtype),
-        small=footprint(small.model, after, data.seq_len, small.dtype), sites=site_table(before, after, gone),
+        small=_as_stored(small, footprint(small.model, after, data.seq_len, small.dtype)),
+        sites=site_table(before, after, gone),
         versions=versions(), warnings=notes,
     )  # fmt: skip
     report = measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
@@ -244,6 +245,12 @@ def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, 
         bytes=count.total * torch.empty((), dtype=dtype).element_size(),
         kv_cache_bytes=kv_cache_bytes(architecture, seq_len, torch.empty((), dtype=dtype).element_size()),
     )
+
+
+def _as_stored(small: Loaded, found: Footprint) -> Footprint:
+    """Bytes as the files have them where weights are packed in fewer bits."""
+    packed = small.folder is not None and "quantization_config" in _own_file(small, "config.json")
+    return replace(found, bytes=file_size(small.folder)) if packed and small.folder else found
 
 
 def site_table(before: Architecture, after: Architecture, gone: Collection[int] = ()) -> list[dict[str, Any]]:

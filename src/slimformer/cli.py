@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -18,13 +19,24 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_cascade import CASCADE
-from slimformer.cli_compress import budget_asked, context_asked, require_out, saved, show_dry_run, show_result
+from slimformer.cli_compress import (
+    budget_asked,
+    by_blocks,
+    context_asked,
+    made,
+    require_place,
+    saved,
+    show_dry_run,
+    show_result,
+    storage_asked,
+)
 from slimformer.cli_eval import MEASURE
 from slimformer.cli_export import EXPORT
 from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
 from slimformer.cli_heads import HEADS
 from slimformer.cli_inspect import INSPECT
 from slimformer.cli_lab import lab_app
+from slimformer.cli_quantize import QUANTIZE
 from slimformer.cli_recipes import recipes_app
 from slimformer.cli_report import REPORT
 from slimformer.options import (
@@ -41,11 +53,14 @@ from slimformer.options import (
     Groups,
     HeadData,
     KeepExact,
+    KeptBits,
+    KeptGroup,
     Kind,
     Latency,
     Macs,
     MaxKl,
     MaybeOut,
+    Memory,
     Model,
     NoSeed,
     OutFolder,
@@ -57,6 +72,7 @@ from slimformer.options import (
     Samples,
     Seed,
     SeqLen,
+    Size,
     Source,
     Stats,
     Steps,
@@ -73,6 +89,7 @@ from slimformer.shell import (
     joined,
     paragraphs,
     progress_bars,
+    require_alone,
     run,
     usable_device,
     usable_precision,
@@ -103,11 +120,13 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def top(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="print the version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of the program itself; the commands do the work."""
+    require_alone(context.invoked_subcommand)
 
 
 for command, example in INSPECT.items():
@@ -134,8 +153,9 @@ def calibrate(
     """One pass over the data: write the moments of every width, from which any budget can be planned."""
     from slimformer import stages
     from slimformer.assess import thin_data
+    from slimformer.calibrate.distributed import is_follower
     from slimformer.checkpoint.atomic import require_free, writing
-    from slimformer.fisher import fisher_metric
+    from slimformer.fisher import shared_metric
     from slimformer.models import describe
     from slimformer.probe import keep_probes
 
@@ -143,9 +163,10 @@ def calibrate(
     stages.require_apart(out_folder, model, name, *name.split(","))
     require_free(out_folder, force)
     loaded, batches = read_both(model, name, columns, tokens, samples, seq_len, seed, device, dtype)
-    with progress_bars(err, hidden=quiet or as_json) as progress, writing(out_folder, force=force) as folder:
-        metric = fisher_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
-        statistics = stages.calibrate(loaded, batches, folder, metric=metric, joint=paths, progress=progress)
+    place = TemporaryDirectory() if is_follower() else writing(out_folder, force=force)
+    with progress_bars(err, hidden=quiet or as_json) as progress, place as folder:
+        metric = shared_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
+        statistics = stages.calibrate(loaded, batches, Path(folder), metric=metric, joint=paths, progress=progress)
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
     for note in thin_data(describe(loaded.model), batches) if not (quiet or as_json) else ():
         err.print(f"note: {note}", style="yellow")
@@ -233,7 +254,8 @@ def apply(
     "A classifier: slimformer compress ./bert --macs 0.6 --data train.tsv --columns sentence --out smaller\n\n"
     "Long texts: slimformer compress demo:smollm2 --recipe long-context --k 128 --out long\n\n"
     "What changes no output, without budget and data: slimformer compress ./bert --recipe lossless --out smaller\n\n"
-    "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller"
+    "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller\n\n"
+    "Larger than memory: slimformer compress ./llama --macs 0.5 --memory 4GB --out smaller"
 )
 def compress(
     model: Model,
@@ -241,6 +263,7 @@ def compress(
     params: Params = None,
     latency: Latency = None,
     max_kl: MaxKl = None,
+    size: Size = None,
     out_folder: MaybeOut = None,
     data: DataOption = BUILTIN,
     eval_data: EvalData = None,
@@ -255,6 +278,8 @@ def compress(
     dtype: Dtype = "float32",
     refine: Refine = None,
     head_data: HeadData = None,
+    bits: KeptBits = None,
+    group: KeptGroup = None,
     timing: Timing = True,
     track: Track = None,
     k: Groups = None,
@@ -262,42 +287,39 @@ def compress(
     kind: Kind = None,
     keep_exact: KeepExact = None,
     steps: Steps = None,
+    memory: Memory = None,
     dry_run: DryRun = False,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Shrink MODEL to a fraction of its block MACs and save it: calibrate, plan, apply, evaluate, verify."""
-    from slimformer import pipeline, stages
-    from slimformer.checkpoint.atomic import require_free
     from slimformer.plan.recipe import load_recipe
     from slimformer.track import tracker
 
     chosen, name = load_recipe(recipe), joined(data)
     alone: dict[str, Any] = {"eval_data": eval_data or (), "refine": refine, "head_data": head_data}
+    widths = {**alone, **storage_asked(chosen, bits, group, size), "format": format}
     context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
-    asked = budget_asked(chosen, macs, params, latency, max_kl)
+    asked = budget_asked(chosen, macs, params, latency, max_kl, size)
     if dry_run:
         return show_dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
-    out_folder = require_out(out_folder)
-    stages.require_apart(out_folder, model, head_data, name, *name.split(","), *(eval_data or ()))
-    require_free(out_folder, force)
     place, record = usable_device(device), tracker(track)
+    out_folder = require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
     how: dict[str, Any] = {
         "recipe": chosen, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed, "device": place,
         "columns": column_names(columns), "dtype": usable_precision(dtype, place), "timing": timing, **asked,
     }  # fmt: skip
+    if memory is not None:
+        shown = {"as_json": as_json, "quiet": quiet}
+        return record("compress", by_blocks(model, out_folder, name, memory, how, widths, force, **shown))
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        make = pipeline.compress if context is None else pipeline.group_keys
-        result = make(
-            model, name, progress=progress, **how, **({**alone, "format": format} if context is None else context)
-        )
-        saved(result, out_folder, force, progress)
+        result = saved(made(model, name, how, widths, context, progress), out_folder, force, progress)
     record("compress", result.report.to_dict())
     show_result(result.report, out_folder, as_json, quiet)
 
 
-for command, example in {**FRONT, **MEASURE, **CASCADE, **HEADS, **EXPORT, **REPORT}.items():
+for command, example in {**FRONT, **MEASURE, **CASCADE, **QUANTIZE, **HEADS, **EXPORT, **REPORT}.items():
     name = command.__name__.rstrip("_")
     app.command(name, epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,51 @@ from slimformer.cli_front import emit, saved_line
 from slimformer.errors import SlimformerError
 from slimformer.plan import require_budget_allowed
 from slimformer.shell import budget as budget_from
+from slimformer.shell import progress_bars
 
-out = Console()
+out, err = Console(), Console(stderr=True)
+GROUP = 32  # weights that share a step, where nothing is said
 
 
 def budget_asked(
-    recipe: Any, macs: str | None, params: str | None, latency: str | None, max_kl: float | None
-) -> dict[str, float]:
+    recipe: Any,
+    macs: str | None,
+    params: str | None,
+    latency: str | None,
+    max_kl: float | None,
+    size: str | None = None,
+) -> dict[str, Any]:
     """The one budget that was given, by its name; none for a recipe that changes no output."""
     if recipe.rewrites:
-        require_budget_allowed(recipe, given=(macs, params, latency, max_kl) != (None,) * 4)
+        require_budget_allowed(recipe, given=(macs, params, latency, max_kl, size) != (None,) * 5)
         return {}
     if recipe.sequence != "none":
-        if (macs, params, latency) != (None, None, None):
+        if (macs, params, latency, size) != (None,) * 4:
             raise SlimformerError(f"the recipe {recipe.name!r} keeps every weight; give --k, not --macs or --params")
         return {} if max_kl is None else {"max_kl": max_kl}
+    if size is not None:
+        if (macs, params, latency, max_kl) != (None,) * 4:
+            raise SlimformerError("--size is a budget of its own; give it, or --macs, --params, --latency or --max-kl")
+        return {"size": size_in_bytes(size)}
     if max_kl is None:
         budget = budget_from(macs, params, latency)
         return {budget.by: budget.fraction}
     if (macs, params, latency) != (None, None, None):
         raise SlimformerError("--max-kl is a budget of its own; give it, or --macs, --params or --latency")
     return {"max_kl": max_kl}
+
+
+def storage_asked(recipe: Any, bits: int | None, group: int | None, size: str | None) -> dict[str, Any]:
+    """Bits and groups to store in, as given; refused, before a model is opened, where they mean nothing."""
+    given = {"--bits": bits, "--group": group, "--size": size}
+    flags = ", ".join(flag for flag, value in given.items() if value is not None)
+    if flags and (recipe.rewrites or recipe.depth != "none" or recipe.sequence != "none"):
+        raise SlimformerError(
+            f"{flags}: not with the recipe {recipe.name!r}, which cuts no widths; run `slimformer quantize` after it"
+        )
+    if group is not None and bits is None and size is None:
+        raise SlimformerError("--group says how bits are stored; give --bits 8, --bits 4 or a --size with it")
+    return {"bits": bits, "group": GROUP if group is None else group}
 
 
 def context_asked(recipe: Any, alone: dict[str, Any], **given: Any) -> dict[str, Any] | None:
@@ -48,18 +73,43 @@ def context_asked(recipe: Any, alone: dict[str, Any], **given: Any) -> dict[str,
     return {"k": 128, **said}
 
 
-def require_out(folder: Path | None) -> Path:
-    """compress must know where to write."""
+def require_place(folder: Path | None, force: bool, *inputs: str | None) -> Path:
+    """Where to write; refused, before the work, where nothing is said, and a folder that is taken or is read from."""
+    from slimformer.checkpoint.atomic import require_free
+    from slimformer.stages import require_apart
+
     if folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
+    require_apart(folder, *inputs)
+    require_free(folder, force)
     return folder
 
 
-def saved(result: Any, folder: Path, force: bool, progress: Any) -> None:
-    """Write the result, verified in a fresh process."""
+def made(
+    model: str, data: str, how: dict[str, Any], widths: dict[str, Any], context: dict[str, Any] | None, progress: Any
+) -> Any:
+    """The smaller model: cut as `widths` says, or with the groups of keys of a `context`."""
+    from slimformer import pipeline
+
+    if context is not None:
+        return pipeline.group_keys(model, data, progress=progress, **how, **context)
+    return pipeline.compress(model, data, progress=progress, **how, **widths)
+
+
+def saved(result: Any, folder: Path, force: bool, progress: Any) -> Any:
+    """The result, once it is written and verified in a fresh process."""
     progress("save and verify", 0, 1)
     result.save(folder, force=force)
     progress("save and verify", 1, 1)
+    return result
+
+
+def size_in_bytes(text: str) -> int:
+    """60MB, 1.5GB, 800 kB or a number of bytes; powers of ten, as disks are sold."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)b?\s*", text, re.IGNORECASE)
+    if not found:
+        raise SlimformerError(f"--size {text!r} is not a size; give e.g. 60MB")
+    return int(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2].lower()])
 
 
 def show_dry_run(
@@ -78,7 +128,7 @@ def show_dry_run(
         return _show_offers(model, recipe, format, seq_len, as_json, quiet)
     if recipe.sequence != "none":
         raise SlimformerError(f"--dry-run shows sizes, and the recipe {recipe.name!r} changes none")
-    if "max_kl" in asked:
+    if "max_kl" in asked or "size" in asked:
         raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
     loaded = load_model(model)
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))
@@ -95,6 +145,33 @@ def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
         saved_line(folder, report)
 
     emit(report.to_dict(), as_json, quiet, tables)
+
+
+def by_blocks(
+    model: str, folder: Path, data: str, memory: str, how: dict[str, Any], widths: dict[str, Any], force: bool, *,
+    as_json: bool, quiet: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Compress a model that is read block by block, and show the result; the report."""
+    from slimformer.plan.memory import bytes_of
+    from slimformer.streaming import compress_streamed, require_streaming_possible, streamable
+
+    streamable(how["recipe"])
+    needs_all = {name: widths[name] for name in ("eval_data", "head_data", "bits")}
+    require_streaming_possible(how, device=how["device"], **needs_all)
+    asked = {name: value for name, value in how.items() if name not in ("device", "timing")}
+    hidden = quiet or as_json
+
+    def say(line: str) -> None:
+        if not hidden:
+            err.print(f"note: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    with progress_bars(err, hidden=hidden) as progress:
+        done = compress_streamed(
+            model, folder, data, memory=bytes_of(memory), **asked, format=widths["format"], refine=widths["refine"],
+            force=force, progress=progress, say=say,
+        )  # fmt: skip
+    show_result(done.report, folder, as_json, quiet)
+    return done.report.to_dict()
 
 
 def _show_offers(model: str, recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool) -> None:

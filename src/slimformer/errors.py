@@ -33,6 +33,10 @@ class PlanDoesNotFit(SlimformerError):
     """The plan, or the statistics, were made for another model."""
 
 
+class NotEnoughMemory(SlimformerError):
+    """The work would take more memory than was allowed."""
+
+
 class NotLossless(SlimformerError):
     """Rewrites that change nothing on paper changed the outputs by more than rounding."""
 
@@ -148,3 +152,7 @@ class ExportFailed(SlimformerError):
 
 class CannotPush(SlimformerError):
     """The folder is no finished checkpoint, or the hub does not take it."""
+
+
+class ExtraNotInstalled(SlimformerError):
+    """A package of an optional extra is needed and is not there."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import nudged, real_rows
+from slimformer.calibrate.distributed import world
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.metric import metric_root
 from slimformer.errors import NotFinite
@@ -55,6 +56,15 @@ def fisher_metric(
         progress("metric", n + 1, len(parts))
     _require_finite(sums)
     return {name: metric_root(G / max(outputs, 1)) for name, G in sums.items()}
+
+
+def shared_metric(
+    model: PreTrainedModel, batches: Sequence[Batch], *, seed: int, progress: Progress = silent
+) -> dict[str, Tensor]:
+    """As `fisher_metric`; of several processes the first finds it, and all have the same."""
+    here = world()
+    found = fisher_metric(model, batches, seed=seed, progress=progress) if here.leads else {}
+    return here.from_first(found, {site.name: (site.outer, site.outer) for site in describe(model)})
 
 
 def _parts(batches: Sequence[Batch]) -> list[Batch]:

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from slimformer.assess import describe_result
+from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.gather import sequence_length
 from slimformer.checkpoint.reload import outputs_of
 from slimformer.checkpoint.verify import default_sample, in_float32
@@ -35,6 +36,7 @@ def make_lossless(
     No data are read. Cost: one pivoted QR of every head, one sort of every block's neurons, two forward passes on a
     short random sample, on which outputs that moved by more than rounding are an error (`NotLossless`).
     """
+    lead_only()
     require_format(format)
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)

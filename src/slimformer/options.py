@@ -57,6 +57,22 @@ HeadData = Annotated[
         "--head-data", metavar="DATA", help="labelled rows to fit a fresh head on after the cut, in closed form"
     ),
 ]
+Size = Annotated[
+    str | None,
+    typer.Option(
+        "--size", metavar="BYTES", help="or: all weights in at most this, e.g. 60MB; budget and bits are chosen"
+    ),
+]
+KeptBits = Annotated[
+    int | None,
+    typer.Option("--bits", metavar="N", help="also store what is left in 8 or 4 bits; needs the extra quant"),
+]
+KeptGroup = Annotated[
+    int | None,
+    typer.Option(
+        "--group", metavar="N", help="with --bits: weights of a row that share a step; 0 for the row", show_default="32"
+    ),
+]
 Timing = Annotated[bool, typer.Option(help="measure latency before and after")]
 MaybeOut = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
 DryRun = Annotated[
@@ -93,6 +109,12 @@ Steps = Annotated[
     typer.Option(min=1, metavar="N", help="recipe long-context, kind learned: steps of training", show_default="200"),
 ]
 OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="read the model block by block within this much memory, e.g. 4GB; the same command goes on"
+    ),
+]
 Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]
 EvalTokens = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="as for compress; a half of it is read of held-out data")

@@ -18,8 +18,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.assess import beside, evaluate
+from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
+from slimformer.calibrate.tasks import Purpose
 from slimformer.classify import held_out_texts, rehead, require_headroom
 from slimformer.depth import blocks_to_drop, make_shallow
 from slimformer.errors import BudgetOutOfReach, UnknownMethod
@@ -30,8 +32,11 @@ from slimformer.models.load import Loaded, load_model, require_usable
 from slimformer.plan import Budget, Plan, check_budget, require_budget_allowed
 from slimformer.plan.budget import budget_of
 from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.quantization import in_fewer_bits
+from slimformer.quantize.apply import Quantized
 from slimformer.report.report import Report
 from slimformer.rewrite.surgery import round_weights
+from slimformer.sizing import Storage, Stored, best_within, require_storage_allowed, stored
 from slimformer.stages import Progress, save_result, silent
 from slimformer.workbench import Bench, Made, priced, require_certifiable, smallest_certified, timed, workbench
 
@@ -44,10 +49,14 @@ class Result:
     plan: Plan
     report: Report
     loaded: Loaded = field(repr=False)
+    quantized: Quantized | None = field(default=None, repr=False)
 
     def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
         """Write a checkpoint that loads like any other; it is reloaded in a fresh process before it is put in place."""
-        return save_result(self.loaded, self.model, self.plan, self.report, Path(folder), force=force, verify=verify)
+        return save_result(
+            self.loaded, self.model, self.plan, self.report, Path(folder),
+            force=force, verify=verify, quantized=self.quantized,
+        )  # fmt: skip
 
 
 def compress(
@@ -71,6 +80,9 @@ def compress(
     dtype: torch.dtype = torch.float32,
     refine: bool | None = None,
     head_data: str | Path | None = None,
+    size: int | None = None,
+    bits: int | None = None,
+    group: int | None = 32,
     timing: bool = True,
     progress: Progress = silent,
 ) -> Result:
@@ -83,33 +95,63 @@ def compress(
     (sequences × length), or a folder of images (none for the recipe `lossless`, which takes no budget either);
     `eval_data` are measured on beside its held-out part. `tokens` limits what is fitted on. The same seed, the same
     model. `refine` corrects readers on what the cut model really sends them; `head_data` are labelled rows for a head
-    fitted to it. Cost: a forward pass, a Gram matrix and an elimination per width; refinement about four passes more.
+    fitted to it. `bits` are 8 or 4, with a step for every `group` weights; `size` chooses budget and bits for so many
+    bytes. Cost: a pass, a Gram matrix and an elimination per width; four passes more to refine.
     """
     loaded, seconds = _opened(model, processor, dtype, device)
     chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
-    if head_data is not None:
-        require_headroom(loaded.model, lossless=bool(chosen.rewrites), shallow=chosen.depth != "none")
+    storage = _allowed(loaded, chosen, Storage(bits, group, size), head_data, max_kl)
     if chosen.rewrites:
-        require_budget_allowed(chosen, given=(macs, params, latency, max_kl) != (None,) * 4)
-        return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
-    budget = _asked(chosen, max_kl, refine, macs=macs, params=params, latency=latency)
+        return _lossless(loaded, chosen, (macs, params, latency, max_kl), format, seq_len, progress)
+    budget = _asked(chosen, max_kl, size, refine, macs=macs, params=params, latency=latency)
     afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
     if budget.by != "latency":  # before the long work
         afford(sequence_length(loaded.model, describe(loaded.model), seq_len))
-    with timed(seconds, "data"):
-        read = partial(_read, loaded, seq_len=seq_len, tokens=tokens, samples=samples, columns=columns, seed=seed)
-        batches, others = read(data), [read(each, purpose="evaluation") for each in eval_data]
+    how = {"seq_len": seq_len, "tokens": tokens, "samples": samples, "columns": columns, "seed": seed}
+    batches, others = _read_all(loaded, data, eval_data, how, max_kl, seconds)
     if chosen.depth != "none":
         return _shallow(loaded, batches, others, chosen, budget, timing, progress, seconds)
-    require_certifiable(batches, max_kl)
     budget = budget if budget.by != "latency" else afford(batches.seq_len)  # the length at which the plan counts
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
-        made, certificate = (bench.make(budget), None) if max_kl is None else smallest_certified(bench, max_kl)
-        front = bench.menu(replace(budget, fraction=made.plan.budget))
-    report = _assessed(bench, made, timing=timing, certificate=certificate, front=front)
-    small, report = _reheaded(bench, made, report, head_data, data, columns, samples)
-    return Result(small, made.plan, beside(report, loaded, made.model, others, known=report.data), loaded)
+        kept, found = _made(bench, budget, max_kl, storage)
+    report = _assessed(bench, kept, timing, found)
+    small, report = _reheaded(bench, kept.made, report, head_data, data, columns, samples)
+    report = beside(report, loaded, kept.made.model, others, known=report.data)
+    return Result(small, kept.made.plan, report, loaded, kept.quantized)
+
+
+def _lossless(
+    loaded: Loaded, recipe: Recipe, budgets: tuple[float | None, ...], format: str, seq_len: int | None,
+    progress: Progress,
+) -> Result:  # fmt: skip
+    """What changes no output, if no budget was given."""
+    require_budget_allowed(recipe, given=any(budget is not None for budget in budgets))
+    return Result(*make_lossless(loaded, recipe, format=format, seq_len=seq_len, progress=progress), loaded)
+
+
+def _allowed(
+    loaded: Loaded, recipe: Recipe, storage: Storage, head_data: str | Path | None, max_kl: float | None
+) -> Storage:
+    """The storage asked for; refused, before the long work, where things cannot be had together."""
+    alone = head_data is None and max_kl is None
+    require_storage_allowed(loaded.model, loaded.dtype, recipe, storage, alone=alone)
+    if head_data is not None:
+        require_headroom(loaded.model, lossless=bool(recipe.rewrites), shallow=recipe.depth != "none")
+    return storage
+
+
+def _made(bench: Bench, budget: Budget, max_kl: float | None, storage: Storage) -> tuple[Stored, dict[str, Any]]:
+    """The model as it will be stored, with a certificate if one was asked for and what the plan was chosen from."""
+    certificate = None
+    if max_kl is not None:
+        made, certificate = smallest_certified(bench, max_kl)
+        kept = Stored(made, 0)
+    else:
+        kept = best_within(bench, storage) if storage.size is not None else stored(bench, budget, storage)
+    plan = kept.made.plan
+    front = bench.menu(replace(budget, fraction=plan.budget, by=plan.by))  # type: ignore[arg-type]
+    return kept, {"certificate": certificate, "front": front}
 
 
 def group_keys(
@@ -140,6 +182,7 @@ def group_keys(
     where it is worst. Decoders also keep a `window` exact, and their cache stops growing. `kind` is cluster, mean, or
     for encoders least-squares and learned (`steps` of training). Cost: see `long_context.make_long_context`.
     """
+    lead_only()
     loaded, seconds = _opened(model, processor, dtype, device)
     chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
     wanted = Wanted(k, kind or chosen.sequence, window, keep_exact, max_kl, steps)
@@ -147,7 +190,8 @@ def group_keys(
     require_groupable(loaded.model, architecture, wanted)
     length = sequence_length_for(loaded.model, architecture, wanted, seq_len)
     with timed(seconds, "data"):
-        read = _read(loaded, data, seq_len=length, tokens=tokens, samples=samples, columns=columns, seed=seed)
+        how: dict[str, Any] = {"tokens": tokens, "samples": samples, "columns": columns, "seed": seed}
+        read = gather(data, loaded.model, loaded.processor, architecture, seq_len=length, **how)
     with timed(seconds, "group and evaluate"):
         small, plan, report = compress_context(loaded, read, chosen, wanted, timing=timing, progress=progress)
     return Result(small, plan, replace(report, seconds=seconds), loaded)
@@ -164,12 +208,25 @@ def _opened(
         return load_model(model, dtype=dtype, device=device), seconds
 
 
-def _read(loaded: Loaded, source: Source | Tensor, **how: Any) -> Data:
-    return gather(source, loaded.model, loaded.processor, describe(loaded.model), **how)
+def _read_all(
+    loaded: Loaded, data: Source | Tensor, others: Sequence[Source], how: dict[str, Any], max_kl: float | None,
+    seconds: dict[str, float],
+) -> tuple[Data, list[Data]]:  # fmt: skip
+    """What to calibrate on, enough of it for a certificate if one is wanted, and what to measure on beside."""
+
+    def read(source: Source | Tensor, purpose: Purpose = "calibration") -> Data:
+        return gather(source, loaded.model, loaded.processor, describe(loaded.model), purpose=purpose, **how)
+
+    with timed(seconds, "data"):
+        found, beside = read(data), [read(each, purpose="evaluation") for each in others]
+    require_certifiable(found, max_kl)
+    return found, beside
 
 
-def _asked(recipe: Recipe, max_kl: float | None, refine: bool | None, **fractions: float | None) -> Budget:
-    """The one budget that was given; none but the whole model where a divergence is."""
+def _asked(
+    recipe: Recipe, max_kl: float | None, size: int | None, refine: bool | None, **fractions: float | None
+) -> Budget:
+    """The one budget that was given; none but the whole model where a divergence or a size is."""
     if recipe.sequence != "none":
         raise BudgetOutOfReach(
             f"the recipe {recipe.name!r} keeps every weight, so it has no budget; call slimformer.group_keys with a k"
@@ -178,10 +235,11 @@ def _asked(recipe: Recipe, max_kl: float | None, refine: bool | None, **fraction
         raise BudgetOutOfReach(f"the recipe {recipe.name!r} takes a budget, not max_kl; give macs or params")
     if recipe.depth != "none" and refine:
         raise UnknownMethod(f"the recipe {recipe.name!r} has no refinement: its maps are fitted where blocks go")
-    if max_kl is None:
+    if max_kl is None and size is None:
         return budget_of(**fractions)
     if any(fraction is not None for fraction in fractions.values()):
-        raise BudgetOutOfReach("max_kl looks for the smallest budget itself; give it, or a budget, not both")
+        what = "max_kl looks for the smallest" if size is None else "a size looks for the best"
+        raise BudgetOutOfReach(f"{what} budget itself; give it, or a budget, not both")
     return Budget(1.0)
 
 
@@ -197,11 +255,14 @@ def _affordable(
     return budget
 
 
-def _assessed(bench: Bench, made: Made, *, timing: bool, **found: Any) -> Report:
+def _assessed(bench: Bench, kept: Stored, timing: bool, found: dict[str, Any]) -> Report:
     """What the smaller model does on the report split, and how it came about."""
+    made = kept.made
     with timed(bench.seconds, "evaluate"):
         report = evaluate(bench.loaded, made.model, made.plan, bench.data, timing=timing, progress=bench.progress)
-    return replace(report, seconds=bench.seconds, correction=[asdict(each) for each in made.corrections], **found)
+    report = in_fewer_bits(report, kept.quantized, bench.loaded.dtype, kept.facts)
+    corrections = [asdict(each) for each in made.corrections]
+    return replace(report, seconds=bench.seconds, correction=corrections, sizing=kept.sizing, **found)
 
 
 def _shallow(
@@ -209,6 +270,7 @@ def _shallow(
     progress: Progress, seconds: dict[str, float],
 ) -> Result:  # fmt: skip
     """Fewer blocks, measured."""
+    lead_only()
     with timed(seconds, "depth"):
         small, plan, done = make_shallow(loaded.model, data, recipe, budget, progress=progress)
         round_weights(small, loaded.dtype)

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments, starting_at, states_before_blocks
+from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.store import Statistics, write_probes
 from slimformer.calibrate.text import Batch
 from slimformer.decompose import Curve, select
@@ -82,6 +83,7 @@ def keep_probes(
     """
     recipe = load_recipe("balanced")
     curves = profile(model, statistics, recipe, progress=progress)
+    lead_only()
     found = probe(model, statistics.block, curves, batches, recipe, progress=progress)
     write_probes(statistics.folder, {name: asdict(each) for name, each in found.items()})
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,12 @@ def refine(
     return [*done, *([found] if found else [])]
 
 
+class Outputs(Protocol):
+    """What can say how far the outputs of a smaller model are from those of the dense one."""
+
+    def harm(self, small: PreTrainedModel) -> float: ...
+
+
 class _Outputs:
     """What the dense model says to some of the select split, to compare with."""
 
@@ -79,7 +85,7 @@ class _Outputs:
 
 
 def refit_final_norm(
-    small: PreTrainedModel, dense: PreTrainedModel, pairs: Sequence[Pair], outputs: _Outputs
+    small: PreTrainedModel, dense: PreTrainedModel, pairs: Sequence[Pair], outputs: Outputs
 ) -> Correction | None:
     """Least squares for the gain γ (and the bias) of the last norm, coordinate by coordinate: γ_d = Σ o_d n_d / Σ n_d²,
     o being what the dense norm gives and n what the small one gives before its gain. None where there is no such norm.

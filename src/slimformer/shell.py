@@ -121,7 +121,7 @@ def progress_bars(err: Console, *, hidden: bool) -> Iterator[Callable[[str, int,
     tasks: dict[str, TaskID] = {}
 
     def advance(stage: str, done: int, total: int) -> None:
-        if hidden:
+        if hidden or os.environ.get("RANK", "0") != "0":  # of several processes the first speaks
             return
         bars.start()
         if stage not in tasks:
@@ -135,6 +135,12 @@ def progress_bars(err: Console, *, hidden: bool) -> Iterator[Callable[[str, int,
         raise
     finally:
         bars.live.stop()
+
+
+def require_alone(command: str | None) -> None:
+    """Refuse to run under torchrun what several processes cannot share."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and command not in {None, "calibrate", "compress"}:
+        raise SlimformerError(f"`{command}` is for one process; torchrun is for calibrate and compress")
 
 
 def python_line(code: str) -> str:
@@ -177,7 +183,9 @@ def usable_device(name: str) -> str:
     """A device that is here; the best one for `auto`."""
     if name == "auto":
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return str(found) if found else "cpu"
+        name = str(found) if found else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # under torchrun every process has a card of its own
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         torch.empty(1, device=name).cpu()  # meta tensors can be made, but hold nothing
     except (RuntimeError, AssertionError) as error:

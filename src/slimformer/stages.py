@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments, collect
+from slimformer.calibrate.distributed import world
 from slimformer.calibrate.gather import Data, sequence_length
 from slimformer.calibrate.store import (
     Provenance,
@@ -42,6 +43,8 @@ from slimformer.plan.profile import profile_site
 from slimformer.plan.ranks import attention_of
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, sensitivities
+from slimformer.quantize.apply import Quantized
+from slimformer.quantize.pack import packed
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
 from slimformer.report.report import Report
@@ -72,12 +75,15 @@ def calibrate(
     neurons with their input let them put linear paths beside neurons.
     """
     architecture = describe(loaded.model)
-    begin(folder, replace(_provenance(loaded, architecture, data), joint=joint))
+    begin(folder, replace(provenance_of(loaded, architecture, data), joint=joint))
     splits = {split: data.splits[split] for split in ("fit", "select")}
     weights: dict[str, float] = {}
     progress("calibrate", 0, architecture.n_blocks)
-    for block in collect(loaded.model, architecture, splits, metric, joint=joint):
-        write_block(folder, block)
+    here = world()
+    for own in collect(loaded.model, architecture, splits, metric, joint=joint, share=(here.rank, here.size)):
+        block = here.total(own, architecture, list(splits))
+        if here.leads or here.deals(block.block):  # the others keep what they will factorise
+            write_block(folder, block)
         weights |= dict.fromkeys(block.sites, block.loudness)
         progress("calibrate", block.block + 1, architecture.n_blocks)
     write_weights(folder, weights)
@@ -95,34 +101,52 @@ def profile(
     key = f"{recipe.selector}-{recipe.ridge!r}-{'bias' if recipe.absorb_mean else 'nobias'}{ways}"
     cached = statistics.folder / f"curves-{key}.json"
     architecture = describe(model)
-    known = _read_curves(cached)
+    known = read_curves(cached)
     ranks = rank_sites(model, architecture) if recipe.attention != "heads" else ()
     paths = _path_sites(model, statistics, recipe)
     wanted = architecture.by_name.keys() | {site.name for site in ranks}
     if known.keys() == wanted.union(*(path_names(site) for site in paths)):
         return known
-    curves = {}
+    curves: dict[str, Curve] = {}
+    here = world()
     progress("profile", 0, architecture.n_blocks)
     for i in range(architecture.n_blocks):
-        block = _moments(statistics, architecture, i)
-        for site in architecture.of_block(i):
-            W = weight_of(model.get_submodule(site.reader))
-            curves[site.name] = profile_site(
-                site, block.read_through(site.name, W) if recipe.metric == "fisher" else W, block.sites[site.name],
-                selector=recipe.selector, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
-            )  # fmt: skip
-            if site in paths:
-                joint = joint_of(site, W, block, absorb_mean=recipe.absorb_mean, metric=recipe.metric)
-                curves |= path_curves(joint, curves[site.name].order, ridge=recipe.ridge)
-        for site in ranks:
-            if site.block == i:
-                W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
-                curves[site.name] = attention_of(
-                    architecture, i, W_o, block,
-                    ridge=recipe.ridge, absorb_mean=recipe.absorb_mean, metric=recipe.metric,
-                ).curve(site)  # fmt: skip
+        if here.deals(i):
+            curves |= block_curves(model, architecture, _moments(statistics, architecture, i), recipe, ranks, paths)
         progress("profile", i + 1, architecture.n_blocks)
-    _keep_curves(cached, curves)
+    if here.size > 1:
+        curves = {name: _curve(found) for name, found in here.told(_plain(curves)).items()}
+    keep_curves(cached, curves)
+    return curves
+
+
+def block_curves(
+    model: PreTrainedModel,
+    architecture: Architecture,
+    block: BlockMoments,
+    recipe: Recipe,
+    ranks: Sequence[Site],
+    paths: Sequence[Site],
+) -> dict[str, Curve]:
+    """Error curves of one block: of its sites, of those `ranks` and of those `paths` that are its own."""
+    curves: dict[str, Curve] = {}
+    i = block.block
+    for site in architecture.of_block(i):
+        W = weight_of(model.get_submodule(site.reader))
+        curves[site.name] = profile_site(
+            site, block.read_through(site.name, W) if recipe.metric == "fisher" else W, block.sites[site.name],
+            selector=recipe.selector, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
+        )  # fmt: skip
+        if site in paths:
+            joint = joint_of(site, W, block, absorb_mean=recipe.absorb_mean, metric=recipe.metric)
+            curves |= path_curves(joint, curves[site.name].order, ridge=recipe.ridge)
+    for site in ranks:
+        if site.block == i:
+            W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
+            curves[site.name] = attention_of(
+                architecture, i, W_o, block,
+                ridge=recipe.ridge, absorb_mean=recipe.absorb_mean, metric=recipe.metric,
+            ).curve(site)  # fmt: skip
     return curves
 
 
@@ -155,7 +179,7 @@ def _path_sites(model: PreTrainedModel, statistics: Statistics, recipe: Recipe) 
     return found
 
 
-def _read_curves(path: Path) -> dict[str, Curve]:
+def read_curves(path: Path) -> dict[str, Curve]:
     """Curves of an earlier run; none when there are none, or none that can be read."""
     try:
         found = json.loads(path.read_text())
@@ -164,9 +188,9 @@ def _read_curves(path: Path) -> dict[str, Curve]:
         return {}
 
 
-def _keep_curves(path: Path, curves: Mapping[str, Curve]) -> None:
+def keep_curves(path: Path, curves: Mapping[str, Curve]) -> None:
     """In one step, so that an interrupt leaves no half of a file; where nothing can be written it only costs time."""
-    text = json.dumps({name: vars(curve) for name, curve in curves.items()})
+    text = json.dumps(_plain(curves))
     with suppress(CannotWrite, OutputExists), writing_file(path, force=True) as file:
         file.write_text(text)
 
@@ -301,8 +325,9 @@ def save_result(
     *,
     force: bool,
     verify: bool = True,
+    quantized: Quantized | None = None,
 ) -> Path:
-    """A checkpoint in the precision of the original, with tokenizer, plan, report, its page and card."""
+    """A checkpoint in the precision of the original, or in fewer bits, with tokenizer, plan, report, page and card."""
     require_apart(folder, loaded.folder, loaded.name)
     stored = small if small.dtype == loaded.dtype else _in_precision(small, loaded.dtype)
     found = report.to_dict() if report else None
@@ -311,6 +336,7 @@ def save_result(
     save(
         stored, folder, processor=loaded.processor, source_folder=loaded.companions, plan=plan,
         report=found, card=card, page=page, sample=None, force=force, verify=verify,
+        packed=packed(quantized, stored) if quantized else None,
     )  # fmt: skip
     return folder
 
@@ -344,13 +370,18 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("slimformer", "torch", "transformers", "scipy")}
 
 
-def _provenance(loaded: Loaded, architecture: Architecture, data: Data) -> Provenance:
+def provenance_of(loaded: Loaded, architecture: Architecture, data: Data, *, known: str | None = None) -> Provenance:
+    """What statistics say of their model and data; the fingerprint of a model that is not in memory must be `known`."""
     return Provenance(
         model=str(loaded.folder.resolve()) if loaded.folder and not loaded.name.startswith("demo:") else loaded.name,
-        fingerprint=fingerprint(loaded.model), model_type=architecture.model_type,
+        fingerprint=known or fingerprint(loaded.model), model_type=architecture.model_type,
         data=data.name, data_hash=data.hash, seed=data.seed, seq_len=data.seq_len, tokens=data.tokens,
         dtype=str(loaded.model.dtype).removeprefix("torch."), n_blocks=architecture.n_blocks, versions=versions(),
     )  # fmt: skip
+
+
+def _plain(curves: Mapping[str, Curve]) -> dict[str, Any]:
+    return {name: vars(curve) for name, curve in curves.items()}
 
 
 def _curve(value: dict[str, Any]) -> Curve:

@@ -12,13 +12,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.store import Statistics
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.certificate import certify, require_documents
 from slimformer.evaluate.fidelity import document_harms, harm_name
-from slimformer.fisher import fisher_metric
+from slimformer.fisher import shared_metric
 from slimformer.front import budgets_at, frontier, reachable
 from slimformer.menu import menu
 from slimformer.models.load import Loaded
@@ -127,7 +128,7 @@ def workbench(
     metric = None
     if recipe.allocation == "greedy" or recipe.metric == "fisher":
         with timed(seconds, "metric"):
-            metric = fisher_metric(loaded.model, data.splits["fit"], seed=data.seed, progress=progress)
+            metric = shared_metric(loaded.model, data.splits["fit"], seed=data.seed, progress=progress)
     with timed(seconds, "calibrate"):
         statistics = calibrate(loaded, data, folder, metric=metric, joint=recipe.ffn != "neurons", progress=progress)
     with timed(seconds, "profile"):
@@ -135,6 +136,8 @@ def workbench(
     if recipe.allocation == "greedy":
         with timed(seconds, "probe"):
             keep_probes(loaded.model, statistics, data.splits["select"], progress=progress)
+    else:
+        lead_only()
     refined = recipe.refine if refined is None else refined
     return Bench(loaded, statistics, curves, recipe, format, data, refined, progress, seconds)
 

@@ -11,7 +11,7 @@ block replaced by an echo that notes its arguments. No forward pass is copied, s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -62,6 +62,29 @@ class Stage:
     calls: list[dict[str, Any]]
     rows: Tensor | None  # which positions are real
     split: Split
+    name: str = ""  # one of its own for every batch of every split
+    before: int = 0  # sequences of its split that come before it
+
+
+@dataclass(frozen=True)
+class Residence:
+    """Where weights and states are while a model is walked: all in memory, unless told otherwise.
+
+    `block(i)` makes the weights of block i usable for a while; `keep` takes a state under a name and gives it back from
+    where it will stay, `recall` gives back what an earlier run kept.
+    """
+
+    block: Callable[[int], AbstractContextManager[object]] = lambda _i: nullcontext()
+    keep: Callable[[str, Tensor], Tensor] = lambda _name, state: state
+    recall: Callable[[str], Tensor] | None = None
+
+
+IN_MEMORY = Residence()
+
+
+def state_name(stage: Stage, stream: str, i: int) -> str:
+    """The name of the state before block i. Two take turns, so that a block that is stopped halfway can start again."""
+    return f"{stage.name}.{stream}.{i % 2}"
 
 
 @dataclass
@@ -83,35 +106,59 @@ def collect(
     metric: Mapping[str, Tensor] | None = None,
     *,
     joint: bool = False,
+    residence: Residence = IN_MEMORY,
+    first: int = 0,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[BlockMoments]:
     """Moments of every site, one block at a time, for every split in `data`; responses are seen in the `metric`.
 
-    `joint` also takes those of neurons together with their input, which `decompose.bypass` needs. Cost: one forward
-    pass through the blocks and n d² operations for every width d; memory tokens × hidden size.
+    `joint` also takes those of neurons together with their input, which `decompose.bypass` needs. With a `residence`
+    that recalls states the walk may start at the block `first`; while the moments of a block are looked at, its weights
+    are there. With a `share` (which, of how many) only so many of the batches are read. Cost: one forward pass through
+    the blocks and n d² operations for every width d; memory tokens × hidden size.
     """
     model.eval()
-    stages = [stage for split, batches in data.items() for stage in rehearse(model, architecture, batches, split)]
-    blocks = model.get_submodule(architecture.blocks)
-    for i, block in enumerate(blocks.children()):
-        tallies = {site.name: _Tally() for site in architecture.of_block(i)}
-        inverse_energy, tokens = 0.0, 0
-        roots = {site.name: metric[site.name] for site in architecture.of_block(i)} if metric else {}
-        attention = _Attention(model, architecture, i, roots)
-        neurons, beside = architecture.of_block(i)[1], dict[Split, Pairs]()
+    which, of = share
+    stages = [
+        stage
+        for split, batches in data.items()
+        for n, stage in enumerate(rehearse(model, architecture, batches, split))
+        if n % of == which
+    ]
+    if first and residence.recall is not None:
         for stage in stages:
-            ears = {site.reader: _ear(tallies[site.name], stage) for site in architecture.of_block(i)}
-            if joint:
-                ears |= _joint_ears(neurons, tallies[neurons.name], beside, stage)
-            with listening(model, inputs=ears, outputs=attention.ears()):
-                stage.state = through(block, stage.state, stage.calls[i])
-            attention.add(stage)
-            energy = real_rows(stage.state, stage.rows).float().square().sum(-1)
-            inverse_energy += float((1 / energy.clamp_min(1e-12)).sum())
-            tokens += len(energy)
-        moments = {name: tally.moments for name, tally in tallies.items()}
-        _require_finite(moments)
-        both = {split: joined(moments[neurons.name][split], pairs) for split, pairs in beside.items()}
-        yield BlockMoments(i, moments, inverse_energy / max(tokens, 1), attention.responses, roots, both)
+            stage.state = residence.recall(state_name(stage, "dense", first))
+    for i in range(first, architecture.n_blocks):
+        with residence.block(i):
+            roots = {site.name: metric[site.name] for site in architecture.of_block(i)} if metric else {}
+            yield _of_block(model, architecture, i, stages, roots, joint, residence)
+
+
+def _of_block(
+    model: PreTrainedModel, architecture: Architecture, i: int, stages: Sequence[Stage], roots: Mapping[str, Tensor],
+    joint: bool, residence: Residence,
+) -> BlockMoments:  # fmt: skip
+    """Let all batches through block i and listen."""
+    block = model.get_submodule(f"{architecture.blocks}.{i}")
+    tallies = {site.name: _Tally() for site in architecture.of_block(i)}
+    inverse_energy, tokens = 0.0, 0
+    attention = _Attention(model, architecture, i, roots)
+    neurons, beside = architecture.of_block(i)[1], dict[Split, Pairs]()
+    for stage in stages:
+        ears = {site.reader: _ear(tallies[site.name], stage) for site in architecture.of_block(i)}
+        if joint:
+            ears |= _joint_ears(neurons, tallies[neurons.name], beside, stage)
+        with listening(model, inputs=ears, outputs=attention.ears()):
+            after = through(block, stage.state, stage.calls[i])
+        stage.state = residence.keep(state_name(stage, "dense", i + 1), after)
+        attention.add(stage)
+        energy = real_rows(stage.state, stage.rows).float().square().sum(-1)
+        inverse_energy += float((1 / energy.clamp_min(1e-12)).sum())
+        tokens += len(energy)
+    moments = {name: tally.moments for name, tally in tallies.items()}
+    _require_finite(moments)
+    both = {split: joined(moments[neurons.name][split], pairs) for split, pairs in beside.items()}
+    return BlockMoments(i, moments, inverse_energy / max(tokens, 1), attention.responses, dict(roots), both)
 
 
 class _Attention:
@@ -125,14 +172,13 @@ class _Attention:
         self.wanted = has_response(model, architecture, i)
         self.heard: dict[str, Tensor] = {}
         self.responses: dict[Split, Response] = {}
-        self.sequences: dict[Split, int] = {}
 
     def ears(self) -> dict[str, Ear]:
         names = projections(self.architecture, self.i) if self.wanted else ()
         return {name: partial(self.heard.__setitem__, name) for name in names}
 
     def add(self, stage: Stage) -> None:
-        missing = sequences_of(stage.state.shape[1]) - self.sequences.get(stage.split, 0)
+        missing = sequences_of(stage.state.shape[1]) - stage.before
         if not self.wanted or missing <= 0:
             return
         found = block_response(
@@ -141,7 +187,6 @@ class _Attention:
         if found is not None:
             old = self.responses.get(stage.split)
             self.responses[stage.split] = found if old is None else old + found
-        self.sequences[stage.split] = self.sequences.get(stage.split, 0) + len(stage.state)
 
 
 def _ear(tally: _Tally, stage: Stage) -> Ear:
@@ -166,14 +211,16 @@ def rehearse(
 ) -> Iterator[Stage]:
     """For every batch the state before block 0 and the keyword arguments of every block, without running the blocks."""
     blocks = list(model.get_submodule(architecture.blocks).children())
-    for batch in batches:
+    before = 0
+    for n, batch in enumerate(batches):
         here = batch.to(model.device)
         states: list[Tensor] = []
         calls: list[dict[str, Any]] = []
         with _echoing(blocks, states, calls):
             model.base_model(**here.inputs, **({} if architecture.family.image else {"use_cache": False}))
         rows = None if here.mask is None or bool(here.mask.all()) else here.mask  # nothing to pick where all are real
-        yield Stage(states[0], calls, rows, split)
+        yield Stage(states[0], calls, rows, split, f"{split}-{n:05d}", before)
+        before += len(next(iter(here.inputs.values())))
 
 
 def states_before_blocks(model: PreTrainedModel, architecture: Architecture, batch: Batch) -> list[Tensor]:
@@ -193,10 +240,41 @@ def starting_at(model: PreTrainedModel, architecture: Architecture, i: int, stat
         yield
 
 
+@contextmanager
+def ending_in(
+    model: PreTrainedModel, architecture: Architecture, states: Sequence[tuple[Batch, Tensor]]
+) -> Iterator[None]:
+    """Let the model give, for each of these batches, the outputs that belong to its state after the last block.
+
+    No block runs, so none need be in memory. Batches are told by their tensors: they must be the ones given here.
+    """
+    known = {_key(next(iter(batch.inputs.values()))): state for batch, state in states}
+    running: list[Tensor] = []
+
+    def note(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and _key(value) in known]
+        running[:] = [known[_key(value)] for value in given[:1]] or running
+
+    handles = [  # some heads call a part of the headless model, some callers the headless model itself
+        module.register_forward_pre_hook(note, with_kwargs=True) for module in {model, model.base_model}
+    ]
+    try:
+        blocks = list(model.get_submodule(architecture.blocks).children())
+        with _answering(blocks, lambda _block: lambda _hidden_states, *_args, **_kwargs: running[0]):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _key(X: Tensor) -> tuple[int, torch.Size]:
+    return X.data_ptr(), X.shape
+
+
 def real_rows(X: Tensor, mask: Tensor | None) -> Tensor:
     """The rows of X (batch × length × d) at real positions: padding never counts."""
     rows = X.flatten(0, -2)  # OPT hands its feed-forward part rows, not batches
-    return rows if mask is None else rows[mask.flatten()]
+    return rows if mask is None else rows[mask.flatten().to(rows.device)]  # blocks may be on several devices
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,11 +56,12 @@ class Statistics:
     folder: Path
     provenance: Provenance
 
-    def block(self, i: int) -> BlockMoments:
-        """The moments of block i."""
+    def block(self, i: int, splits: Sequence[str] | None = None) -> BlockMoments:
+        """The moments of block i: all of them, or those of some splits."""
         path = self.folder / "moments" / f"block-{i:03d}.safetensors"
         try:
-            return _unpack(i, load_file(path))
+            tensors = load_file(path)
+            return _unpack(i, {k: v for k, v in tensors.items() if splits is None or _split(k) in (None, *splits)})
         except (OSError, SafetensorError, KeyError, ValueError, IndexError, RuntimeError) as error:
             raise PlanDoesNotFit(
                 f"{path}: the moments cannot be read ({error}); run `slimformer calibrate` again"
@@ -183,6 +184,12 @@ def _unpack(i: int, tensors: Mapping[str, Tensor]) -> BlockMoments:
         sites.setdefault(site, {})[split] = Moments(int(tensors[key]), total, gram)
     joint = _joint(tensors, _neurons(sites)) if any(key.startswith("joint/") for key in tensors) else {}
     return BlockMoments(i, sites, float(tensors["loudness"]), _responses(tensors), _metric(tensors), joint)
+
+
+def _split(key: str) -> str | None:
+    """The split a tensor belongs to, if to one."""
+    parts = key.split("/")
+    return parts[1] if len(parts) == 3 else None
 
 
 def _neurons(sites: Mapping[str, SiteMoments]) -> SiteMoments:

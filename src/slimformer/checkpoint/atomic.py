@@ -124,7 +124,7 @@ def _require_writable(target: Path) -> None:
 @contextmanager
 def _in_place(target: Path) -> Iterator[Path]:
     """A free path beside `target`; what is there in the end, after an error, is removed."""
-    with _one_clear_line(target), _terminable():
+    with one_clear_line(target), _terminable():
         made = [parent for parent in target.parents if not parent.exists()]
         partial = _beside(target, "partial")
         try:
@@ -193,7 +193,7 @@ def _absolute(path: Path) -> Path:
 
 
 @contextmanager
-def _one_clear_line(target: Path) -> Iterator[None]:
+def one_clear_line(target: Path) -> Iterator[None]:
     """Turn what the disk says into `CannotWrite`."""
     try:
         yield

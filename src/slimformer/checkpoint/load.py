@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import logging
 
 from slimformer.errors import ModelBroken, ModelNotFound
+from slimformer.models.packed import is_packed, open_packed
 from slimformer.models.registered import class_named
 from slimformer.nn import ragged
 
@@ -31,7 +32,7 @@ def load(
     model_class = _model_class(where)
     try:
         with _without_load_report():
-            model, found = model_class.from_pretrained(where, dtype=dtype or "auto", output_loading_info=True)
+            model, found = _opened(model_class, where, dtype)
     except SafetensorError as error:
         raise ModelBroken(
             f"{folder}: the weights are damaged or incomplete ({error}); copy or save it again"
@@ -44,6 +45,17 @@ def load(
             f"{folder}: {len(missing)} weights are missing, the first is {missing[0]}; copy or save it again"
         )
     return model.to(device).eval()
+
+
+def _opened(model_class: Any, where: Path, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
+    """The model and what transformers says of loading it; weights in fewer bits are unpacked here."""
+    config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+    if is_packed(config):
+        return open_packed(model_class, where, config, dtype)
+    found: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
+        where, dtype=dtype or "auto", output_loading_info=True
+    )
+    return found
 
 
 def _local(folder: str | Path) -> Path:

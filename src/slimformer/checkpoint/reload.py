@@ -30,19 +30,25 @@ def open_fresh(folder: Path) -> Any:
     """The model in `folder`, by the class its config names."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     name = config["architectures"][0]
+    how = {"dtype": torch.float32} if is_packed(config) else {}  # packed weights cannot be cast later
     if not hasattr(transformers, name):  # an architecture of slimformer's own
-        return _own_class(name).from_pretrained(folder)
+        return _own_class(name).from_pretrained(folder, **how)
     if "slimformer_attention" in config:
         from slimformer.nn import long_context
 
         long_context.enable()
     if "slimformer" not in config:
-        return getattr(transformers, name).from_pretrained(folder)
+        return getattr(transformers, name).from_pretrained(folder, **how)
     for auto, reference in config["auto_map"].items():
         if reference.endswith(f".{name}"):
-            return getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True)
+            return getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True, **how)
     found: Any = get_class_from_dynamic_module(f"modeling_slimformer.{name}", str(folder))
-    return found.from_pretrained(folder)
+    return found.from_pretrained(folder, **how)
+
+
+def is_packed(config: dict[str, Any]) -> bool:
+    """Are weights stored as integers?"""
+    return "quantization_config" in config
 
 
 def _own_class(name: str) -> Any:
@@ -65,9 +71,13 @@ def _as_input(tensor: Tensor, weight: Tensor) -> Tensor:
     return tensor.to(weight.device, weight.dtype if tensor.is_floating_point() else tensor.dtype)
 
 
-def checksums(model: nn.Module) -> dict[str, str]:
-    """A checksum of the bytes of every weight."""
-    return {name: f"{_crc(tensor):08x} {tensor.dtype}" for name, tensor in model.state_dict().items()}
+def checksums(model: nn.Module, *, single: bool = False) -> dict[str, str]:
+    """A checksum of the bytes of every weight; with `single` of what is no integer as float32."""
+    tensors = {
+        name: tensor.float() if single and tensor.is_floating_point() else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    return {name: f"{_crc(tensor):08x} {tensor.dtype}" for name, tensor in tensors.items()}
 
 
 def _crc(tensor: Tensor) -> int:
@@ -77,8 +87,9 @@ def _crc(tensor: Tensor) -> int:
 def main(folder: str, sample: str, outputs: str) -> None:
     model = open_fresh(Path(folder))
     weights = checksums(model)
+    exact = model if getattr(model.config, "quantization_config", None) else model.float()
     # float32 whatever the weights are: half precision on a CPU is slow, rough, and on some machines not there at all.
-    save_file(outputs_of(model.float(), load_file(sample)), outputs, metadata={"weights": json.dumps(weights)})
+    save_file(outputs_of(exact, load_file(sample)), outputs, metadata={"weights": json.dumps(weights)})
 
 
 if __name__ == "__main__":

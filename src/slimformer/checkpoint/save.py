@@ -46,14 +46,16 @@ def save(
     sample: dict[str, Tensor] | None = None,
     force: bool = False,
     verify: bool = True,
+    packed: PreTrainedModel | None = None,
 ) -> None:
     """Write `model` to `folder`, whole or not at all.
 
     `source_folder` is where the dense model came from: licences and the parts of a sentence-transformers model are
     copied from there. `sample` is what the reloaded model is tried on; without it a seeded random one is made.
+    `packed` is written in place of `model`: the same weights, in fewer bits.
     """
     with writing(Path(folder), force=force) as partial:
-        write_model(model, partial)
+        write_model(model if packed is None else packed, partial)
         if processor is not None:
             processor.save_pretrained(partial)
         if source_folder is not None:
@@ -63,7 +65,7 @@ def save(
         _write(partial / "report.html", page)
         _write(partial / "README.md", card)
         if verify:
-            verify_reload(model, partial, sample)
+            verify_reload(model, partial, sample, packed)
 
 
 def write_model(model: PreTrainedModel, folder: Path) -> None:

@@ -25,8 +25,15 @@ RTOL = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfl
 N_TOKENS = 16
 
 
-def verify(model: PreTrainedModel, folder: Path, sample: dict[str, Tensor] | None = None) -> None:
+def verify(
+    model: PreTrainedModel,
+    folder: Path,
+    sample: dict[str, Tensor] | None = None,
+    packed: PreTrainedModel | None = None,
+) -> None:
     """Refuse (`SaveFailed`) a folder that does not reload to the weights and outputs of `model`.
+
+    Where weights were stored in fewer bits, `packed` is what the file holds; outputs are still those of `model`.
 
     Cost: starting Python with transformers, one load, one forward pass on the CPU.
     """
@@ -36,7 +43,7 @@ def verify(model: PreTrainedModel, folder: Path, sample: dict[str, Tensor] | Non
     if not all(bool(torch.isfinite(tensor).all()) for tensor in expected.values()):
         raise SaveFailed(f"the model gives NaN or infinite outputs as {model.dtype}; save it in float32")
     found, weights = _reload(folder, sample)
-    _compare_weights(reload.checksums(model), weights)
+    _compare_weights(reload.checksums(model if packed is None else packed, single=packed is not None), weights)
     _compare_outputs(expected, found, RTOL.get(exact.dtype, 5e-2))
 
 

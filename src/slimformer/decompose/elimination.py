@@ -24,10 +24,10 @@ RIDGE = 1e-6
 
 def elimination(width: Width, *, ridge: float) -> Curve:
     """Units in the order of their worth, best first, and the error left at every size."""
-    C, W = width.fit.second(centred=width.bias), width.W.double()
-    careful = min(ridge, RIDGE)
-    if width.unit == 1:
-        order = eliminate(C, W, ridge=careful)[0].tolist()
+    W, careful = width.W.double(), min(ridge, RIDGE)
+    if width.unit == 1:  # nobody else holds the second moments, so that they can go when they were inverted
+        order = eliminate(width.fit.second(centred=width.bias), W, ridge=careful)[0].tolist()
     else:
+        C = width.fit.second(centred=width.bias)
         order = eliminate_blocks(C, W, unit=width.unit, allowed=lambda S: may_leave(S, width.group), ridge=careful)
     return curve(width, "elimination", order, ridge=ridge)

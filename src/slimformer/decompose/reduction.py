@@ -119,10 +119,29 @@ def errors_at_every_size(
 
     One curve for each of the second moments `measured`. Cost O(m d² + d³).
     """
-    L = torch.linalg.cholesky(damped(C, ridge)[P][:, P])
-    U = L / L.diagonal()
+    U = _factor(C, P, ridge)
     B = W[:, P] @ U
     return [_suffix_sums(B, U, C_eval[P][:, P]).clamp_min(0) for C_eval in measured]
+
+
+def _factor(C: Float[Tensor, "d d"], P: Int[Tensor, " d"], ridge: float) -> Float[Tensor, "d d"]:
+    """U, unit lower triangular, with U D Uᵀ = C[P, P] + λI."""
+    U = torch.linalg.cholesky(damped(C, ridge)[P][:, P])
+    return U.div_(U.diagonal().clone())
+
+
+def _fit_and_held(
+    width: Width, W: Float[Tensor, "m d"], P: Int[Tensor, " d"], ridge: float
+) -> tuple[Float[Tensor, " d1"], Float[Tensor, " d1"]]:
+    """As `errors_at_every_size` for both data of a width, one after the other: of matrices this wide few fit into
+    memory."""
+    C = width.fit.second(centred=width.bias)
+    U = _factor(C, P, ridge)
+    B = W[:, P] @ U
+    C = C[P][:, P]
+    fit = _suffix_sums(B, U, C).clamp_min(0)
+    del C
+    return fit, _suffix_sums(B, U, held_about_fitted_mean(width)[P][:, P]).clamp_min(0)
 
 
 def _suffix_sums(B: Float[Tensor, "m d"], U: Float[Tensor, "d d"], C: Float[Tensor, "d d"]) -> Float[Tensor, " d1"]:
@@ -163,8 +182,7 @@ def curve(
     """The error left at every legal size when units are kept in `order`."""
     W = width.W.double()
     P = coordinates(order, width.unit)
-    C = width.fit.second(centred=width.bias)
-    fit, held = errors_at_every_size(W, P, C, (C, held_about_fitted_mean(width)), ridge)
+    fit, held = _fit_and_held(width, W, P, ridge)
     sizes, groups = legal_sizes(width.units, width.group)
     at = torch.tensor(sizes) * width.unit
     return Curve(

@@ -22,7 +22,13 @@ def damped(C: Float[Tensor, "d d"], relative: float) -> Float[Tensor, "d d"]:
     Where rows are fewer than coordinates C is singular, and products in single precision push eigenvalues below zero. A
     λ that does not lift all of them to λ/2 at least is multiplied by ten until it does.
     """
-    eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
-    while relative < RTOL_SINGLE and torch.linalg.cholesky_ex(C + damping(C, relative) / 2 * eye).info:
+    while relative < RTOL_SINGLE and torch.linalg.cholesky_ex(_lifted(C, damping(C, relative) / 2)).info:
         relative = 10 * max(relative, RTOL_FLOOR)
-    return C + damping(C, relative) * eye
+    return _lifted(C, damping(C, relative))
+
+
+def _lifted(C: Float[Tensor, "d d"], λ: float) -> Float[Tensor, "d d"]:
+    """C + λI, in one copy: wide layers have matrices of which few fit into memory."""
+    out = C.clone()
+    out.diagonal().add_(λ)
+    return out

@@ -34,15 +34,16 @@ def eliminate(
 ) -> tuple[Int[Tensor, " d"], Float[Tensor, " d"]]:
     """Order in which coordinates are worth keeping (best first), and what dropping each cost when it went."""
     H = _inverse(C, ridge)
-    M = W.double().mT @ W.double()
     alive = torch.arange(len(C), device=C.device)
+    del C  # wide layers: room for what follows
+    M = W.double().mT @ W.double()
     gone = [alive[:0]]  # not empty lists: a width that was cut to nothing has an order, too
     costs = [H.new_zeros(0)]
     while len(alive):
         dropped, cost, F, G = _drop_block(H, M, min(BLOCK, len(alive)))
         gone.append(alive[dropped])
         costs.append(cost)
-        kept = torch.ones(len(alive), dtype=torch.bool, device=C.device)
+        kept = torch.ones(len(alive), dtype=torch.bool, device=H.device)
         kept[dropped] = False
         (kept,) = kept.nonzero(as_tuple=True)
         alive, F, G = alive[kept], F[:, kept], G[:, kept]

@@ -11,7 +11,7 @@ returns an `Architecture`, a list of `Site`s with names that are the same for ev
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -303,14 +303,16 @@ def weight_of(module: nn.Module) -> Tensor:
     return weight.detach().mT if isinstance(module, Conv1D) else weight.detach()
 
 
-def fingerprint(model: PreTrainedModel) -> str:
+def fingerprint(model: PreTrainedModel, read: Callable[[str], Tensor] | None = None) -> str:
     """A short hash of the kind of model, of its sizes, and of every weight.
 
     The same for the same model in float64, float32 and bfloat16; not in float16, which rounds to other neighbours.
+    `read` gives the weights of a model that is not in memory, by their full names.
     """
     config = model.config
     digest = hashlib.blake2b(f"{config.model_type} {getattr(config, 'rope_parameters', None)}".encode(), digest_size=12)
     for name, parameter in sorted(model.base_model.named_parameters()):
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(parameter.detach().to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+        value = parameter.detach() if read is None else read(base_path(model) + name)
+        digest.update(value.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
     return digest.hexdigest()

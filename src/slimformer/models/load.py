@@ -18,6 +18,7 @@ from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare
 from slimformer.models.demo import DEMOS, load_gguf
+from slimformer.models.packed import is_packed, open_packed
 from slimformer.models.registered import class_named
 
 HEADS = (
@@ -57,7 +58,7 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: 
         return Loaded(name, _on(model, device), tokenizer, folder, companions=folder)
     config = _config(where, folder)
     family = family_of(config)
-    model = _weights(name, where, _model_class(config, where), dtype)
+    model = _weights(name, where, _model_class(config, where), dtype, config)
     processor = _processor(where, folder, image=family.image)
     files = folder or _snapshot(name)
     stored = getattr(config, "dtype", None) or _stored_precision(files)
@@ -92,7 +93,9 @@ def find_model(name: str | Path) -> Found:
                 f"{name!r} is neither a folder here nor a model the hub gives; check the name and the network"
             ) from error
     config = _config(str(folder), folder)
-    family = family_of(config.model_type)
+    if is_packed(config):
+        raise ModelBroken(f"{name}: its weights are packed in fewer bits, and unpacked whole; leave --memory out")
+    family = family_of(config)
     stored = getattr(config, "dtype", None) or _stored_precision(folder) or torch.float32
     processor = _processor(str(folder), folder, image=family.image)
     return Found(name, folder, config, _model_class(config, str(folder)), processor, stored)
@@ -117,12 +120,15 @@ def _stored_precision(folder: Path | None) -> torch.dtype | None:
     return None
 
 
-def _weights(name: str, where: str, model_class: Any, dtype: torch.dtype) -> PreTrainedModel:
+def _weights(name: str, where: str, model_class: Any, dtype: torch.dtype, config: Any) -> PreTrainedModel:
     """The model with all of its weights: what a file lacks would be drawn at random, and compressed as if trained."""
     try:
-        model, found = model_class.from_pretrained(
-            where, dtype=dtype, trust_remote_code=False, output_loading_info=True
-        )
+        if is_packed(config):
+            model, found = open_packed(model_class, where, config, dtype)
+        else:
+            model, found = model_class.from_pretrained(
+                where, dtype=dtype, trust_remote_code=False, output_loading_info=True
+            )
     except Exception as error:  # transformers, safetensors and torch raise a dozen types for one fact
         raise ModelBroken(f"{name}: the weights cannot be read: {_reason(error)}") from error
     missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)  # many encoders come without one

@@ -32,10 +32,24 @@ def model_card(report: Report, *, folder: str) -> str:
         "header": header,
         "title": last_name(report.model),
         "folder": json.dumps(folder, ensure_ascii=False),  # it stands in Python code
+        "narrow": f", {bits}-bit" if (bits := (report.quantization or {}).get("bits")) else "",
+        "narrow_line": narrow_line(report.quantization) if report.quantization else "",
         "fresh_head": fresh_head_line(report.head) if report.head else "",
         "data": source_names(report.data.get("name", "the data")),
     }
     return environment.from_string(template).render(load_class=report.load_class, **values)
+
+
+def narrow_line(facts: dict[str, Any]) -> str:
+    """Bits or zeros in one sentence, and what is needed to read them."""
+    grouped = " Attention runs over groups of keys once slimformer is imported." if facts.get("grouped_keys") else ""
+    if "pattern" in facts:
+        share = f"{100 * facts['zeros']:.0f} %"
+        return f"{share} of the weights of linear layers in blocks are zero ({facts['pattern']}).{grouped}"
+    return (
+        f"Linear layers in blocks are stored with {facts['bits']} bits a weight ({facts['bits_per_weight']:.2f} with "
+        f"the steps); transformers reads them with the package compressed-tensors, slimformer by itself.{grouped}"
+    )
 
 
 def card_header(report: Report) -> dict[str, Any]:

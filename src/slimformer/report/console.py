@@ -14,6 +14,7 @@ from rich.text import Text
 
 from slimformer.models import Architecture
 from slimformer.plan import Plan
+from slimformer.report.card import narrow_line
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.report import Report
 
@@ -36,6 +37,8 @@ def show(report: Report, console: Console) -> None:
         console.print(Panel(Text(text), title=title, title_align="left"))
     if report.head:
         console.print(Text(fresh_head_line(report.head)))
+    if report.quantization:
+        console.print(Text(narrow_line(report.quantization)))
     if report.certificate:
         console.print(Text(f"certified: {report.certificate['promise']}"))
     for warning in report.warnings:

@@ -42,6 +42,8 @@ class Report:
     certificate: dict[str, Any] | None = None
     lossless: dict[str, Any] | None = None  # what each rewrite saved, and how far outputs moved
     long_context: dict[str, Any] | None = None  # which layers look at groups of keys, and what that does
+    quantization: dict[str, Any] | None = None  # bits, groups and method, or zeros and pattern; errors of layers
+    sizing: dict[str, Any] | None = None  # for a budget in bytes: what was tried, and the harm of each
     head: dict[str, Any] | None = None  # of a fresh head: how it was fitted, and the metrics of the old one
     metrics: list[dict[str, Any]] = field(default_factory=list)
     other_data: list[dict[str, Any]] = field(default_factory=list)

@@ -40,30 +40,43 @@ def apply(
     """
     small = deepcopy(model)
     architecture = describe(model)
-    edits = {edit.site: edit for edit in plan.edits}
     for i in range(architecture.n_blocks):
-        cut = [site for site in architecture.of_block(i) if edits[site.name].keep < site.units]
-        by_rank = f"blocks.{i}.attn.vo" in edits
-        block = moments(i) if cut or by_rank else None
-        if block is not None and by_rank:
-            cut_by_rank(
-                small, architecture, i, edits, curves, block,
-                ridge=plan.ridge, absorb_mean=plan.absorb_mean, metric=plan.metric,
-            )  # fmt: skip
-        for site in cut:
-            assert block is not None
-            W = weight_of(model.get_submodule(site.reader))
-            order, edit = curves[site.name].order, edits[site.name]
-            if edit.rank:
-                joint = joint_of(site, W, block, absorb_mean=plan.absorb_mean, metric=plan.metric)
-                put_path(small, architecture, site, bypass(joint, order, edit.keep, edit.rank, ridge=plan.ridge))
-                continue
-            width = site_width(site, W, block.sites[site.name], absorb_mean=plan.absorb_mean)
-            cut_site(small, site, edit, order, select(width, order, edit.keep, ridge=plan.ridge))
+        cut_block(small, model, architecture, i, plan, curves, moments)
         progress(i)
     keep_attributes_true(small, architecture)
     state_sizes(small, architecture, plan.format)
     return small
+
+
+def cut_block(
+    small: PreTrainedModel,
+    model: PreTrainedModel,
+    architecture: Architecture,
+    i: int,
+    plan: Plan,
+    curves: Mapping[str, Curve],
+    moments: Callable[[int], BlockMoments],
+) -> None:
+    """Cut block i of `small`, so far a copy of that of `model`, in place; the config is left to whoever calls."""
+    edits = {edit.site: edit for edit in plan.edits}
+    cut = [site for site in architecture.of_block(i) if edits[site.name].keep < site.units]
+    by_rank = f"blocks.{i}.attn.vo" in edits
+    block = moments(i) if cut or by_rank else None
+    if block is not None and by_rank:
+        cut_by_rank(
+            small, architecture, i, edits, curves, block,
+            ridge=plan.ridge, absorb_mean=plan.absorb_mean, metric=plan.metric,
+        )  # fmt: skip
+    for site in cut:
+        assert block is not None
+        W = weight_of(model.get_submodule(site.reader))
+        order, edit = curves[site.name].order, edits[site.name]
+        if edit.rank:
+            joint = joint_of(site, W, block, absorb_mean=plan.absorb_mean, metric=plan.metric)
+            put_path(small, architecture, site, bypass(joint, order, edit.keep, edit.rank, ridge=plan.ridge))
+            continue
+        width = site_width(site, W, block.sites[site.name], absorb_mean=plan.absorb_mean)
+        cut_site(small, site, edit, order, select(width, order, edit.keep, ridge=plan.ridge))
 
 
 def cut_by_rank(

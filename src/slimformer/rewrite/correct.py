@@ -10,14 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import BlockMoments, Stage, listening, real_rows, rehearse, through
+from slimformer.calibrate.collect import (
+    IN_MEMORY,
+    BlockMoments,
+    Residence,
+    Stage,
+    listening,
+    real_rows,
+    rehearse,
+    state_name,
+    through,
+)
 from slimformer.calibrate.text import Batch
 from slimformer.decompose import Curve
 from slimformer.decompose.low_rank import on_values
@@ -77,7 +85,6 @@ def correct(
     Also returned: both streams after the last block. Cost: about four forward passes and one Gram matrix per width.
     """
     architecture = describe(dense)
-    keep, rank = ({edit.site: getattr(edit, name) for edit in plan.edits} for name in ("keep", "rank"))
     pairs = [
         Pair(stage, stage.state, stage.state)
         for split in ("fit", "select")
@@ -85,27 +92,47 @@ def correct(
     ]
     done = []
     for i in range(architecture.n_blocks):
-        lessons = [_teach(dense, architecture, i, pair) for pair in pairs]
-        of_block = moments(i)
-        for site in architecture.of_block(i):
-            if site.fixed:
-                continue
-            reading = Reading(site, rank[site.name])
-            seen = _compare(small, architecture, reading, pairs, [lesson[site.name] for lesson in lessons])
-            if reading.rank:
-                J = coordinates(sorted(curves[site.name].order[: keep[site.name]]), 1)
-                kept = reading.moments(small, of_block.joint["fit"], J)
-            else:
-                kept = _kept(dense, architecture, site, of_block, curves, keep, plan)
-            done.append(_correct(small, reading, seen, kept, ridge=plan.ridge))
-        block = small.get_submodule(f"{architecture.blocks}.{i}")
-        for pair in pairs:
-            pair.small = through(block, pair.small, pair.stage.calls[i])
+        done += correct_block(small, dense, architecture, i, plan, curves, moments(i), pairs)
         progress(i)
     return done, pairs
 
 
-def _teach(dense: PreTrainedModel, architecture: Architecture, i: int, pair: Pair) -> dict[str, Lesson]:
+def correct_block(
+    small: PreTrainedModel,
+    dense: PreTrainedModel,
+    architecture: Architecture,
+    i: int,
+    plan: Plan,
+    curves: Mapping[str, Curve],
+    of_block: BlockMoments,
+    pairs: Sequence[Pair],
+    residence: Residence = IN_MEMORY,
+) -> list[Correction]:
+    """Correct the readers of block i of `small` in place, and let both streams of every pair through the block."""
+    keep, rank = ({edit.site: getattr(edit, name) for edit in plan.edits} for name in ("keep", "rank"))
+    lessons = [_teach(dense, architecture, i, pair, residence) for pair in pairs]
+    done = []
+    for site in architecture.of_block(i):
+        if site.fixed:
+            continue
+        reading = Reading(site, rank[site.name])
+        seen = _compare(small, architecture, reading, pairs, [lesson[site.name] for lesson in lessons])
+        if reading.rank:
+            J = coordinates(sorted(curves[site.name].order[: keep[site.name]]), 1)
+            kept = reading.moments(small, of_block.joint["fit"], J)
+        else:
+            kept = _kept(dense, architecture, site, of_block, curves, keep, plan)
+        done.append(_correct(small, reading, seen, kept, ridge=plan.ridge))
+    block = small.get_submodule(f"{architecture.blocks}.{i}")
+    for pair in pairs:
+        after = through(block, pair.small, pair.stage.calls[i])
+        pair.small = residence.keep(state_name(pair.stage, "small", i + 1), after)
+    return done
+
+
+def _teach(
+    dense: PreTrainedModel, architecture: Architecture, i: int, pair: Pair, residence: Residence
+) -> dict[str, Lesson]:
     """Run block i of the dense model on and note what its sublayers did."""
     block = f"{architecture.blocks}.{i}"
     attention, ffn = architecture.of_block(i)
@@ -116,8 +143,11 @@ def _teach(dense: PreTrainedModel, architecture: Architecture, i: int, pair: Pai
         outputs={attention.reader: _note(heard, "attention"), Reading(ffn).exit: _note(heard, "ffn")},
     ):
         after = through(dense.get_submodule(block), pair.dense, pair.stage.calls[i])
-    rows = {name: real_rows(X, pair.stage.rows) for name, X in {**heard, "before": pair.dense}.items()}
-    pair.dense = after
+    rows = {
+        name: residence.keep(f"{pair.stage.name}.lesson.{name}", real_rows(X, pair.stage.rows))
+        for name, X in {**heard, "before": pair.dense}.items()
+    }
+    pair.dense = residence.keep(state_name(pair.stage, "dense", i + 1), after)
     return {
         attention.name: Lesson(rows["before"], rows["attention"]),
         ffn.name: Lesson(rows["stream"], rows["ffn"]),
@@ -139,7 +169,7 @@ def _compare(
     site = reading.site
     path = f"{architecture.blocks}.{site.block}"
     entry = f"{path}.{ffn_entry(small, architecture.family)}" if site.kind == "ffn.hidden" else path
-    parts: dict[str, list[Residuals]] = {}
+    found: dict[str, Residuals] = {}
     places = {"stream": entry, **reading.heard_at(small)}
     for pair, lesson in zip(pairs, lessons, strict=True):
         heard: dict[str, Tensor] = {}
@@ -155,8 +185,9 @@ def _compare(
         X = real_rows(reading.features(heard), pair.stage.rows)
         stream, added = (real_rows(heard[name], pair.stage.rows) for name in ("stream", "added"))
         missing = lesson.added - added
-        parts.setdefault(pair.stage.split, []).append(Residuals.of(X, missing, missing + lesson.stream - stream))
-    return {split: reduce(add, found) for split, found in parts.items()}
+        split, new = pair.stage.split, Residuals.of(X, missing, missing + lesson.stream - stream)
+        found[split] = found[split] + new if split in found else new
+    return found
 
 
 def _note(heard: dict[str, Tensor], name: str, *, last: bool = False) -> Callable[[Tensor], None]:

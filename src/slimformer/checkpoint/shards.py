@@ -1,0 +1,109 @@
+"""A checkpoint written block by block: one safetensors file for each block, one for the rest, and their index."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from slimformer.checkpoint.atomic import one_clear_line
+from slimformer.models import Architecture
+from slimformer.models.stream import INDEX, put
+from slimformer.nn import ragged
+from slimformer.rewrite.sizes import attention_parts, block_sizes
+
+GENERATION = "generation_config.json"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Tensors in one file, floating ones in a precision; there whole or not at all."""
+    stored = {name: (t.to(dtype) if t.is_floating_point() else t).contiguous() for name, t in tensors.items()}
+    partial = path.with_name(f".{path.name}.partial")
+    with one_clear_line(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(stored, partial, metadata={"format": "pt"})
+        os.replace(partial, path)
+
+
+def block_tensors(model: PreTrainedModel, architecture: Architecture, i: int) -> dict[str, Tensor]:
+    """The weights of block i under their full names."""
+    prefix = f"{architecture.blocks}.{i}"
+    return {f"{prefix}.{name}": tensor for name, tensor in model.get_submodule(prefix).state_dict().items()}
+
+
+def outside_tensors(model: Any, architecture: Architecture) -> dict[str, Tensor]:
+    """The weights outside the blocks; of those that are one tensor under two names, the one files hold."""
+    tied = model.all_tied_weights_keys
+    return {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not name.startswith(f"{architecture.blocks}.") and name not in tied
+    }
+
+
+def write_block(path: Path, model: PreTrainedModel, architecture: Architecture, i: int, dtype: torch.dtype) -> None:
+    """Block i in a file, and beside it what its attention is, so that `restore_shapes` can go on from there."""
+    attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
+    write_tensors(path, block_tensors(model, architecture, i), dtype)
+    path.with_suffix(".json").write_text(json.dumps(getattr(attention, "ranks", None)))
+
+
+def restore_shapes(path: Path, model: PreTrainedModel, architecture: Architecture, i: int) -> None:
+    """Give block i of `model` the shapes of the block in a file, without its weights."""
+    block = model.get_submodule(f"{architecture.blocks}.{i}")
+    ranks = json.loads(path.with_suffix(".json").read_text())
+    if ranks is not None:
+        sizes = block_sizes(architecture)[i]
+        parts = attention_parts(architecture.family, architecture.of_block(i)[0].unit)
+        ragged.put_ranks(block, parts, heads=sizes["heads"], kv_heads=sizes["kv_heads"], **ranks)
+    with safe_open(path, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            put(model, name, torch.empty(tensors.get_slice(name).get_shape(), device="meta"))
+
+
+def read_block(path: Path, model: nn.Module, dtype: torch.dtype) -> None:
+    """Give a block the weights in a file."""
+    with safe_open(path, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            put(model, name, tensors.get_tensor(name).to(dtype))
+
+
+def assemble(folder: Path, shards: list[Path], model: Any, dtype: torch.dtype, source: Path | None) -> None:
+    """Shards under their customary names, index, config and generation config. Files are linked where that is possible.
+
+    `model` is a skeleton whose config tells the sizes.
+    """
+    places: dict[str, str] = {}
+    total = 0
+    for n, shard in enumerate(shards, 1):
+        name = f"model-{n:05d}-of-{len(shards):05d}.safetensors"
+        _link(shard, folder / name)
+        with safe_open(shard, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118
+                places[key] = name
+                total += tensors.get_tensor(key).nbytes
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    model.config.architectures, model.config.dtype = [type(model).__name__], dtype
+    model.config.save_pretrained(folder)
+    if source is not None and (source / GENERATION).is_file():
+        shutil.copyfile(source / GENERATION, folder / GENERATION)
+    if getattr(model.config, "slimformer", None):
+        ragged.write_code(folder)
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under a second name, so that the work can go on if what follows fails; else a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

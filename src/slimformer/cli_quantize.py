@@ -1,0 +1,138 @@
+"""The commands for fewer bits and for zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from slimformer.cli_compress import show_result
+from slimformer.options import (
+    BUILTIN,
+    AsJson,
+    Columns,
+    DataOption,
+    Device,
+    Force,
+    OutFolder,
+    Quiet,
+    Samples,
+    Seed,
+    SeqLen,
+    Timing,
+    Tokens,
+    Verify,
+)
+from slimformer.shell import column_names, joined, progress_bars, usable_device
+
+err = Console(stderr=True)
+
+Narrowable = Annotated[
+    str, typer.Argument(metavar="MODEL", help="a folder (dense or compressed), a hub id, demo:smollm2 or demo:minilm")
+]
+Bits = Annotated[int, typer.Option(metavar="N", help="bits of a weight: 8 or 4")]
+Group = Annotated[
+    int, typer.Option(metavar="N", help="weights of a row that share a step: 32, 64 or 128; 0 for the whole row")
+]
+Rounding = Annotated[
+    str, typer.Option("--method", metavar="NAME", help="gptq: later weights make up for earlier ones; nearest: no data")
+]
+Symmetric = Annotated[bool, typer.Option(help="steps to both sides of zero, or from the lowest weight to the highest")]
+PatternName = Annotated[
+    str, typer.Option("--pattern", metavar="N:M|SHARE", help="2:4: two of four are zero; 0.5: half of all weights")
+]
+Sparsity = Annotated[
+    str, typer.Option("--method", metavar="NAME", help="sparsegpt: the others make up for zeros; magnitude: no data")
+]
+
+
+def quantize(
+    model: Narrowable,
+    out_folder: OutFolder,
+    bits: Bits = 4,
+    group: Group = 32,
+    method: Rounding = "gptq",
+    symmetric: Symmetric = True,
+    data: DataOption = BUILTIN,
+    columns: Columns = "",
+    tokens: Tokens = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    timing: Timing = False,
+    verify: Verify = True,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Store the weights of all blocks in 8 or 4 bits, so that plain from_pretrained opens them.
+
+    Embeddings, heads and norms stay. The fit part of --data is rounded on, the report part is measured on. Needs
+    the extra `quant`.
+    """
+    from slimformer import quantization
+
+    quantization.grid_of(bits, group)
+    reading = {"columns": column_names(columns), "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
+    asked = {"bits": bits, "group": group, "method": method, "symmetric": symmetric, **reading}
+    _run(quantization.quantize, model, data, out_folder, asked, device, timing, verify, force, as_json, quiet)
+
+
+def sparsify(
+    model: Narrowable,
+    out_folder: OutFolder,
+    pattern: PatternName = "2:4",
+    method: Sparsity = "sparsegpt",
+    data: DataOption = BUILTIN,
+    columns: Columns = "",
+    tokens: Tokens = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    timing: Timing = False,
+    verify: Verify = True,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Set weights of all blocks to zero, two of four or a share anywhere, and refit the others.
+
+    The zeros are stored as zeros: the folder is no smaller, and opens everywhere.
+    """
+    from slimformer import quantization
+
+    quantization.pattern_of(pattern)
+    reading = {"columns": column_names(columns), "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
+    asked = {"pattern": pattern, "method": method, **reading}
+    _run(quantization.sparsify, model, data, out_folder, asked, device, timing, verify, force, as_json, quiet)
+
+
+def _run(
+    make: Callable[..., Any], model: str, data: list[str], folder: Path, asked: dict[str, Any], device: str,
+    timing: bool, verify: bool, force: bool, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    from slimformer import stages
+    from slimformer.checkpoint.atomic import require_free
+    from slimformer.models.load import load_model
+
+    name = joined(data)
+    stages.require_apart(folder, model, name, *name.split(","))
+    require_free(folder, force)
+    loaded = load_model(model, device=usable_device(device))
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        result = make(loaded, name, timing=timing, progress=progress, **asked)
+        progress("save and verify", 0, 1)
+        result.save(folder, force=force, verify=verify)
+        progress("save and verify", 1, 1)
+    show_result(result.report, folder, as_json, quiet)
+
+
+QUANTIZE: dict[Callable[..., None], str] = {
+    quantize: "slimformer quantize demo:smollm2 --bits 4 --group 32 --out smaller",
+    sparsify: "slimformer sparsify demo:smollm2 --pattern 2:4 --out sparse",
+}

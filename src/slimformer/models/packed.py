@@ -1,0 +1,110 @@
+"""Integers of a few bits inside words of 32, and checkpoints that hold weights so (compressed-tensors, pack-quantized).
+
+    weight_packed        o × ⌈d b / 32⌉ words; column j is bits b j … b j + b − 1 of its row, as q + 2ᵇ⁻¹
+    weight_scale         o × groups, in half precision
+    weight_zero_point    packed the same way along rows; only on asymmetric grids
+    weight_shape         o, d
+
+transformers reads such a folder by itself where compressed-tensors is installed. Here it is opened without, as a model
+with plain weights: they are what the rest of the package works on.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from torch import Tensor
+
+from slimformer.errors import ModelBroken
+
+WORD = 32
+
+
+def pack(Q: Tensor, bits: int) -> Tensor:
+    """Signed integers (rows × d) in words of 32 bits. `bits` must divide 32."""
+    each = WORD // bits
+    room = torch.zeros(len(Q), -Q.shape[1] % each, dtype=torch.int64, device=Q.device)
+    codes = torch.cat([Q.to(torch.int64) + 2 ** (bits - 1), room], 1).view(len(Q), -1, each)
+    words = (codes << bits * torch.arange(each, device=Q.device)).sum(-1)
+    return torch.where(words < 2 ** (WORD - 1), words, words - 2**WORD).to(torch.int32)
+
+
+def unpack(words: Tensor, bits: int, d: int) -> Tensor:
+    """The first d signed integers of every row of words."""
+    each = WORD // bits
+    codes = (words.to(torch.int64)[..., None] >> bits * torch.arange(each)) & (2**bits - 1)
+    return (codes.flatten(1)[:, :d] - 2 ** (bits - 1)).to(torch.int8)
+
+
+def is_packed(config: Any) -> bool:
+    """Does a config say that weights are packed in the way this file reads?"""
+    found = said(config)
+    return found.get("quant_method") == "compressed-tensors" and found.get("format") == "pack-quantized"
+
+
+def said(config: Any) -> dict[str, Any]:
+    """What a config says of quantization; nothing where it says nothing."""
+    found = getattr(config, "quantization_config", None) or {}
+    return found if isinstance(found, dict) else dict(found.to_dict())
+
+
+def read_packed(folder: Path, config: Any) -> dict[str, Tensor]:
+    """All weights of a folder, the packed ones as s (q − z) in single precision, under the names they have on disk."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            tensors |= {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
+    schemes = list(said(config).get("config_groups", {}).values())
+    for name in [name for name in tensors if name.endswith(".weight_packed")]:
+        layer = name.removesuffix("_packed")
+        parts = {part: tensors.pop(f"{layer}_{part}", None) for part in ("packed", "scale", "zero_point", "shape")}
+        tensors[layer] = _dense(parts, _bits(layer.removesuffix(".weight"), schemes, folder))
+    return tensors
+
+
+def _bits(layer: str, schemes: list[dict[str, Any]], folder: Path) -> int:
+    """How many bits the codes of a layer have: all groups here share it, unless their targets name layers."""
+    for scheme in schemes:
+        targets = scheme.get("targets") or []
+        if any(re.match(target.removeprefix("re:"), layer) for target in targets if target.startswith("re:")):
+            return int(scheme["weights"]["num_bits"])
+    widths = {int(scheme["weights"]["num_bits"]) for scheme in schemes if scheme.get("weights")}
+    if len(widths) != 1 or WORD % (found := widths.pop()):
+        raise ModelBroken(f"{folder}: config.json does not say with how many bits {layer} is stored")
+    return found
+
+
+def _dense(parts: dict[str, Tensor | None], bits: int) -> Tensor:
+    words, scale, zeros, shape = (parts[name] for name in ("packed", "scale", "zero_point", "shape"))
+    if words is None or scale is None or shape is None:
+        raise ModelBroken("a packed weight comes without its scale or its shape; use an intact checkpoint")
+    rows, d = (int(size) for size in shape)
+    Q, s = unpack(words, bits, d).float(), scale.float()
+    if zeros is not None:
+        z = unpack(zeros.mT.contiguous(), bits, rows).mT.float()
+        Q -= z.repeat_interleave(d // z.shape[1], 1)
+    return Q * s.repeat_interleave(d // s.shape[1], 1)
+
+
+def open_packed(
+    model_class: Any, where: str | Path, config: Any, dtype: torch.dtype | str | None
+) -> tuple[Any, dict[str, Any]]:
+    """The model with plain weights, and what transformers says of loading it."""
+    folder = Path(where)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(str(where), allow_patterns=["*.safetensors", "*.json"]))
+    plain = copy.deepcopy(config)
+    del plain.quantization_config
+    wanted = getattr(plain, "dtype", None) or torch.float32 if dtype in (None, "auto") else dtype
+    weights = read_packed(folder, config)
+    found: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
+        None, config=plain, state_dict=weights, dtype=wanted, output_loading_info=True
+    )
+    found[0].config.name_or_path = str(where)
+    return found

@@ -1,0 +1,237 @@
+"""Fewer bits, or more zeros, for a model as it is: read, round in turn, measure on held-out data, save.
+
+from slimformer.quantization import quantize, sparsify
+
+quantize("demo:smollm2", bits=4).save("smaller")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.assess import describe_result, measure, thin_data
+from slimformer.calibrate.documents import Source
+from slimformer.calibrate.gather import Data, gather
+from slimformer.decompose.rounding import Grid
+from slimformer.decompose.sparse import Pattern
+from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit
+from slimformer.models import Architecture, describe
+from slimformer.models.architecture import fingerprint
+from slimformer.models.load import Loaded, load_model
+from slimformer.nn.long_context import FIELD
+from slimformer.plan import Edit, Plan
+from slimformer.quantize.apply import Method, Quantized, quantized, sparsified
+from slimformer.quantize.collect import linear_layers
+from slimformer.quantize.pack import require_packable, require_reader, stored_bytes
+from slimformer.report.report import Report
+from slimformer.rewrite.surgery import round_weights
+from slimformer.stages import Progress, save_result, silent
+
+BITS = (8, 4)
+GROUPS = (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """A model in fewer bits or with more zeros, and what that did."""
+
+    model: PreTrainedModel
+    plan: Plan
+    report: Report
+    loaded: Loaded = field(repr=False)
+    quantized: Quantized | None = field(default=None, repr=False)
+
+    def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
+        """Write a checkpoint that loads like any other; it is reloaded in a fresh process before it is put in place."""
+        return save_result(
+            self.loaded, self.model, self.plan, self.report, Path(folder),
+            force=force, verify=verify, quantized=self.quantized,
+        )  # fmt: skip
+
+
+def grid_of(bits: int, group: int | None, *, symmetric: bool = True) -> Grid:
+    """The grid asked for; steps of whole rows where `group` is 0 or none."""
+    if bits not in BITS:
+        raise BudgetOutOfReach(f"{bits} bits were asked for; weights are stored in {' or '.join(map(str, BITS))}")
+    if group and group not in GROUPS:
+        raise BudgetOutOfReach(
+            f"groups of {group} were asked for; choose from {', '.join(map(str, GROUPS))}, or 0 for whole rows"
+        )
+    return Grid(bits, group or None, symmetric)
+
+
+def pattern_of(text: str) -> Pattern:
+    """2:4 as two of four, 0.5 as half of everything."""
+    keep, colon, of = text.partition(":")
+    try:
+        if colon:
+            found = Pattern(1 - int(keep) / int(of), int(keep), int(of))
+            if 0 < found.keep <= found.of <= 64:
+                return found
+        elif 0 <= float(text) < 1:
+            return Pattern(float(text))
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise BudgetOutOfReach(f"the pattern {text!r} is not understood; give 2:4, or the share of zeros, e.g. 0.5")
+
+
+def quantize(
+    model: str | Path | Loaded,
+    data: Source | Tensor = "builtin",
+    *,
+    bits: int = 4,
+    group: int | None = 32,
+    method: Method = "gptq",
+    symmetric: bool = True,
+    timing: bool = True,
+    progress: Progress = silent,
+    **reading: Any,
+) -> Narrowed:
+    """Store the linear layers of all blocks in 8 or 4 bits, with a step for every `group` weights of a row.
+
+    "gptq" rounds so that later weights make up for earlier ones, on the fit split of `data`; "nearest" fits nothing.
+    What is reported is measured on the report split. `reading` goes to `calibrate.gather.gather` (seq_len, tokens,
+    samples, columns, seed). Cost of "gptq": three passes over the fitted tokens, and d³ for every width d.
+    """
+    grid = grid_of(bits, group, symmetric=symmetric)
+    loaded = model if isinstance(model, Loaded) else load_model(model)
+    require_savable(loaded.model)
+    found = _gathered(loaded, data, reading)
+    rounded = rounded_on(loaded.model, grid, found, method, progress)
+    round_others(rounded, loaded.dtype)
+    plan = plan_beside(loaded, f"{bits}-bit", found.seq_len)
+    report = replace(describe_result(loaded, rounded.model, plan), recipe=f"{bits}-bit")
+    report = in_fewer_bits(report, rounded, loaded.dtype, quantization_facts(rounded, grid, method))
+    report = _measured(report, loaded, rounded.model, found, timing, progress, fitted=method == "gptq")
+    return Narrowed(rounded.model, plan, report, loaded, rounded)
+
+
+def sparsify(
+    model: str | Path | Loaded,
+    data: Source | Tensor = "builtin",
+    *,
+    pattern: str = "2:4",
+    method: Any = "sparsegpt",
+    timing: bool = True,
+    progress: Progress = silent,
+    **reading: Any,
+) -> Narrowed:
+    """Set weights of the linear layers of all blocks to zero, two of four or a share anywhere, and refit the others.
+
+    The checkpoint holds the zeros as zeros: it is no smaller, and no faster on hardware that does not look for them.
+    """
+    chosen = pattern_of(pattern)
+    loaded = model if isinstance(model, Loaded) else load_model(model)
+    found, blocks = _gathered(loaded, data, reading), describe(loaded.model).n_blocks
+    sparse = sparsified(
+        loaded.model, chosen, found.splits["fit"], method=method, progress=lambda i: progress("sparsify", i + 1, blocks)
+    )
+    round_weights(sparse.model, loaded.dtype)
+    plan = plan_beside(loaded, f"sparse-{chosen.name}", found.seq_len)
+    facts = {
+        "pattern": chosen.name, "method": method, "layers": len(sparse.zeros),
+        "zeros": sum(sparse.zeros.values()) / max(1, len(sparse.zeros)), "errors": dict(sparse.errors),
+        "grouped_keys": keys_are_grouped(sparse.model),
+    }  # fmt: skip
+    report = replace(describe_result(loaded, sparse.model, plan), recipe=f"sparse {chosen.name}", quantization=facts)
+    report = _measured(report, loaded, sparse.model, found, timing, progress, fitted=method == "sparsegpt")
+    return Narrowed(sparse.model, plan, report, loaded)
+
+
+def require_savable(model: PreTrainedModel) -> None:
+    """Refuse, before the work, what could not be saved or read again."""
+    architecture = describe(model)
+    names = [name for i in range(architecture.n_blocks) for name in linear_layers(model, architecture, i)]
+    require_packable(model, dict.fromkeys(names))
+    require_reader()
+
+
+def in_fewer_bits(
+    report: Report, rounded: Quantized | None, dtype: torch.dtype, facts: dict[str, Any] | None
+) -> Report:
+    """The report with the bytes the packed weights take."""
+    if rounded is None:
+        return report
+    small = replace(report.small, bytes=stored_bytes(rounded, dtype))
+    return replace(report, small=small, quantization=facts)
+
+
+def rounded_on(
+    model: PreTrainedModel, grid: Grid, data: Data, method: Method, progress: Progress = silent
+) -> Quantized:
+    """All linear layers on the grid, fitted on the fit split."""
+    blocks = describe(model).n_blocks
+    return quantized(
+        model, grid, data.splits["fit"], method=method, progress=lambda i: progress("quantize", i + 1, blocks)
+    )
+
+
+def round_others(rounded: Quantized, dtype: torch.dtype) -> None:
+    """All that is not packed is stored in this precision: measure with it, too."""
+    kept = {name: rounded.model.get_submodule(name).weight.detach().clone() for name in rounded.layers}  # type: ignore
+    round_weights(rounded.model, dtype)
+    with torch.no_grad():
+        for name, weight in kept.items():
+            rounded.model.get_submodule(name).weight.copy_(weight)  # type: ignore[operator, union-attr]
+
+
+def quantization_facts(rounded: Quantized, grid: Grid, method: str) -> dict[str, Any]:
+    """What a report says: what was asked for, what weights take with their steps, and the error of every layer."""
+    codes = sum(layer.Q.numel() for layer in rounded.layers.values())
+    bits = sum(layer.bits * layer.Q.numel() for layer in rounded.layers.values())
+    return {
+        "bits": grid.bits, "group": grid.group, "symmetric": grid.symmetric, "method": method,
+        "layers": len(rounded.layers), "bits_per_weight": bits / codes, "errors": dict(rounded.errors),
+        "groups": _group_counts(rounded), "grouped_keys": keys_are_grouped(rounded.model),
+    }  # fmt: skip
+
+
+def keys_are_grouped(model: PreTrainedModel) -> bool:
+    """Does attention run over groups of keys? Then the folder needs slimformer to run as it was measured."""
+    return bool(getattr(model.config, FIELD, None))
+
+
+def _group_counts(rounded: Quantized) -> dict[str, int]:
+    """How many layers have steps for so many weights."""
+    widths = [layer.Q.shape[1] // layer.s.shape[1] for layer in rounded.layers.values()]
+    return {str(width): widths.count(width) for width in sorted(set(widths))}
+
+
+def _gathered(loaded: Loaded, data: Source | Tensor, reading: Mapping[str, Any]) -> Data:
+    return gather(data, loaded.model, loaded.processor, describe(loaded.model), **reading)
+
+
+def _measured(
+    report: Report, loaded: Loaded, small: PreTrainedModel, data: Data, timing: bool, progress: Progress, *,
+    fitted: bool,
+) -> Report:  # fmt: skip
+    notes: Sequence[str] = thin_data(describe(loaded.model), data) if fitted else ()
+    report = replace(report, warnings=[*report.warnings, *notes])
+    return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
+
+
+def plan_beside(loaded: Loaded, name: str, seq_len: int) -> Plan:
+    """The plan a compressed folder came with, which still says what was kept; for a dense model one that keeps all."""
+    if loaded.folder is not None and (loaded.folder / "plan.json").is_file():
+        try:
+            return Plan.load(loaded.folder / "plan.json")
+        except PlanDoesNotFit:
+            pass  # somebody else's file of that name
+    ragged = bool(getattr(loaded.model.config, "slimformer", None))
+    return Plan(
+        recipe=name, budget=1.0, macs=1.0, params=1.0, seq_len=seq_len, format="ragged" if ragged else "plain",
+        ridge=0.0, absorb_mean=False, fingerprint=fingerprint(loaded.model), edits=_all(describe(loaded.model)),
+    )  # fmt: skip
+
+
+def _all(architecture: Architecture) -> tuple[Edit, ...]:
+    return tuple(
+        Edit(site.name, "none", site.units, site.units, site.units // max(1, site.group)) for site in architecture
+    )

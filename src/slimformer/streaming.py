@@ -1,0 +1,348 @@
+"""Compress a model that does not fit into memory: the story of `pipeline`, walked block by block, twice.
+
+    first walk      moments and error curves of every block                              → plan
+    second walk     dense block and cut copy side by side: cut, correct, write a shard   → checkpoint
+
+Between blocks only states are kept, in mapped files (`calibrate.shelf`). Both walks go on at the last finished block
+when they were killed. What needs the whole model at once is done without: errors are counted in squares and weighed by
+the energy of the stream they are added to, in place of the Fisher metric and of probes; linear paths are not offered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from slimformer.assess import data_provenance, describe_result, thin_data
+from slimformer.calibrate.collect import Residence, collect, ending_in, rehearse
+from slimformer.calibrate.documents import Source
+from slimformer.calibrate.gather import Data, gather, sequence_length, vocabulary
+from slimformer.calibrate.store import Statistics, begin, open_statistics, write_block, write_weights
+from slimformer.checkpoint.atomic import require_free, writing
+from slimformer.checkpoint.lines import json_text
+from slimformer.checkpoint.load import load
+from slimformer.checkpoint.save import copy_companions
+from slimformer.checkpoint.shards import assemble, outside_tensors, write_tensors
+from slimformer.checkpoint.verify import verify as verify_reload
+from slimformer.decompose import Curve
+from slimformer.errors import BudgetOutOfReach, UnknownMethod
+from slimformer.evaluate.compare import compare
+from slimformer.evaluate.perplexity import pieces
+from slimformer.menu import menu
+from slimformer.models.ranks import rank_sites
+from slimformer.models.stream import Skeleton, open_skeleton
+from slimformer.plan import Budget, Plan, allocate, check_budget
+from slimformer.plan.budget import budget_of
+from slimformer.plan.memory import Estimate, estimate_memory, require_memory
+from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.report.card import model_card
+from slimformer.report.page import html_page
+from slimformer.report.report import Report
+from slimformer.rewrite.sizes import state_sizes
+from slimformer.second_walk import Walked, second_walk
+from slimformer.stages import (
+    Progress,
+    block_curves,
+    keep_curves,
+    provenance_of,
+    read_curves,
+    require_apart,
+    silent,
+    versions,
+)
+from slimformer.streaming_job import Job, job_for, work_folder
+from slimformer.workbench import timed
+
+BATCHES = (8, 4, 2, 1)  # rows at a time: as many as fit
+NOTE = (
+    "the model was read block by block, so errors were counted in squares and weighed by the energy of the stream "
+    "(no Fisher metric, no probes), and no linear paths were offered"
+)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A checkpoint that was written block by block: what was decided, what it did, and the memory it was promised."""
+
+    folder: Path
+    plan: Plan
+    report: Report
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class _Task:
+    """All that is asked for, ready to be worked on."""
+
+    skeleton: Skeleton
+    data: Data
+    budget: Budget
+    recipe: Recipe
+    format: str
+    refined: bool
+    estimate: Estimate
+    progress: Progress
+    seconds: dict[str, float]
+
+
+def compress_streamed(
+    model: str | Path,
+    folder: str | Path,
+    data: Source | torch.Tensor = "builtin",
+    *,
+    memory: int,
+    macs: float | None = None,
+    params: float | None = None,
+    recipe: str | Recipe = "balanced",
+    format: str = "ragged",
+    seq_len: int | None = None,
+    tokens: int | None = None,
+    samples: int | None = None,
+    columns: Sequence[str] | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    refine: bool | None = None,
+    force: bool = False,
+    verify: bool = True,
+    progress: Progress = silent,
+    say: Any = lambda _line: None,
+) -> Streamed:
+    """Shrink a checkpoint to a fraction of its block MACs or parameters within `memory` bytes and write it to `folder`.
+
+    Memory is a promise about anonymous memory (`plan.memory`): kept, or refused before the work. The work is kept
+    beside `folder` until it is finished; the same call goes on with it. Cost: that of `pipeline.compress`, and reading
+    the weights three times.
+    """
+    folder, seconds = Path(folder), dict[str, float]()
+    budget = budget_of(macs=macs, params=params)
+    chosen = streamable(load_recipe(recipe) if isinstance(recipe, str) else recipe)
+    require_apart(folder, model if isinstance(model, Path) or Path(model).exists() else None)
+    require_free(folder, force)
+    with timed(seconds, "load"):
+        skeleton = open_skeleton(model, dtype=dtype)
+    length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
+    check_budget(skeleton.architecture, budget, seq_len=length, recipe=chosen, format=format)
+    refined = chosen.refine if refine is None else refine
+    estimate = fitting(skeleton, length, memory, refined=refined)
+    with timed(seconds, "data"):
+        batches = gather(
+            data, skeleton.loaded.model, skeleton.loaded.processor, skeleton.architecture, seq_len=seq_len,
+            tokens=tokens, samples=samples, columns=columns, seed=seed, batch_size=estimate.batch_size,
+        )  # fmt: skip
+    estimate = _with_calls(estimate, skeleton, batches)
+    require_memory(estimate, memory)
+    say(f"memory: {estimate}; allowed {memory / 1e9:.3g} GB")
+    task = _Task(skeleton, batches, budget, chosen, format, refined, estimate, progress, seconds)
+    with timed(seconds, "read"):
+        mark = _fingerprint(skeleton, progress)
+    with job_for(folder, _asked(task, mark)) as job:
+        say(f"{'going on with' if job.resumed else 'working in'} {work_folder(folder)}; if it is stopped, the same "
+            "command goes on from there")  # fmt: skip
+        return _carry_on(task, job, mark, folder, force=force, whole=verify, memory=memory)
+
+
+def streamable(recipe: Recipe) -> Recipe:
+    """The recipe as far as it can be followed block by block; refused where it asks for something else."""
+    if recipe.rewrites or recipe.depth != "none" or recipe.sequence != "none" or recipe.ffn in ("bypass", "linear"):
+        raise UnknownMethod(
+            f"the recipe {recipe.name!r} cannot be followed block by block; use balanced, uniform or stat, or leave "
+            "--memory out"
+        )
+    return recipe.model_copy(update={"metric": "squares", "ffn": "neurons"})
+
+
+def fitting(skeleton: Skeleton, seq_len: int, memory: int, *, refined: bool) -> Estimate:
+    """The memory it takes with the largest batches that fit; refused where the smallest do not."""
+    model, item = skeleton.loaded.model, torch.empty((), dtype=skeleton.dtype).element_size()
+    inside = f"{skeleton.architecture.blocks}."
+    sizes = {name: parameter.numel() * item for name, parameter in model.named_parameters()}
+    blocks = [
+        sum(size for name, size in sizes.items() if name.startswith(f"{inside}{i}."))
+        for i in range(skeleton.architecture.n_blocks)
+    ]
+    found = [
+        estimate_memory(
+            skeleton.architecture, seq_len=seq_len, batch_size=batch_size, item=item, block_bytes=max(blocks),
+            outside_bytes=sum(size for name, size in sizes.items() if not name.startswith(inside)),
+            vocabulary=_outputs(model), before=anonymous_memory(), mapped=skeleton.weights.is_mapped(skeleton.dtype),
+            refined=refined,
+        )
+        for batch_size in BATCHES
+    ]  # fmt: skip
+    best = next((each for each in found if each.peak <= memory), found[-1])
+    require_memory(best, memory)
+    return best
+
+
+def anonymous_memory() -> int:
+    """Bytes of anonymous memory this process has now; a usual figure where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+    except (OSError, StopIteration, ValueError):
+        return 400 * 10**6
+
+
+def _outputs(model: PreTrainedModel) -> int:
+    """Numbers a position gives at the end: words, or the width of the stream."""
+    return vocabulary(model) if model.get_output_embeddings() is not None else int(model.config.hidden_size)
+
+
+def _with_calls(estimate: Estimate, skeleton: Skeleton, data: Data) -> Estimate:
+    """The estimate with what blocks are called with (masks, positions), as measured on one batch of each split."""
+    total = 0
+    with torch.inference_mode():
+        for batches in data.splits.values():
+            largest = max(batches, key=lambda batch: batch.tokens)
+            (stage,) = rehearse(skeleton.loaded.model, skeleton.architecture, [largest])
+            leaves = [x for call in stage.calls for value in call.values() for x in _tensors(value)]
+            total += len(batches) * sum({x.data_ptr(): x.nbytes for x in leaves}.values())
+    return replace(estimate, phases={phase: size + total for phase, size in estimate.phases.items()})
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    found = value if isinstance(value, tuple | list) else [value]
+    return [each for each in found if isinstance(each, torch.Tensor)]
+
+
+def _fingerprint(skeleton: Skeleton, progress: Progress) -> str:
+    total, seen = len(skeleton.weights.files), list[str]()
+
+    def count(name: str) -> None:
+        seen.append(name)
+        progress("read", len(seen), total)
+
+    mark = skeleton.fingerprint(count)
+    progress("read", total, total)
+    return mark
+
+
+def _asked(task: _Task, mark: str) -> dict[str, Any]:
+    """What decides the result, to the last bit: only a run that was asked for the same is gone on with."""
+    return {
+        "fingerprint": mark, "data": task.data.hash, "tokens": task.data.tokens, "seed": task.data.seed,
+        "seq_len": task.data.seq_len, "batch_size": task.estimate.batch_size, "by": task.budget.by,
+        "fraction": task.budget.fraction, "recipe": task.recipe.model_dump(), "format": task.format,
+        "refine": task.refined, "dtype": str(task.skeleton.dtype), "stored": str(task.skeleton.loaded.dtype),
+        "threads": torch.get_num_threads(), "versions": versions(),
+    }  # fmt: skip
+
+
+def _carry_on(task: _Task, job: Job, mark: str, folder: Path, *, force: bool, whole: bool, memory: int) -> Streamed:
+    with timed(task.seconds, "calibrate and profile"):
+        statistics, curves = first_walk(task, job, mark)
+    plan = allocate(
+        task.skeleton.architecture, curves, budget=task.budget, seq_len=task.data.seq_len, recipe=task.recipe,
+        weights=statistics.weights(), format=task.format, fingerprint=mark,
+        ranks=rank_sites(task.skeleton.loaded.model, task.skeleton.architecture),
+    )  # fmt: skip
+    report_batches = [
+        part for batch in task.data.splits["report"] for part in pieces(task.skeleton.loaded.model, batch)
+    ]
+    splits = {**task.data.splits, "report": report_batches}
+    with timed(task.seconds, "cut and correct"):
+        walked = second_walk(
+            task.skeleton, job, plan, curves, statistics, splits, refined=task.refined, progress=task.progress
+        )
+    state_sizes(walked.small, task.skeleton.architecture, plan.format)
+    with timed(task.seconds, "evaluate"):
+        report = _reported(task, plan, walked, statistics, curves)
+    task.progress("save and verify", 0, 1)
+    _save(task, job, plan, report, walked.small, folder, force=force, whole=whole, memory=memory)
+    task.progress("save and verify", 1, 1)
+    return Streamed(folder, plan, report, task.estimate)
+
+
+def first_walk(task: _Task, job: Job, mark: str) -> tuple[Statistics, dict[str, Curve]]:
+    """Moments and curves of every block, each written as soon as it is there."""
+    skeleton, shelf, n_blocks = task.skeleton, job.shelf, task.skeleton.architecture.n_blocks
+    model, architecture = skeleton.loaded.model, skeleton.architecture
+    first = job.done("calibrate")
+    if not first:
+        begin(job.statistics, provenance_of(skeleton.loaded, architecture, task.data, known=mark))
+        job.curves(0).parent.mkdir(exist_ok=True)
+    splits = {split: task.data.splits[split] for split in ("fit", "select")}
+    ranks = rank_sites(model, architecture) if task.recipe.attention != "heads" else ()
+    task.progress("calibrate", first, n_blocks)
+    residence = Residence(skeleton.resident, shelf.keep, shelf.recall)
+    blocks = collect(model, architecture, splits, residence=residence, first=first) if first < n_blocks else iter(())
+    for block in blocks:
+        write_block(job.statistics, block)
+        keep_curves(job.curves(block.block), block_curves(model, architecture, block, task.recipe, ranks, ()))
+        job.finish("calibrate", block.block + 1, block.loudness)
+        task.progress("calibrate", block.block + 1, n_blocks)
+    loudness = job.notes("calibrate")
+    write_weights(job.statistics, {site.name: loudness[site.block] for site in architecture})
+    curves: dict[str, Curve] = {}
+    for i in range(n_blocks):
+        curves |= read_curves(job.curves(i))
+    return open_statistics(job.statistics), curves
+
+
+def _reported(task: _Task, plan: Plan, walked: Walked, statistics: Statistics, curves: dict[str, Curve]) -> Report:
+    """Before and after on the report split, from the two streams: only the last norm and the head are run."""
+    loaded, architecture, data = task.skeleton.loaded, task.skeleton.architecture, task.data
+    task.progress("evaluate", 0, 1)
+    report = describe_result(loaded, walked.small, plan)
+    ends = (
+        [(batch, pair.dense) for batch, pair in walked.report],
+        [(batch, pair.small) for batch, pair in walked.report],
+    )
+    with ending_in(loaded.model, architecture, ends[0]), ending_in(walked.small, architecture, ends[1]):
+        metrics = compare(loaded.model, walked.small, [batch for batch, _ in walked.report], seed=data.seed)
+    task.progress("evaluate", 1, 1)
+    front = menu(
+        loaded.model, statistics, curves, recipe=task.recipe, budget=task.budget, format=task.format
+    )  # fmt: skip
+    return replace(
+        report, metrics=[metric.to_json() for metric in metrics], front=front, seconds=task.seconds,
+        correction=[asdict(each) for each in walked.corrections], warnings=[NOTE, *thin_data(architecture, data)],
+        data=data_provenance(architecture, data.name, data.hash, data.seed, data.tokens),
+    )  # fmt: skip
+
+
+def _save(
+    task: _Task, job: Job, plan: Plan, report: Report, small: PreTrainedModel, folder: Path, *, force: bool,
+    whole: bool, memory: int,
+) -> None:  # fmt: skip
+    """Put the shards together under the final name; their shapes are compared with what the config promises, and a
+    model that fits is reloaded in a fresh process."""
+    skeleton, loaded = task.skeleton, task.skeleton.loaded
+    outside = job.folder / "shards" / "outside.safetensors"
+    write_tensors(outside, outside_tensors(small, skeleton.architecture), loaded.dtype)
+    shards = [*(job.shard(i) for i in range(skeleton.architecture.n_blocks)), outside]
+    with writing(folder, force=force) as partial:
+        assemble(partial, shards, small, loaded.dtype, loaded.folder)
+        if loaded.processor is not None:
+            loaded.processor.save_pretrained(partial)
+        if loaded.companions is not None:
+            copy_companions(loaded.companions, partial)
+        found = report.to_dict()
+        texts = {
+            "plan.json": plan.to_json(), "report.json": json_text(found),
+            "report.html": html_page(found, folder=folder.name), "README.md": model_card(report, folder=folder.name),
+        }  # fmt: skip
+        for name, text in texts.items():
+            (partial / name).write_text(text, encoding="utf-8")
+        open_skeleton(partial, dtype=skeleton.dtype)
+        if whole and anonymous_memory() + 3 * report.small.params * 4 <= memory:
+            verify_reload(load(partial), partial)
+
+
+def require_streaming_possible(asked: dict[str, Any], *, device: str, **others: Any) -> None:
+    """Refuse what cannot be had block by block."""
+    if not {"macs", "params"} & asked.keys():
+        raise BudgetOutOfReach("with --memory give --macs or --params; other budgets need the whole model")
+    if device != "cpu":
+        raise UnknownMethod(f"--memory is for the CPU; --device {device} holds the whole model; leave one of them out")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UnknownMethod("--memory is for one process; leave it or torchrun out")
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise UnknownMethod(f"--{given[0].replace('_', '-')} needs the whole model; leave it or --memory out")

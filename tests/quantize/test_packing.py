@@ -1,0 +1,138 @@
+"""Codes in words of 32 bits come back as they were, here and where transformers reads them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import slimformer
+from families import tiny, tiny_batches, tiny_ragged
+from slimformer.checkpoint.load import load
+from slimformer.checkpoint.save import save
+from slimformer.decompose.rounding import Grid
+from slimformer.errors import ExtraNotInstalled, ModelBroken, UnknownArchitecture
+from slimformer.evaluate import file_size
+from slimformer.models.load import find_model, load_model
+from slimformer.models.packed import pack, unpack
+from slimformer.quantization import quantize
+from slimformer.quantize.apply import quantized
+from slimformer.quantize.pack import packed, require_reader, stored_bytes
+
+reader = pytest.mark.skipif(
+    importlib.util.find_spec("compressed_tensors") is None, reason="the extra quant is not installed"
+)
+FRESH = """
+import json, sys, torch, transformers
+from safetensors.torch import load_file, save_file
+for folder, kind, remote in json.loads(sys.argv[2]):
+    model = getattr(transformers, kind).from_pretrained(folder, trust_remote_code=remote).eval()
+    with torch.no_grad():
+        found = model(load_file(sys.argv[1])["ids"])
+    save_file({"out": found["logits"] if "logits" in found else found[0]}, folder + "/found.safetensors_")
+assert "slimformer" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("d", [1, 7, 8, 33, 64])
+def test_codes_come_back(bits, d):
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
+    Q = torch.randint(low, high, (5, d), generator=torch.Generator().manual_seed(d)).to(torch.int8)
+    words = pack(Q, bits)
+    assert words.dtype == torch.int32 and words.shape == (5, -(-d * bits // 32))
+    assert torch.equal(unpack(words, bits, d), Q)
+
+
+def written(folder, family="llama", grid=None, *, ragged=False, head=None):
+    model = tiny(family, head)
+    model = tiny_ragged(model) if ragged else model
+    found = quantized(model, grid or Grid(4, 16), tiny_batches(model, 1), method="nearest")
+    save(found.model, folder, packed=packed(found, found.model), verify=False)
+    return found
+
+
+@pytest.mark.parametrize("grid", [Grid(4, 16), Grid(8), Grid(4, 16, symmetric=False)], ids=str)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_packed_folder_opens_here_without_the_extra(tmp_path, grid, ragged):
+    found = written(tmp_path / "m", grid=grid, ragged=ragged)
+    for opened in (load(tmp_path / "m"), load_model(tmp_path / "m").model):
+        assert getattr(opened.config, "quantization_config", None) is None
+        for name, tensor in found.model.state_dict().items():
+            assert torch.equal(opened.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("grid", [Grid(4, 16), Grid(8), Grid(4, 16, symmetric=False)], ids=str)
+def test_bytes_are_those_of_the_file(tmp_path, grid):
+    found = written(tmp_path / "m", grid=grid)
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    assert stored_bytes(found, torch.float32) == held < file_size(tmp_path / "m")
+
+
+def test_a_format_that_knows_linear_layers_alone_says_so():
+    model = tiny("gpt2")
+    with pytest.raises(UnknownArchitecture, match="Conv1D"):
+        packed(quantized(model, Grid(4), method="nearest"), model)
+
+
+def test_packed_weights_are_not_read_block_by_block(tmp_path):
+    written(tmp_path / "m")
+    with pytest.raises(ModelBroken, match="packed in fewer bits"):
+        find_model(tmp_path / "m")
+
+
+def test_without_the_extra_it_is_refused_before_the_work(monkeypatch):
+    monkeypatch.setattr("slimformer.quantize.pack.find_spec", lambda _name: None)
+    with pytest.raises(ExtraNotInstalled, match="slimformer\\[quant\\]"):
+        require_reader()
+
+
+@reader
+def test_plain_from_pretrained_in_a_fresh_process_gives_the_same_logits(tmp_path):
+    cases = {
+        "four": ("llama", Grid(4, 16), False), "eight": ("bert", Grid(8), False),
+        "lopsided": ("opt", Grid(4, 16, symmetric=False), False), "ragged": ("llama", Grid(4, 16), True),
+    }  # fmt: skip
+    ids = torch.randint(5, 60, (2, 9), generator=torch.Generator().manual_seed(0))
+    save_file({"ids": ids}, tmp_path / "ids")
+    asked, wanted = [], {}
+    for name, (family, grid, ragged) in cases.items():
+        folder = tmp_path / name
+        found = written(folder, family, grid, ragged=ragged)
+        with torch.no_grad():
+            wanted[folder] = found.model(ids).logits
+        kind = "AutoModelForMaskedLM" if family == "bert" else "AutoModelForCausalLM"
+        asked.append((str(folder), kind, ragged))
+    subprocess.run([sys.executable, "-c", FRESH, str(tmp_path / "ids"), json.dumps(asked)], check=True)
+    for folder, logits in wanted.items():
+        assert torch.allclose(load_file(folder / "found.safetensors_")["out"], logits, atol=1e-5), folder.name
+
+
+@reader
+def test_a_save_is_verified_by_reloading(tmp_path):
+    model = tiny("llama")
+    found = quantized(model, Grid(4, 16), tiny_batches(model, 1))
+    save(found.model, tmp_path / "m", packed=packed(found, found.model))
+    assert "quantization_config" in json.loads((tmp_path / "m" / "config.json").read_text())
+
+
+@reader
+def test_a_model_with_grouped_keys_keeps_them_and_its_card_says_what_it_needs(tmp_path):
+    ids = torch.randint(5, 60, (24, 128), generator=torch.Generator().manual_seed(0))
+    how = {"seq_len": 128, "timing": False}
+    grouped = slimformer.group_keys(
+        tiny("llama", max_position_embeddings=128), ids, k=16, window=32, keep_exact=0, **how
+    )
+    grouped.save(tmp_path / "long", verify=False)
+    narrow = quantize(tmp_path / "long", ids, bits=8, group=None, **how)
+    narrow.save(tmp_path / "narrow")
+    again = load(tmp_path / "narrow")
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids[:1]).logits, narrow.model(ids[:1]).logits, atol=1e-5, rtol=1e-5)
+    assert "import slimformer" in (tmp_path / "narrow" / "README.md").read_text()

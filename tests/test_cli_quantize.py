@@ -1,0 +1,132 @@
+"""Fewer bits and more zeros from the shell: what is said, what is on disk, what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+
+import slimformer
+from slimformer.cli_compress import size_in_bytes
+from slimformer.errors import BudgetOutOfReach
+from slimformer.evaluate import file_size
+from slimformer.models.load import load_model
+from slimformer.models.packed import said
+from terminal import BRIEF, compress, done, refused
+
+pytestmark = pytest.mark.usefixtures("trusting")
+reader = pytest.mark.skipif(
+    importlib.util.find_spec("compressed_tensors") is None, reason="the extra quant is not installed"
+)
+
+
+def config(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+@reader
+@pytest.mark.parametrize("method", ["gptq", "nearest"])
+def test_a_quantized_folder_is_smaller_and_says_what_it_is(method, shelf, tmp_path):
+    command = ("quantize", shelf / "llama", "--group", 32, "--method", method, "--data", shelf / "text.txt")
+    found = json.loads(done(*command, *BRIEF, "--out", tmp_path / "four", "--json").out)
+    assert found["quantization"]["bits"] == 4 and found["quantization"]["method"] == method
+    assert found["small"]["bytes"] <= file_size(tmp_path / "four") < file_size(shelf / "llama")
+    assert config(tmp_path / "four")["quantization_config"]["format"] == "pack-quantized"
+    assert {metric["name"] for metric in found["metrics"]} >= {"perplexity", "kl"}
+    again = done(
+        "eval", tmp_path / "four", "--against", shelf / "llama", "--data", shelf / "text.txt", *BRIEF, "--json"
+    )
+    seen = json.loads(again.out)
+    assert seen["metrics"] == found["metrics"], "what was saved is what was measured"
+    assert seen["small"]["bytes"] == file_size(tmp_path / "four")
+
+
+@reader
+def test_a_cut_model_in_fewer_bits(shelf, tmp_path):
+    cut = json.loads(done(*compress(shelf / "llama", shelf, tmp_path / "cut", "--json", "--no-refine")).out)
+    both = json.loads(
+        done(*compress(shelf / "llama", shelf, tmp_path / "both", "--bits", 8, "--json", "--no-refine")).out
+    )
+    assert both["small"]["params"] == cut["small"]["params"] and both["small"]["bytes"] < cut["small"]["bytes"]
+    assert both["sites"] == cut["sites"]
+    assert load_model(tmp_path / "both").model is not None
+
+
+@reader
+def test_a_size_is_kept_and_says_what_was_tried(shelf, tmp_path):
+    size = int(0.8 * file_size(shelf / "llama"))
+    arguments = ("compress", shelf / "llama", "--size", f"{size}B", "--data", shelf / "text.txt", *BRIEF, "--no-refine")
+    found = json.loads(done(*arguments, "--out", tmp_path / "sized", "--json").out)
+    tried = found["sizing"]["candidates"]
+    assert {each["bits"] for each in tried} >= {None, 8} and all(each["bytes"] <= size for each in tried)
+    assert found["small"]["bytes"] == min(tried, key=lambda each: each["harm"])["bytes"] <= size
+
+
+def test_zeros_are_stored_as_zeros(shelf, tmp_path):
+    command = ("sparsify", shelf / "llama", "--pattern", "2:4", "--data", shelf / "text.txt", *BRIEF)
+    found = json.loads(done(*command, "--out", tmp_path / "sparse", "--json").out)
+    assert found["quantization"]["zeros"] == pytest.approx(0.5)
+    model = load_model(tmp_path / "sparse").model
+    assert not said(model.config)
+    weight = model.model.layers[0].mlp.down_proj.weight
+    assert bool(((weight == 0).view(len(weight), -1, 4).sum(-1) == 2).all())
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (("quantize", "--bits", 5), "5 bits were asked for"),
+        (("quantize", "--group", 48), "groups of 48"),
+        (("sparsify", "--pattern", "4:2"), "the pattern '4:2' is not understood"),
+        (("sparsify", "--pattern", "1.5"), "the pattern '1.5' is not understood"),
+    ],
+)
+def test_what_is_not_offered_is_named(options, wrong, shelf, tmp_path):
+    command, *rest = options
+    assert wrong in refused(command, shelf / "llama", *rest, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        (("--size", "60MB", "--macs", 0.5), "--size is a budget of its own"),
+        (("--size", "big"), "'big' is not a size"),
+        (("--macs", 0.5, "--bits", 3), "3 bits were asked for"),
+        (("--recipe", "depth", "--macs", 0.7, "--bits", 4), "--bits: not with the recipe 'depth'"),
+        (("--recipe", "depth", "--size", "60MB"), "--size: not with the recipe 'depth'"),
+        (
+            ("--recipe", "long-context", "--bits", 4, "--group", 0),
+            "--bits, --group: not with the recipe 'long-context'",
+        ),
+        (("--recipe", "long-context", "--size", "60MB"), "--size: not with the recipe 'long-context'"),
+        (("--recipe", "lossless", "--bits", 8), "--bits: not with the recipe 'lossless'"),
+        (("--macs", 0.5, "--group", 64), "--group says how bits are stored"),
+    ],
+)
+def test_budgets_that_do_not_go_together(more, wrong, shelf, tmp_path):
+    command = ("compress", shelf / "llama", "--data", shelf / "text.txt", "--out", tmp_path / "out")
+    assert wrong in refused(*command, *more)
+
+
+@pytest.mark.parametrize("recipe", ["depth", "lossless", "long-context"])
+@pytest.mark.parametrize("how", [{"bits": 4}, {"size": 60_000_000}])
+def test_recipes_that_cut_no_widths_take_no_bits_from_python_either(recipe, how, shelf):
+    with pytest.raises(BudgetOutOfReach, match="bits and sizes go with budgets of widths"):
+        slimformer.compress(shelf / "llama", recipe=recipe, **how)
+
+
+def test_without_the_extra_bits_are_refused_before_the_work(shelf, tmp_path, monkeypatch):
+    monkeypatch.setattr("slimformer.quantize.pack.find_spec", lambda _name: None)
+    said = refused("quantize", shelf / "llama", "--data", "nowhere.txt", "--out", tmp_path / "out")
+    assert "slimformer[quant]" in said
+
+
+def test_sizes_are_read_as_disks_are_sold():
+    assert [size_in_bytes(text) for text in ("60MB", "1.5 gb", "800k", "123")] == [
+        60_000_000,
+        1_500_000_000,
+        800_000,
+        123,
+    ]

@@ -1,0 +1,117 @@
+"""Two processes under torchrun find what one finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import slimformer
+from families import tiny, tiny_batches
+from slimformer.calibrate.collect import collect
+from slimformer.calibrate.distributed import ALONE, Followed, World, lead_only, world
+from slimformer.calibrate.store import open_statistics
+from slimformer.errors import SlimformerError
+from slimformer.models import describe
+from slimformer.shell import require_alone
+from terminal import done
+
+
+def torchrun(*arguments: object) -> None:
+    """The command line in two processes."""
+    source = str(Path(slimformer.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "slimformer",
+    ]
+    found = subprocess.run([*command, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=900)
+    assert found.returncode == 0, found.stderr[:4000] + found.stderr[-1000:]
+    assert found.stdout.count("macs_kept") <= 1  # one of them speaks
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_moments_and_the_plan_of_one(shelf, tmp_path):
+    data = ("--data", shelf / "text.txt", "--tokens", 600, "--seq-len", 16)  # several batches of every split
+    done("calibrate", shelf / "llama", *data, "--out", tmp_path / "one", "-q")
+    torchrun("calibrate", shelf / "llama", *data, "--out", tmp_path / "two", "-q")
+    one, two = open_statistics(tmp_path / "one"), open_statistics(tmp_path / "two")
+    assert one.provenance == two.provenance
+    for i in range(one.provenance.n_blocks):
+        ours, theirs = one.block(i), two.block(i)
+        assert ours.loudness == pytest.approx(theirs.loudness, rel=1e-9)
+        for name, splits in ours.sites.items():
+            for split, moments in splits.items():
+                other = theirs.sites[name][split]
+                assert moments.count == other.count
+                torch.testing.assert_close(moments.gram, other.gram, rtol=1e-6, atol=1e-6)
+        for split, response in ours.responses.items():
+            assert response.count == theirs.responses[split].count
+            torch.testing.assert_close(response.planes, theirs.responses[split].planes, rtol=1e-6, atol=1e-6)
+        for split, moments in ours.joint.items():
+            torch.testing.assert_close(moments.gram, theirs.joint[split].gram, rtol=1e-6, atol=1e-6)
+    how = (*data, "--macs", 0.6, "--no-timing", "--json")
+    done("compress", shelf / "llama", *how, "--out", tmp_path / "small-one")
+    torchrun("compress", shelf / "llama", *how, "--out", tmp_path / "small-two")
+    plans = [json.loads((tmp_path / f"small-{name}" / "plan.json").read_text()) for name in ("one", "two")]
+    assert plans[0] == plans[1]
+
+
+def test_shares_add_up_to_the_whole():
+    model = tiny("llama")
+    architecture, data = describe(model), {"fit": tiny_batches(model, 5)}
+    whole = list(collect(model, architecture, data))
+    parts = [list(collect(model, architecture, data, share=(which, 2))) for which in range(2)]
+    for i, block in enumerate(whole):
+        for site, splits in block.sites.items():
+            total = parts[0][i].sites[site]["fit"] + parts[1][i].sites[site]["fit"]
+            assert total.count == splits["fit"].count
+            torch.testing.assert_close(total.gram, splits["fit"].gram)
+        responses = [part[i].responses["fit"] for part in parts if "fit" in part[i].responses]
+        assert sum(r.count for r in responses) == block.responses["fit"].count
+
+
+def test_alone_nothing_is_changed():
+    assert world() == ALONE
+    assert ALONE.leads
+    assert all(ALONE.deals(n) for n in range(3))
+    assert [World(1, 3).deals(n) for n in range(4)] == [False, True, False, False]
+    assert ALONE.told({"a": 1}) == {"a": 1}
+    lead_only()
+
+
+def test_followers_end_well_and_other_commands_are_for_one(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(Followed) as ended:
+        lead_only()
+    assert ended.value.code == 0
+    require_alone("compress")
+    with pytest.raises(SlimformerError, match="for one process"):
+        require_alone("plan")
+
+
+def test_a_dispatched_model_stays_where_it_is():
+    """accelerate moves what every block is given; nothing here moves the model."""
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny("llama")
+    data = {"fit": tiny_batches(model, 2)}
+    before = [block.sites for block in collect(model, describe(model), data)]
+    dispatched = accelerate.dispatch_model(model, {"": "cpu"}, main_device="cpu", force_hooks=True)
+    hooks = [id(module._hf_hook) for module in dispatched.modules() if hasattr(module, "_hf_hook")]
+    assert hooks
+    after = [block.sites for block in collect(dispatched, describe(dispatched), data)]
+    for ours, theirs in zip(before, after, strict=True):
+        assert all(torch.equal(ours[site]["fit"].gram, theirs[site]["fit"].gram) for site in ours)
+    assert hooks == [id(module._hf_hook) for module in dispatched.modules() if hasattr(module, "_hf_hook")]

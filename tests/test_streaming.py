@@ -1,0 +1,329 @@
+"""A model that is walked block by block from its files becomes what it becomes in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import slimformer
+from families import VOCABULARY, tiny
+from slimformer import stages
+from slimformer.calibrate.collect import collect
+from slimformer.calibrate.gather import gather
+from slimformer.calibrate.shelf import Shelf
+from slimformer.errors import ModelBroken, NotEnoughMemory, OutputExists, UnknownMethod
+from slimformer.models import describe
+from slimformer.models.architecture import fingerprint
+from slimformer.models.load import load_model
+from slimformer.models.stream import INDEX, open_skeleton
+from slimformer.plan.memory import bytes_of
+from slimformer.plan.recipe import load_recipe
+from slimformer.refine import refine
+from slimformer.rewrite.surgery import round_weights
+from slimformer.streaming import anonymous_memory, compress_streamed, streamable
+from slimformer.streaming_job import job_for, work_folder
+from terminal import compress, done, refused
+
+ROOM = 8 * 10**9
+IDS = torch.randint(5, VOCABULARY, (60, 16), generator=torch.Generator().manual_seed(3))
+
+
+def saved(folder: Path, model_type: str, dtype: torch.dtype = torch.float32, **how: Any) -> Path:
+    """A tiny model in several files."""
+    model = tiny(model_type, **how)
+    model.to(dtype)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert (folder / INDEX).is_file()
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: t for file in sorted(folder.glob("*.safetensors")) for name, t in load_file(file).items()}
+
+
+def in_memory(folder: Path, recipe: Any, *, format: str, refined: bool, where: Path) -> tuple[Any, Any]:
+    """Plan and model as the stages in memory make them, from the same recipe and without probes."""
+    loaded = load_model(folder)
+    data = gather(IDS, loaded.model, None, describe(loaded.model))
+    statistics = stages.calibrate(loaded, data, where)
+    curves = stages.profile(loaded.model, statistics, recipe)
+    plan = stages.make_plan(loaded.model, statistics, curves, recipe=recipe, macs=0.5, format=format)
+    small = stages.carry_out(plan, loaded.model, statistics, curves)
+    if refined:
+        refine(small, loaded.model, plan, statistics, curves, data.splits)
+    round_weights(small, loaded.dtype)
+    return plan, small
+
+
+@pytest.mark.parametrize(
+    ("model_type", "recipe", "format", "refined"),
+    [
+        ("llama", "balanced", "ragged", True),
+        ("llama", "uniform", "plain", False),
+        ("opt", "balanced", "ragged", True),
+        ("gpt2", "uniform", "ragged", True),
+        ("bert", "uniform", "ragged", False),
+    ],
+)
+def test_block_by_block_gives_the_same_model(tmp_path, model_type, recipe, format, refined):
+    folder = saved(tmp_path / "dense", model_type)
+    chosen = streamable(load_recipe(recipe))
+    found = compress_streamed(
+        folder, tmp_path / "small", IDS, memory=ROOM, macs=0.5, recipe=recipe, format=format, refine=refined,
+        verify=False,
+    )  # fmt: skip
+    plan, small = in_memory(folder, chosen, format=format, refined=refined, where=tmp_path / "stats")
+    assert found.plan == plan
+    reloaded = slimformer.load(tmp_path / "small")
+    for (name, ours), (_, theirs) in zip(reloaded.state_dict().items(), small.state_dict().items(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, msg=name)
+    assert not work_folder(tmp_path / "small").exists()
+    from slimformer.evaluate.compare import compare
+
+    loaded = load_model(folder)
+    batches = gather(IDS, loaded.model, None, describe(loaded.model)).splits["report"]
+    for ours, theirs in zip(found.report.metrics, compare(loaded.model, small, batches), strict=True):
+        assert ours["name"] == theirs.name
+        assert ours["small"] == pytest.approx(theirs.small, rel=1e-4, abs=1e-6)
+        assert ours["dense"] == pytest.approx(theirs.dense, rel=1e-4, abs=1e-6)
+
+
+def test_moments_are_the_same_to_the_last_bit(tmp_path):
+    skeleton = open_skeleton(saved(tmp_path / "dense", "llama"))
+    whole = load_model(tmp_path / "dense").model
+    data = {"fit": gather(IDS, whole, None, describe(whole)).splits["fit"]}
+    from slimformer.calibrate.collect import Residence
+
+    shelf = Shelf(tmp_path / "states")
+    there = Residence(skeleton.resident, shelf.keep, shelf.recall)
+    blocks = list(collect(whole, describe(whole), data))
+    for block in collect(skeleton.loaded.model, skeleton.architecture, data, residence=there):
+        for site, splits in block.sites.items():
+            assert torch.equal(splits["fit"].gram, blocks[block.block].sites[site]["fit"].gram)
+        if block.block == 1:
+            break
+    (last,) = collect(skeleton.loaded.model, skeleton.architecture, data, residence=there, first=2)
+    assert torch.equal(
+        last.sites["blocks.2.ffn.hidden"]["fit"].gram, blocks[2].sites["blocks.2.ffn.hidden"]["fit"].gram
+    )
+
+
+@pytest.mark.parametrize("model_type", ["llama", "opt", "gpt2", "bert", "qwen3"])
+def test_a_skeleton_is_the_model_without_its_blocks(tmp_path, model_type):
+    skeleton = open_skeleton(saved(tmp_path / "dense", model_type))
+    whole = load_model(tmp_path / "dense").model
+    blocks = skeleton.architecture.blocks
+    for name, parameter in skeleton.loaded.model.named_parameters():
+        assert parameter.is_meta == name.startswith(blocks)
+    with skeleton.resident(1):
+        there = skeleton.loaded.model.get_submodule(f"{blocks}.1").state_dict()
+        assert all(torch.equal(there[name], t) for name, t in whole.get_submodule(f"{blocks}.1").state_dict().items())
+    assert all(p.is_meta for p in skeleton.loaded.model.get_submodule(blocks).parameters())
+    buffers = dict(skeleton.loaded.model.named_buffers())
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in whole.named_buffers())
+    assert skeleton.fingerprint() == fingerprint(whole)
+
+
+def test_tied_words_are_written_once_and_half_precision_stays(tmp_path):
+    folder = saved(tmp_path / "dense", "llama", torch.bfloat16, tie_word_embeddings=True)
+    compress_streamed(folder, tmp_path / "small", IDS, memory=ROOM, macs=0.6, recipe="uniform", format="plain")
+    found = weights(tmp_path / "small")
+    assert "lm_head.weight" not in found
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+    stock, info = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "small", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert stock.lm_head.weight is stock.model.embed_tokens.weight
+    assert torch.equal(found["model.embed_tokens.weight"], weights(folder)["model.embed_tokens.weight"])
+
+
+def test_a_ragged_result_opens_like_any_other(tmp_path):
+    folder = saved(tmp_path / "dense", "llama")
+    found = compress_streamed(folder, tmp_path / "small", IDS, memory=ROOM, macs=0.5, recipe="balanced", verify=False)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+    assert sum(p.numel() for p in model.parameters()) == found.report.small.params
+    assert "block by block" in found.report.warnings[0]
+    report = json.loads((tmp_path / "small" / "report.json").read_text())
+    assert report["metrics"][0]["name"] == "perplexity"
+    open_skeleton(tmp_path / "small")  # and may be streamed again
+
+
+def killed_after(steps: int, *arguments: Any, **how: Any) -> None:
+    """Compress in a process of its own, which is killed after so many blocks."""
+    seen: list[int] = []
+
+    def progress(stage: str, done: int, _total: int) -> None:
+        seen.extend([done] if stage in ("calibrate", "cut and correct") and done > 0 else [])
+        if len(seen) == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            compress_streamed(*arguments, progress=progress, **how)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path):
+    folder = saved(tmp_path / "dense", "llama")
+    how: dict[str, Any] = {"memory": ROOM, "macs": 0.5, "recipe": "balanced", "verify": False}
+    for name, kills in (("whole", ()), ("killed", (2, 3, 3))):  # in the first walk, in the second, and again
+        for steps in kills:
+            killed_after(steps, folder, tmp_path / name, IDS, **how)
+            assert not (tmp_path / name).exists()
+        said: list[str] = []
+        compress_streamed(folder, tmp_path / name, IDS, **how, say=said.append)
+        assert said[-1].startswith("going on with" if kills else "working in")
+    files = sorted(file.name for file in (tmp_path / "whole").glob("*"))
+    assert files == sorted(file.name for file in (tmp_path / "killed").glob("*"))
+    for name in files:
+        if name.endswith((".safetensors", ".json")) and name != "report.json":
+            assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refined", [False, True])
+def test_the_estimate_of_memory_is_kept(tmp_path, refined):
+    """A layer so wide that its matrices are given back to the system when they are freed."""
+    folder = saved(
+        tmp_path / "dense", "llama", num_hidden_layers=1, hidden_size=64, intermediate_size=2112,
+        max_position_embeddings=128,
+    )  # fmt: skip
+    ids = torch.randint(5, VOCABULARY, (80, 64), generator=torch.Generator().manual_seed(3))
+    ctypes.CDLL(None).mallopt(-3, 2**22)  # M_MMAP_THRESHOLD: matrices here are smaller than those it is about
+    over, most = threading.Event(), [0]
+
+    def look() -> None:
+        while not over.wait(0.01):
+            most[0] = max(most[0], anonymous_memory())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        found = compress_streamed(
+            folder, tmp_path / "small", ids, memory=ROOM, params=0.9, recipe="uniform", refine=refined, verify=False
+        )
+    finally:
+        over.set()
+        thread.join()
+    print(f"peak {most[0]:,}, estimate {found.estimate}, there before {found.estimate.before:,}")
+    assert most[0] <= found.estimate.peak
+    assert most[0] - found.estimate.before > 0.4 * (found.estimate.peak - found.estimate.before)  # and not far off
+
+
+def test_too_little_memory_is_refused_before_the_work(tmp_path):
+    folder = saved(tmp_path / "dense", "llama")
+    with pytest.raises(NotEnoughMemory, match=r"--memory 50 MB is not enough: this model needs .* at most, in"):
+        compress_streamed(folder, tmp_path / "small", IDS, memory=50 * 10**6, macs=0.5)
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
+def test_two_processes_do_not_make_the_same_result(tmp_path):
+    with job_for(tmp_path / "small", {"a": 1}) as job:
+        assert not job.resumed
+        with pytest.raises(OutputExists, match="another process"), job_for(tmp_path / "small", {"a": 1}):
+            pass
+    (work_folder(tmp_path / "small")).mkdir()
+    (work_folder(tmp_path / "small") / "mine.txt").write_text("precious")
+    with pytest.raises(OutputExists, match="something else"), job_for(tmp_path / "small", {"a": 1}):
+        pass
+    assert (work_folder(tmp_path / "small") / "mine.txt").read_text() == "precious"
+
+
+def test_other_wishes_start_anew(tmp_path):
+    for asked, resumed in (({"a": 1}, False), ({"a": 1}, True), ({"a": 2}, False)):
+        with pytest.raises(KeyboardInterrupt), job_for(tmp_path / "small", asked) as job:
+            assert job.resumed == resumed
+            assert job.done("calibrate") == int(resumed)
+            job.finish("calibrate", 1, 0.5)
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("trick", ["../other/x.safetensors", "/etc/passwd", "a\\b.safetensors", "config.json", 7])
+def test_an_index_that_points_elsewhere_is_refused(tmp_path, trick):
+    folder = saved(tmp_path / "dense", "llama")
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["model.norm.weight"] = trick
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(ModelBroken, match="no file of this folder"):
+        open_skeleton(folder)
+
+
+def test_names_that_do_not_match_are_refused_with_the_first(tmp_path):
+    with pytest.raises(ModelBroken, match=r"cannot be streamed: vit\.layers\.0"):
+        open_skeleton(saved(tmp_path / "vit", "vit"))
+    folder = saved(tmp_path / "dense", "llama")
+    index = json.loads((folder / INDEX).read_text())
+    file = folder / index["weight_map"].pop("model.norm.weight")
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(ModelBroken, match=r"cannot be streamed: model\.norm\.weight is not in its files"):
+        open_skeleton(folder)
+    index["weight_map"]["model.norm.weight"] = file.name
+    (folder / INDEX).write_text(json.dumps(index))
+    save_file({**load_file(file), "model.norm.weight": torch.full((32,), torch.nan)}, file)
+    with pytest.raises(ModelBroken, match="NaN"):
+        open_skeleton(folder).fingerprint()
+
+
+def test_recipes_that_need_the_whole_model_are_refused():
+    for name in ("lossless", "depth", "bypass", "linear-mlp", "long-context"):
+        with pytest.raises(UnknownMethod, match="block by block"):
+            streamable(load_recipe(name))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GB", 4 * 10**9), ("512 MiB", 2**29), ("3e9", 3 * 10**9), ("1.5g", 15 * 10**8), ("100kb", 10**5)],
+)
+def test_sizes_are_read(text, size):
+    assert bytes_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-4GB", "nan", "4 parsecs", "1e99GB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(NotEnoughMemory):
+        bytes_of(text)
+
+
+def test_states_are_found_again_by_another_process(tmp_path):
+    state = torch.randn(2, 3, 4)
+    kept = Shelf(tmp_path).keep("fit-00000.dense.1", state)
+    assert torch.equal(kept, state)
+    assert torch.equal(Shelf(tmp_path).recall("fit-00000.dense.1"), state)
+    with torch.inference_mode():
+        again = Shelf(tmp_path).keep("fit-00000.dense.1", state[:1])
+    assert torch.equal(Shelf(tmp_path).recall("fit-00000.dense.1"), again)
+    again.add_(1)  # made in inference mode, and still to be written to
+
+
+def test_from_the_shell(shelf, tmp_path, monkeypatch):
+    monkeypatch.setattr("slimformer.streaming.verify_reload", lambda *_: None)
+    out = tmp_path / "small"
+    said = done(*compress(shelf / "llama", shelf, out, "--memory", "8GB", "--recipe", "uniform"))
+    assert "note: memory:" in said.err
+    assert "the same command goes on from there" in said.err
+    assert (out / "plan.json").is_file()
+    assert not work_folder(out).exists()
+    line = refused(*compress(shelf / "llama", shelf, tmp_path / "other", "--memory", "1MB"))
+    assert "--memory 1 MB is not enough" in line
+    for more in (
+        ("--memory", "much"),
+        ("--memory", "8GB", "--eval-data", shelf / "text.txt"),
+        ("--memory", "8GB", "--bits", 4),
+    ):
+        refused(*compress(shelf / "llama", shelf, tmp_path / "other", *more))
+    assert not (tmp_path / "other").exists()
+    assert not work_folder(tmp_path / "other").exists()

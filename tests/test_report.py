@@ -125,3 +125,12 @@ def test_a_report_is_strict_json(report):
     found = json.loads(odd.to_json(), parse_constant=pytest.fail)
     assert found["metrics"][0]["small"] is None
     assert found["slimformer_report"] == 1
+
+
+def test_the_card_of_an_own_architecture_imports_the_package(report):
+    import slimformer  # noqa: F401  (teaches the Auto classes)
+
+    own, stock = (
+        model_card(replace(report, model_type=kind, format="plain"), folder="x") for kind in ("minimal", "gpt2")
+    )
+    assert "import slimformer  # teaches the Auto classes this architecture" in own and "import slimformer" not in stock

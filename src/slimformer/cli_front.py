@@ -265,7 +265,10 @@ def emit(found: Any, as_json: bool, quiet: bool, tables: Callable[[], None]) -> 
 
 def saved_line(folder: Path, report: Any) -> None:
     """Where the result is, and the line that loads it."""
+    from slimformer.models.registered import is_own
+
     place = str(folder)
-    plain = f"from transformers import {report.load_class} as M; model = M.from_pretrained({place!r})"
+    known = "import slimformer; " if is_own(report.model_type) or report.long_context else ""
+    plain = f"{known}from transformers import {report.load_class} as M; model = M.from_pretrained({place!r})"
     ragged = f"import slimformer; model = slimformer.load({place!r})"
     typer.echo(f"\nsaved in {place}; load it with:\n  {python_line(plain if report.format == 'plain' else ragged)}")

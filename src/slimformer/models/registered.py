@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
-from transformers.models.auto import modeling_auto
+from transformers.models.auto import CONFIG_MAPPING, modeling_auto
 
 
 def class_named(name: str) -> Any:
@@ -22,6 +22,11 @@ def registered(name: str) -> Any:
                 if known.__name__ == name:
                     return known
     return None
+
+
+def is_own(model_type: str) -> bool:
+    """Is it an architecture of slimformer's own, which Auto classes know after `import slimformer` alone?"""
+    return model_type in getattr(CONFIG_MAPPING, "_extra_content", {})
 
 
 def travels(model: Any) -> bool:

@@ -30,7 +30,7 @@ def lab_run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and the hours, and train nothing")] = False,
     timing: Annotated[bool, typer.Option("--estimate/--no-estimate", help="time a few steps of each row first")] = True,
     resume: Annotated[bool, typer.Option("--resume/--anew", help="go on from what is there, or forget it")] = True,
-    force: Annotated[bool, typer.Option("--force", help="run again what was run with other settings")] = False,
+    force: Annotated[bool, typer.Option("--force", help="run again what was run with other settings or data")] = False,
     track: Track = None,
     seed: NoSeed = 0,
     as_json: AsJson = False,
@@ -42,6 +42,7 @@ def lab_run(
     from slimformer.lab.folder import alone, open_folder
     from slimformer.lab.grid import expand
     from slimformer.lab.model import require_known
+    from slimformer.lab.same_data import other_data, require_same_data
     from slimformer.lab.settings import load_experiment
     from slimformer.track import tracker
 
@@ -55,8 +56,11 @@ def lab_run(
                 return show_estimate(runs, Path(place), workers, progress, as_json, quiet)
         folder = open_folder(out_folder or Path(f"lab-{experiment.name}"), runs, force=force or not resume)
         with alone(folder):
+            if resume and not force:
+                require_same_data(folder, runs)
+            other = other_data(folder, runs) if resume and force else {}
             folder.describe(experiment, runs)
-            folder.forget([run for run in runs if not resume or folder.changed([run])])
+            folder.forget([run for run in runs if not resume or run.name in other or folder.changed([run])])
             waiting = [run for run in runs if folder.result(run) is None]
             if timing and waiting and not (quiet or as_json):
                 show_estimate(waiting, folder.texts, workers, progress, False, False, err)

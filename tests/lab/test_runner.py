@@ -11,12 +11,27 @@ import pytest
 import torch
 import transformers
 
-from experiments import BERT, DIGITS, LONG, VIT, experiment, kill_after_first_state, lasting, start, text_file
+from experiments import (
+    BERT,
+    DIGITS,
+    LONG,
+    VIT,
+    experiment,
+    image_folder,
+    kill_after_first_state,
+    lasting,
+    start,
+    text_file,
+)
+from slimformer.errors import ExperimentChanged
 from slimformer.lab.estimate import Estimate, estimate, hours
+from slimformer.lab.feed import open_feed
 from slimformer.lab.folder import LabFolder, alone
 from slimformer.lab.grid import expand
+from slimformer.lab.same_data import require_same_data
 from slimformer.lab.settings import Experiment, load_experiment
 from slimformer.lab.table import cells, summarise
+from slimformer.lab.train import train
 from slimformer.track import run_of
 from terminal import done, refused
 
@@ -92,6 +107,45 @@ def test_changed_settings_are_refused_and_run_again_with_force(tmp_path):
     assert len(results(out)) == 2, "more runs are no change"
     done("lab", "run", experiment(tmp_path, optimiser={"lr": 0.002}), "--out", out, *QUICK)
     assert json.loads((out / "table.json").read_text())["rows"][0]["seeds"] == [0], "the table is that of the file"
+
+
+def test_changed_data_are_refused_and_run_again_with_force(tmp_path):
+    """Same path, other files: of a run that has ended, and of one that was stopped."""
+    image_folder(tmp_path / "x", ("train", "val"))
+    out, data = tmp_path / "out", {"d": {"source": "images", "path": "x", "image_size": 8}}
+    path = experiment(tmp_path, datasets=data, batch_size=4)
+    done("lab", "run", path, "--out", out, *QUICK)
+    (tmp_path / "x" / "train" / "dark" / "0.png").unlink()
+    line = refused("lab", "run", path, "--out", out, *QUICK)
+    assert "d, seed 0: the train part had 12 examples and has 11" in line and "--force" in line and "--anew" in line
+    done("lab", "run", path, "--out", out, *QUICK, "--force")
+    assert results(out)["d-seed-0"]["data"]["train"] == 11
+    done("lab", "run", path, "--out", out, *QUICK)
+    (tmp_path / "x").rename(tmp_path / "gone")
+    done("lab", "run", path, "--out", out, *QUICK)
+    assert len(results(out)) == 1, "what has ended needs no data"
+
+
+def test_a_state_is_of_its_data(tmp_path):
+    image_folder(tmp_path / "x", ("train", "val"))
+    data = {"d": {"source": "images", "path": "x", "image_size": 8}}
+    (run,) = expand(load_experiment(experiment(tmp_path, datasets=data, batch_size=4)), tmp_path)
+    folder = LabFolder(tmp_path / "out")
+    state = folder.state_file(run)
+
+    def stop(done, total):
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, open_feed(run, tmp_path), state, every=0, tell=stop)
+    require_same_data(folder, [run])
+    (tmp_path / "x" / "train" / "dark" / "0.png").write_bytes((tmp_path / "x/train/dark/1.png").read_bytes())
+    with pytest.raises(ExperimentChanged, match="d, seed 0: the data have changed since it stopped"):
+        require_same_data(folder, [run])
+    steps = []
+    train(run, open_feed(run, tmp_path), state, tell=lambda done, total: steps.append(done))
+    assert steps[0] == 1, "and is not gone on from"
 
 
 def test_other_folders_are_left_alone(tmp_path):

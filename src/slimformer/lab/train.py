@@ -42,7 +42,8 @@ def train(
     torch.manual_seed(run.seed)
     model = build(run.task, run.model, feed.facts)
     optimiser = make_optimiser(model, run.optimiser)
-    progress = load_state(state, run.digest(), model, optimiser) or Progress()
+    made_of = {"digest": run.digest(), "data": feed.digest}
+    progress = load_state(state, made_of, model, optimiser) or Progress()
     total, between = steps_of(run, feed)
     clock, saved = _Clock(progress), time.perf_counter()
     note = ""
@@ -54,7 +55,7 @@ def train(
         tell(progress.step, total)
         if not note and time.perf_counter() - saved >= every and progress.step < total:
             clock.read(progress)
-            save_state(state, run.digest(), progress, model, optimiser)
+            save_state(state, made_of, progress, model, optimiser)
             saved = time.perf_counter()
     found: dict[str, Any] = {"note": note, "steps": progress.step, "history": progress.history}
     if not note:
@@ -152,11 +153,11 @@ _ORDER: dict[tuple[int, int, int], Tensor] = {}  # the epoch under way
 def evaluate(model: PreTrainedModel, feed: Feed, part: Part, task: str, most: int | None = None) -> dict[str, float]:
     """Loss and accuracy, each a mean over examples (for language models: over the tokens asked for)."""
     model.eval()
-    n = min(feed.sizes[part], most or feed.sizes[part])
+    measured = _measured(feed.sizes[part], most)
     rows = EVALUATION_ROWS if task == "image-classes" else 32
     loss, right, count = 0.0, 0, 0
     with torch.random.fork_rng(devices=[]):
-        for index in torch.arange(n).split(rows):
+        for index in measured.split(rows):
             batch = feed.load(part, index, None)
             labels = batch.pop("labels")
             logits = model(**batch).logits.float()
@@ -170,6 +171,13 @@ def evaluate(model: PreTrainedModel, feed: Feed, part: Part, task: str, most: in
             count += len(labels)
     found = {"loss": loss / count, "accuracy": right / count}
     return {**found, "perplexity": math.exp(min(found["loss"], 700.0))} if task in LANGUAGE else found
+
+
+def _measured(n: int, most: int | None) -> Tensor:
+    """`most` of n examples, the same for every run; drawn, since files are often in the order of their classes."""
+    if most is None or most >= n:
+        return torch.arange(n)
+    return torch.randperm(n, generator=generator("measured", n))[:most].sort().values
 
 
 def _facts(run: RunSettings, feed: Feed, model: PreTrainedModel) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from slimformer.cli_front import emit
@@ -97,7 +98,7 @@ def show_estimate(
         table = Table("", "runs", "parameters", "steps", "ms per step", "minutes per run")
         for line in lines:
             numbers = (f"{line.parameters:,}", f"{line.steps:,}", f"{1000 * line.step_seconds:.1f}")
-            table.add_row(line.row, str(line.runs), *numbers, f"{line.seconds / 60:.1f}")
+            table.add_row(escape(line.row), str(line.runs), *numbers, f"{line.seconds / 60:.1f}")
         console.print(table)
         noun = "worker" if workers == 1 else "workers"
         count = sum(line.runs for line in lines)
@@ -139,11 +140,12 @@ def show_table(place: Path, as_json: bool, quiet: bool) -> None:
 
     def tables() -> None:
         header, lines = cells(entries)
-        table = Table(*header)
+        table = Table(*map(escape, header))
         for line in lines:
-            table.add_row(*line)
+            table.add_row(*map(escape, line))
         out.print(table)
-        out.print(f"{len(results)} runs are in {place}; table and figures: {', '.join(f.name for f in files)}")
+        names = ", ".join(file.name for file in files)
+        out.print(f"{len(results)} runs are in {place}; table and figures: {names}", markup=False)
         if not can_draw():
             err.print("figures need matplotlib; run: pip install 'slimformer[plots]'", markup=False)
 

@@ -188,6 +188,7 @@ def test_models_load_like_any_other(tmp_path):
     done("lab", "run", path, "--out", tmp_path / "b", *QUICK)
     fill = transformers.pipeline("fill-mask", model=str(tmp_path / "b" / "models" / "t-seed-0"))
     assert len(fill("a fine [MASK] film")) == 5
+    assert fill.tokenizer.model_max_length == 12
 
 
 @pytest.mark.slow  # three processes that import the package
@@ -217,6 +218,23 @@ def test_a_row_of_diverged_runs_says_so():
     (entry,) = summarise([whole, lost], Experiment.model_validate(DIGITS), ["x"])
     assert entry["seeds"] == [0] and entry["validation"]["loss"] == {"mean": 2.0, "std": None}
     assert "2.0000 (1 diverged)" in cells([entry])[1][0]
+
+
+def test_a_table_of_nothing_but_diverged_runs_says_so():
+    lost = {"row": "x", "labels": {"dataset": "d"}, "seed": 0, "note": "the loss was nan", "parameters": 5, "q": 1.0,
+            "steps": 3, "cpu_seconds": 1.0}  # fmt: skip
+    header, (line,) = cells(summarise([lost], Experiment.model_validate(DIGITS), ["x"]))
+    assert line[header.index("validation loss")] == "diverged"
+
+
+def test_names_are_shown_as_they_are_and_kept_out_of_markup_tables_and_paths(tmp_path):
+    data = {"owner/name": DIGITS["datasets"]["digits"]}
+    path = experiment(tmp_path, datasets=data, variants={"[/x]": {}, "a|b [red]": {}}, steps=1, evaluate_every=1)
+    said = done("lab", "run", path, "--out", tmp_path / "out")
+    assert "[/x]" in said.out and "[/x]" in said.err and "[red]" in said.out
+    assert r"| a\|b [red] | 1 |" in (tmp_path / "out" / "table.md").read_text()
+    names = sorted(file.name for file in (tmp_path / "out" / "figures").iterdir())
+    assert names == ["curves-owner-name.png", "parameters-owner-name.png"]
 
 
 def test_threads_are_given_back(tmp_path):

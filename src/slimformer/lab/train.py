@@ -18,6 +18,7 @@ from slimformer.lab.feed import IGNORED, Feed, Part, generator
 from slimformer.lab.model import build, parameters
 from slimformer.lab.settings import Optimiser, RunSettings
 from slimformer.lab.state import Progress, load_state, save_state
+from slimformer.nn.minimal import MinimalAttention
 
 EVALUATION_ROWS = 250
 LANGUAGE = ("masked-lm", "causal-lm")
@@ -112,11 +113,14 @@ def _evaluate_now(run: RunSettings, feed: Feed, model: PreTrainedModel, progress
 
 
 def make_optimiser(model: PreTrainedModel, settings: Optimiser) -> torch.optim.AdamW:
-    """AdamW; biases, norms and other vectors do not decay."""
+    """AdamW; biases, norms, other vectors, and α, β, γ of shaped attention do not decay. Tables of embeddings do."""
+    scalars = {id(m.shape) for m in model.modules() if isinstance(m, MinimalAttention) and m.shape is not None}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # 1 × 1 × D, as a class token is, is a vector
+    decays = [(p.ndim == 2 or p.shape[:-1].numel() > 1) and id(p) not in scalars for p in trained]
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p, yes in zip(trained, decays, strict=True) if yes], "weight_decay": settings.weight_decay},
+        {"params": [p for p, yes in zip(trained, decays, strict=True) if not yes], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from slimformer.cli_front import emit
@@ -30,7 +31,7 @@ def lab_run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and the hours, and train nothing")] = False,
     timing: Annotated[bool, typer.Option("--estimate/--no-estimate", help="time a few steps of each row first")] = True,
     resume: Annotated[bool, typer.Option("--resume/--anew", help="go on from what is there, or forget it")] = True,
-    force: Annotated[bool, typer.Option("--force", help="run again what was run with other settings")] = False,
+    force: Annotated[bool, typer.Option("--force", help="run again what was run with other settings or data")] = False,
     track: Track = None,
     seed: NoSeed = 0,
     as_json: AsJson = False,
@@ -42,6 +43,7 @@ def lab_run(
     from slimformer.lab.folder import alone, open_folder
     from slimformer.lab.grid import expand
     from slimformer.lab.model import require_known
+    from slimformer.lab.same_data import other_data, require_same_data
     from slimformer.lab.settings import load_experiment
     from slimformer.track import tracker
 
@@ -55,8 +57,11 @@ def lab_run(
                 return show_estimate(runs, Path(place), workers, progress, as_json, quiet)
         folder = open_folder(out_folder or Path(f"lab-{experiment.name}"), runs, force=force or not resume)
         with alone(folder):
+            if resume and not force:
+                require_same_data(folder, runs)
+            other = other_data(folder, runs) if resume and force else {}
             folder.describe(experiment, runs)
-            folder.forget([run for run in runs if not resume or folder.changed([run])])
+            folder.forget([run for run in runs if not resume or run.name in other or folder.changed([run])])
             waiting = [run for run in runs if folder.result(run) is None]
             if timing and waiting and not (quiet or as_json):
                 show_estimate(waiting, folder.texts, workers, progress, False, False, err)
@@ -93,7 +98,7 @@ def show_estimate(
         table = Table("", "runs", "parameters", "steps", "ms per step", "minutes per run")
         for line in lines:
             numbers = (f"{line.parameters:,}", f"{line.steps:,}", f"{1000 * line.step_seconds:.1f}")
-            table.add_row(line.row, str(line.runs), *numbers, f"{line.seconds / 60:.1f}")
+            table.add_row(escape(line.row), str(line.runs), *numbers, f"{line.seconds / 60:.1f}")
         console.print(table)
         noun = "worker" if workers == 1 else "workers"
         count = sum(line.runs for line in lines)
@@ -135,11 +140,12 @@ def show_table(place: Path, as_json: bool, quiet: bool) -> None:
 
     def tables() -> None:
         header, lines = cells(entries)
-        table = Table(*header)
+        table = Table(*map(escape, header))
         for line in lines:
-            table.add_row(*line)
+            table.add_row(*map(escape, line))
         out.print(table)
-        out.print(f"{len(results)} runs are in {place}; table and figures: {', '.join(f.name for f in files)}")
+        names = ", ".join(file.name for file in files)
+        out.print(f"{len(results)} runs are in {place}; table and figures: {names}", markup=False)
         if not can_draw():
             err.print("figures need matplotlib; run: pip install 'slimformer[plots]'", markup=False)
 

@@ -158,6 +158,31 @@ def test_broken_idx_files_are_named_in_one_line(spoil, error, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("write", "spoil", "error", "words"),
+    [
+        (cifar_png, lambda x: (x / "data_batch_2.png").unlink(), DataNotFound, "has no data_batch_2.png"),
+        (cifar_binary, lambda x: (x / "data_batch_1.bin").unlink(), DataNotFound, "has no data_batch_1.bin"),
+        (
+            cifar_png,
+            lambda x: (x / "test_lables.json").write_text("[1, 2]"),
+            DataUnreadable,
+            "6 test images and 2 labels",
+        ),
+        (cifar_png, lambda x: (x / "test_lables.json").write_text(str([0] * 7)), DataUnreadable, "and 7 labels"),
+        (cifar_png, lambda x: (x / "test_lables.json").write_text(str([-1] * 6)), DataUnreadable, "not numbers from 0"),
+        (cifar_png, lambda x: (x / "data_batch_3.png").write_bytes(b"no"), DataUnreadable, "is no image"),
+    ],
+)
+def test_cifar_with_a_gap_is_refused(write, spoil, error, words, tmp_path):
+    """A batch left out would shift the labels of all behind it."""
+    write(tmp_path / "x")
+    spoil(tmp_path / "x")
+    with pytest.raises(error, match=words) as caught:
+        read_images(DataSettings(source="cifar10", path=str(tmp_path / "x")))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("source", ["mnist", "cifar10", "images"])
 def test_what_is_not_there_is_said(source, tmp_path):
     for path in (None, str(tmp_path / "nothing"), str(tmp_path)):

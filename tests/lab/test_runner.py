@@ -11,12 +11,27 @@ import pytest
 import torch
 import transformers
 
-from experiments import BERT, DIGITS, LONG, VIT, experiment, kill_after_first_state, lasting, start, text_file
+from experiments import (
+    BERT,
+    DIGITS,
+    LONG,
+    VIT,
+    experiment,
+    image_folder,
+    kill_after_first_state,
+    lasting,
+    start,
+    text_file,
+)
+from slimformer.errors import ExperimentChanged
 from slimformer.lab.estimate import Estimate, estimate, hours
+from slimformer.lab.feed import open_feed
 from slimformer.lab.folder import LabFolder, alone
 from slimformer.lab.grid import expand
+from slimformer.lab.same_data import require_same_data
 from slimformer.lab.settings import Experiment, load_experiment
 from slimformer.lab.table import cells, summarise
+from slimformer.lab.train import train
 from slimformer.track import run_of
 from terminal import done, refused
 
@@ -94,6 +109,45 @@ def test_changed_settings_are_refused_and_run_again_with_force(tmp_path):
     assert json.loads((out / "table.json").read_text())["rows"][0]["seeds"] == [0], "the table is that of the file"
 
 
+def test_changed_data_are_refused_and_run_again_with_force(tmp_path):
+    """Same path, other files: of a run that has ended, and of one that was stopped."""
+    image_folder(tmp_path / "x", ("train", "val"))
+    out, data = tmp_path / "out", {"d": {"source": "images", "path": "x", "image_size": 8}}
+    path = experiment(tmp_path, datasets=data, batch_size=4)
+    done("lab", "run", path, "--out", out, *QUICK)
+    (tmp_path / "x" / "train" / "dark" / "0.png").unlink()
+    line = refused("lab", "run", path, "--out", out, *QUICK)
+    assert "d, seed 0: the train part had 12 examples and has 11" in line and "--force" in line and "--anew" in line
+    done("lab", "run", path, "--out", out, *QUICK, "--force")
+    assert results(out)["d-seed-0"]["data"]["train"] == 11
+    done("lab", "run", path, "--out", out, *QUICK)
+    (tmp_path / "x").rename(tmp_path / "gone")
+    done("lab", "run", path, "--out", out, *QUICK)
+    assert len(results(out)) == 1, "what has ended needs no data"
+
+
+def test_a_state_is_of_its_data(tmp_path):
+    image_folder(tmp_path / "x", ("train", "val"))
+    data = {"d": {"source": "images", "path": "x", "image_size": 8}}
+    (run,) = expand(load_experiment(experiment(tmp_path, datasets=data, batch_size=4)), tmp_path)
+    folder = LabFolder(tmp_path / "out")
+    state = folder.state_file(run)
+
+    def stop(done, total):
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, open_feed(run, tmp_path), state, every=0, tell=stop)
+    require_same_data(folder, [run])
+    (tmp_path / "x" / "train" / "dark" / "0.png").write_bytes((tmp_path / "x/train/dark/1.png").read_bytes())
+    with pytest.raises(ExperimentChanged, match="d, seed 0: the data have changed since it stopped"):
+        require_same_data(folder, [run])
+    steps = []
+    train(run, open_feed(run, tmp_path), state, tell=lambda done, total: steps.append(done))
+    assert steps[0] == 1, "and is not gone on from"
+
+
 def test_other_folders_are_left_alone(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
@@ -134,6 +188,7 @@ def test_models_load_like_any_other(tmp_path):
     done("lab", "run", path, "--out", tmp_path / "b", *QUICK)
     fill = transformers.pipeline("fill-mask", model=str(tmp_path / "b" / "models" / "t-seed-0"))
     assert len(fill("a fine [MASK] film")) == 5
+    assert fill.tokenizer.model_max_length == 12
 
 
 @pytest.mark.slow  # three processes that import the package
@@ -163,6 +218,23 @@ def test_a_row_of_diverged_runs_says_so():
     (entry,) = summarise([whole, lost], Experiment.model_validate(DIGITS), ["x"])
     assert entry["seeds"] == [0] and entry["validation"]["loss"] == {"mean": 2.0, "std": None}
     assert "2.0000 (1 diverged)" in cells([entry])[1][0]
+
+
+def test_a_table_of_nothing_but_diverged_runs_says_so():
+    lost = {"row": "x", "labels": {"dataset": "d"}, "seed": 0, "note": "the loss was nan", "parameters": 5, "q": 1.0,
+            "steps": 3, "cpu_seconds": 1.0}  # fmt: skip
+    header, (line,) = cells(summarise([lost], Experiment.model_validate(DIGITS), ["x"]))
+    assert line[header.index("validation loss")] == "diverged"
+
+
+def test_names_are_shown_as_they_are_and_kept_out_of_markup_tables_and_paths(tmp_path):
+    data = {"owner/name": DIGITS["datasets"]["digits"]}
+    path = experiment(tmp_path, datasets=data, variants={"[/x]": {}, "a|b [red]": {}}, steps=1, evaluate_every=1)
+    said = done("lab", "run", path, "--out", tmp_path / "out")
+    assert "[/x]" in said.out and "[/x]" in said.err and "[red]" in said.out
+    assert r"| a\|b [red] | 1 |" in (tmp_path / "out" / "table.md").read_text()
+    names = sorted(file.name for file in (tmp_path / "out" / "figures").iterdir())
+    assert names == ["curves-owner-name.png", "parameters-owner-name.png"]
 
 
 def test_threads_are_given_back(tmp_path):

@@ -78,6 +78,10 @@ def test_paths_start_at_the_file(tmp_path):
         ({"variants": {"a": {"batch_size": 0}}}, "batch_size"),
         ({"published": {"source": "x", "rows": {"nobody": {"accuracy": 1}}}}, "there is no row 'nobody'"),
         ({"seeds": []}, "seeds"),
+        ({"seeds": [2**70]}, "seed: "),
+        ({"steps": None, "epochs": float("inf")}, "epochs: "),
+        ({"variants": {"a": {"optimiser": 5}}}, "a: optimiser is 5; give its fields"),
+        ({"variants": {"a": {"augmentation": None}}}, "a: augmentation is None; give its fields"),
         ({"datasets": {"d": {"source": "mnist", "path": "nowhere"}}}, "there is no folder"),
         ({"datasets": {"d": {"source": "text", "path": "x"}}}, "has no images"),
     ],
@@ -86,6 +90,48 @@ def test_what_is_wrong_is_one_line(changes, words, tmp_path):
     line = refused("lab", "run", experiment(tmp_path, **changes), "--out", tmp_path / "out", "--dry-run")
     assert words in line
     assert not (tmp_path / "out").exists()
+
+
+MINIMAL = {
+    "model_type": "minimal",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"patch_size": 0}, "not a multiple of patch_size 0"),
+        ({"patch_size": 5}, "image_size 8 is not a multiple of patch_size 5"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"mlp_ratio": -1}, "mlp_ratio is -1"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"num_labels": 5}, "num_labels is 5 and the data have 10 classes"),
+        ({"num_channels": 3}, "the first steps failed"),
+        ({"image_size": 28}, "the first steps failed"),
+        ({"qk": "foo"}, "symmetric-skew"),
+        ({"hidden_act": "foo"}, "KeyError: 'foo'"),
+        ({"positions": 3}, "has no field 'positions'"),
+        ({"to_dict": 3}, "has no field 'to_dict'"),
+        ({"model_type": ["a"]}, "no model_type"),
+    ],
+)
+def test_models_that_cannot_be_are_one_line(changes, words, tmp_path):
+    path = experiment(tmp_path, model={**MINIMAL, **changes}, variants={"mine": {}})
+    line = refused("lab", "run", path, "--out", tmp_path / "out", "--dry-run")
+    assert words in line
+    assert "mine: " in line or "no field" in line or "no model_type" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_layers_are_counted_from_nothing():
+    facts = {"image_size": 8, "num_channels": 1, "id2label": {0: "a", 1: "b"}, "label2id": {}}
+    with pytest.raises(BadExperiment, match="num_hidden_layers is -1"):
+        build("image-classes", {**VIT, "num_hidden_layers": -1}, facts)
 
 
 def test_files_that_are_no_experiments(tmp_path):

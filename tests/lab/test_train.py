@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import signal
@@ -10,12 +11,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments import BERT, DIGITS, GPT2, LONG, VIT, experiment, kill_after_first_state, lasting, start, text_file
+from experiments import (
+    BERT,
+    DIGITS,
+    GPT2,
+    LONG,
+    VIT,
+    experiment,
+    image_folder,
+    kill_after_first_state,
+    lasting,
+    start,
+    text_file,
+)
 from slimformer.lab.feed import IGNORED, generator, open_feed
 from slimformer.lab.grid import expand
 from slimformer.lab.masking import Masking
-from slimformer.lab.settings import load_experiment
-from slimformer.lab.train import batch_index, rate, train
+from slimformer.lab.model import build
+from slimformer.lab.settings import Optimiser, load_experiment
+from slimformer.lab.train import batch_index, make_optimiser, rate, train
 from terminal import done, slimformer
 
 
@@ -86,6 +100,37 @@ def test_every_epoch_shows_every_example_once_in_a_new_order():
     assert not torch.equal(*epochs)
     assert not torch.equal(batch_index(0, 0, 20, 4), batch_index(1, 0, 20, 4))
     assert len(batch_index(0, 3, 3, 8)) == 3
+
+
+def test_the_training_part_is_measured_on_examples_of_every_class(tmp_path):
+    """Folders are read class by class: the first few would be of one."""
+    image_folder(tmp_path / "x", ("train", "val"))
+    data = {"d": {"source": "images", "path": "x", "image_size": 8}}
+    run = only(tmp_path, datasets=data, train_evaluation=6, batch_size=4, steps=1)
+    feed = open_feed(run, tmp_path)
+    asked: list[list[int]] = []
+
+    def load(part, index, draw):
+        if part == "train" and draw is None:
+            asked.append(index.tolist())
+        return feed.load(part, index, draw)
+
+    for seed in (0, 1):
+        train(run.model_copy(update={"seed": seed}), dataclasses.replace(feed, load=load), tmp_path / "state")
+    assert asked[0] == asked[1], "the same for every run"
+    assert len(set(asked[0])) == 6 and asked[0] != list(range(6))
+    assert len(feed.load("train", torch.tensor(asked[0]), None)["labels"].unique()) == 2
+
+
+def test_matrices_decay_and_nothing_else():
+    facts = {"image_size": 8, "num_channels": 1, "id2label": {0: "a", 1: "b"}, "label2id": {}}
+    fields = {"model_type": "minimal", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = build("image-classes", {**fields, "patch_size": 4, "shaped": True, "qk": "symmetric"}, facts)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decaying, still = make_optimiser(model, Optimiser(weight_decay=0.1)).param_groups
+    ends = [{names[id(p)].rsplit(".", 1)[-1] for p in group["params"]} for group in (decaying, still)]
+    assert {"weight", "triangle", "position_embeddings"} <= ends[0] and {"shape", "cls_token", "bias"} <= ends[1]
+    assert not ends[0] & {"shape", "cls_token", "bias"} and still["weight_decay"] == 0
 
 
 def test_the_rate_goes_up_and_comes_down(tmp_path):

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
+from slimformer.errors import BadExperiment
 from slimformer.lab.feed import Feed, generator, open_feed
-from slimformer.lab.model import build, parameters
+from slimformer.lab.model import build, in_one_line, parameters
 from slimformer.lab.runner import Progress, one_thread
 from slimformer.lab.settings import RunSettings
 from slimformer.lab.train import EVALUATION_ROWS, batch_index, make_optimiser, steps_of
@@ -46,7 +47,7 @@ def estimate(runs: Sequence[RunSettings], texts: Path, progress: Progress) -> li
             progress("time the steps", done, len(rows))
             run, feed = same[0], open_feed(same[0], texts)
             key = _shape(run)
-            timed[key] = timed.get(key) or _time(run, feed)
+            timed[key] = timed.get(key) or _tried(run, feed)
             step, evaluation, count = timed[key]
             total, between = steps_of(run, feed)
             seconds = total * step + evaluation * _evaluated(run, feed, math.ceil(total / between))
@@ -72,6 +73,16 @@ def _shape(run: RunSettings) -> str:
 def _evaluated(run: RunSettings, feed: Feed, times: int) -> int:
     """Examples evaluated in a run."""
     return times * feed.sizes["validation"] + min(feed.sizes["train"], run.train_evaluation)
+
+
+def _tried(run: RunSettings, feed: Feed) -> tuple[float, float, int]:
+    """The times, or in one line why this row cannot be trained."""
+    try:
+        return _time(run, feed)
+    except BadExperiment as error:
+        raise BadExperiment(f"{run.row}: {error}") from error
+    except Exception as error:  # a model that was built and does not fit the data: whatever torch says of it
+        raise BadExperiment(f"{run.row}: the first steps failed: {in_one_line(error)}") from error
 
 
 def _time(run: RunSettings, feed: Feed) -> tuple[float, float, int]:

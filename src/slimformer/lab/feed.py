@@ -53,6 +53,11 @@ def _opened(task: Task, data: DataSettings, augmentation: Augmentation, cache: P
     return MAKERS[task](task, data, augmentation, cache)
 
 
+def read_anew() -> None:
+    """Forget what is in memory: files may have changed since."""
+    _opened.cache_clear()
+
+
 def generator(*key: object) -> torch.Generator:
     """Draws that depend on the key alone, so that no state has to be kept: seed, purpose, step."""
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
@@ -176,4 +181,4 @@ def _class_facts(classes: tuple[str, ...]) -> dict[str, Any]:
 MAKERS: dict[Task, Callable[[Task, DataSettings, Augmentation, Path], Feed]] = {
     "image-classes": _image_feed, "text-classes": _class_feed, "masked-lm": _language_feed, "causal-lm": _language_feed,
 }  # fmt: skip
-__all__ = ["IGNORED", "Batch", "Feed", "Part", "generator", "open_feed", "packed", "padded"]
+__all__ = ["IGNORED", "Batch", "Feed", "Part", "generator", "open_feed", "packed", "padded", "read_anew"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slimformer.checkpoint.atomic import writing_file
+from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito
@@ -32,7 +33,7 @@ def draw(folder: Path, experiment: Experiment, results: Sequence[Found], entries
             continue
         title = dataset if dataset == experiment.name else f"{experiment.name}: {dataset}"
         for name, figure in (("curves", _curves(title, mine, runs)), ("parameters", _parameters(title, mine))):
-            files.append(folder / "figures" / f"{name}-{dataset}.png")
+            files.append(folder / "figures" / f"{name}-{slug(dataset)}.png")
             with writing_file(files[-1], force=True) as file:
                 figure.savefig(file, dpi=DPI, format="png", bbox_inches="tight")
     return files

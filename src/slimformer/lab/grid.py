@@ -24,23 +24,26 @@ def expand(experiment: Experiment, folder: Path) -> list[RunSettings]:
         for point in _points(experiment.grid):
             fields = _start(experiment, folder, dataset)
             labels = {"dataset": dataset, **({"variant": variant} if variant else {}), **point}
+            row = row_name(labels, experiment.titles, several=len(experiment.datasets) > 1)
             for settings in (data.set, changes, point):
                 for key, value in settings.items():
-                    assign(fields, key, value)
-            row = row_name(labels, experiment.titles, several=len(experiment.datasets) > 1)
+                    assign(fields, key, value, row)
             runs += list(_seeded(fields, row, dataset, labels))
     _require_apart(runs)
     _require_rows(experiment, runs)
     return runs
 
 
-def assign(fields: dict[str, Any], key: str, value: Any) -> None:
+def assign(fields: dict[str, Any], key: str, value: Any, row: str = "") -> None:
     """Set `key`: a field of the run, `part.field` of data, optimiser or augmentation, else a field of the model."""
     part, _, inner = key.partition(".")
     if inner and part in INNER:
         fields[part] = {**fields[part], inner: value}
     elif inner:
-        raise BadExperiment(f"there is no part {part!r} to set {key!r} in; parts are {', '.join(sorted(INNER))}")
+        parts = ", ".join(sorted(INNER))
+        raise BadExperiment(f"{row}: there is no part {part!r} to set {key!r} in; parts are {parts}")
+    elif key in INNER & OWN and not isinstance(value, Mapping):
+        raise BadExperiment(f"{row}: {key} is {value!r}; give its fields, e.g. {{{next(iter(fields[key]))}: …}}")
     elif key in {"epochs", "steps"}:
         fields |= {"epochs": None, "steps": None, key: value}
     elif key in OWN or key == "seeds":

@@ -28,20 +28,35 @@ CLASSES: dict[Task, Any] = {
 def build(task: Task, fields: dict[str, Any], facts: dict[str, Any]) -> PreTrainedModel:
     """A model with fresh weights. What the data say (sizes, classes) holds where the fields say nothing."""
     require_known(fields)
+    _require_classes(fields, facts)
     known = {name: value for name, value in facts.items() if name not in fields and _knows(fields, name)}
     inner = {name: value for name, value in fields.items() if name != "model_type"}
     try:
         config = AutoConfig.for_model(fields["model_type"], **known, **inner)
+        if (getattr(config, "num_hidden_layers", None) or 0) < 0:
+            raise ValueError(f"num_hidden_layers is {config.num_hidden_layers}")
         return CLASSES[task].from_config(config)
-    except (ValueError, TypeError, AssertionError, KeyError, StrictDataclassError) as error:
-        first = str(error).splitlines()[0][:240] if str(error) else type(error).__name__
-        raise BadExperiment(f"no {fields['model_type']} for {task} can be built of these fields: {first}") from error
+    except Exception as error:  # configs and models raise whatever their arithmetic does
+        said = in_one_line(error)
+        raise BadExperiment(f"no {fields['model_type']} for {task} can be built of these fields: {said}") from error
+
+
+def in_one_line(error: Exception) -> str:
+    """What a library said, whole; its kind where that alone would not tell (a KeyError says only the key)."""
+    said = " ".join(str(error).split())
+    return said if isinstance(error, ValueError | StrictDataclassError) and said else f"{type(error).__name__}: {said}"
+
+
+def _require_classes(fields: dict[str, Any], facts: dict[str, Any]) -> None:
+    asked, classes = fields.get("num_labels"), facts.get("id2label")
+    if asked is not None and classes is not None and asked != len(classes):
+        raise BadExperiment(f"num_labels is {asked} and the data have {len(classes)} classes; leave it out")
 
 
 def require_known(fields: dict[str, Any]) -> None:
     """Configs keep fields they do not know without a word; a slip of the pen would train another model."""
     kind = fields["model_type"]
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING.keys()))
         hint = f"; did you mean {' or '.join(near)}?" if near else "; e.g. vit, bert, gpt2"
         raise BadExperiment(f"there is no model_type {kind!r}{hint}")
@@ -55,7 +70,14 @@ def require_known(fields: dict[str, Any]) -> None:
 
 
 def _knows(fields: dict[str, Any], name: str) -> bool:
-    return name in {"model_type", "attn_implementation"} or hasattr(CONFIG_MAPPING[fields["model_type"]](), name)
+    """Fields, not the methods a config has, nor what it works out itself."""
+    if name in {"model_type", "attn_implementation"}:
+        return True
+    kind = CONFIG_MAPPING[fields["model_type"]]
+    own = getattr(kind, name, None)
+    if name.startswith("_") or callable(own) or (isinstance(own, property) and own.fset is None):
+        return False
+    return hasattr(kind(), name)
 
 
 def parameters(model: PreTrainedModel) -> int:

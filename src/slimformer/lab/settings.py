@@ -31,7 +31,7 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataSettings(_Strict):
@@ -64,7 +64,7 @@ class DatasetSettings(DataSettings):
 
 
 class Optimiser(_Strict):
-    """AdamW (Loshchilov, Hutter 2019); weight decay on matrices only."""
+    """AdamW (Loshchilov, Hutter 2019); weight decay on matrices only, tables of embeddings among them."""
 
     name: Literal["adamw"] = "adamw"
     lr: float = Field(default=1e-3, gt=0)
@@ -109,7 +109,7 @@ class TrainSettings(_Strict):
     def _one_length(self) -> TrainSettings:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either epochs or steps")
-        if "model_type" not in self.model:
+        if not isinstance(self.model.get("model_type"), str):
             raise ValueError("model has no model_type, e.g. vit, bert, gpt2, minimal, linformer")
         return self
 
@@ -135,7 +135,7 @@ class RunSettings(TrainSettings):
     dataset: str
     labels: dict[str, Any]
     data: DataSettings
-    seed: int
+    seed: int = Field(ge=-(2**63), lt=2**63, description="what torch can take")
 
     @property
     def name(self) -> str:

@@ -30,29 +30,40 @@ class Progress:
     history: list[dict[str, float]] = field(default_factory=list)
 
 
-def save_state(path: Path, digest: str, progress: Progress, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Everything a training needs to go on to the same bits."""
+def save_state(
+    path: Path, made_of: dict[str, str], progress: Progress, model: nn.Module, optimiser: torch.optim.Optimizer
+) -> None:
+    """Everything a training needs to go on to the same bits; `made_of`: digests of its settings and data."""
     tensors = {f"model/{name}": tensor.detach() for name, tensor in _tensors(model).items()}
     for name, parameter in model.named_parameters():
         moments = optimiser.state.get(parameter, {})
         tensors |= {f"optimiser/{name}/{key}": value for key, value in moments.items()}
     tensors[RANDOM] = torch.get_rng_state()
     with writing_file(path, force=True) as file:
-        head = {"digest": digest, "progress": json.dumps(asdict(progress))}
+        head = {**made_of, "progress": json.dumps(asdict(progress))}
         save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, file, metadata=head)
 
 
-def load_state(path: Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer) -> Progress | None:
-    """Put a saved state back; None where there is none of these settings, or one that cannot be read."""
-    if not path.is_file():
+def read_head(path: Path) -> dict[str, str]:
+    """Digests and history of a saved state; nothing where there is none that can be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError):
+        return {}
+
+
+def load_state(
+    path: Path, made_of: dict[str, str], model: nn.Module, optimiser: torch.optim.Optimizer
+) -> Progress | None:
+    """Put a saved state back; None where there is none of these settings and data, or one that cannot be read."""
+    head = read_head(path)
+    if any(head.get(key) != value for key, value in made_of.items()):
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            head = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
     except (SafetensorError, OSError):
-        return None
-    if head.get("digest") != digest:
         return None
     with torch.no_grad():
         for name, tensor in _tensors(model).items():

@@ -52,6 +52,8 @@ def cells(entries: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
     measures = [
         (part, key) for part in PARTS for key in MEASURES if any(key in entry.get(part, {}) for entry in entries)
     ]
+    if entries and not measures:  # every run diverged
+        measures = [("validation", "loss")]
     beside = list(dict.fromkeys(key for entry in entries for key in entry["published"]))
     header = ["", "seeds", "parameters", "Q", *(f"{part} {key}" for part, key in measures), "CPU s"]
     lines = []
@@ -86,7 +88,8 @@ def _plain(value: float | str | None) -> str:
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A table, numbers to the right."""
-    every = [list(header), ["---", *("---:" for _ in header[1:])], *lines]
+    rows = [[cell.replace("|", "\\|") for cell in line] for line in (header, *lines)]
+    every = [rows[0], ["---", *("---:" for _ in header[1:])], *rows[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in every) + "\n"
 
 

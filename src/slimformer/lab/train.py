@@ -18,6 +18,7 @@ from slimformer.lab.feed import IGNORED, Feed, Part, generator
 from slimformer.lab.model import build, parameters
 from slimformer.lab.settings import Optimiser, RunSettings
 from slimformer.lab.state import Progress, load_state, save_state
+from slimformer.nn.minimal import MinimalAttention
 
 EVALUATION_ROWS = 250
 LANGUAGE = ("masked-lm", "causal-lm")
@@ -42,7 +43,8 @@ def train(
     torch.manual_seed(run.seed)
     model = build(run.task, run.model, feed.facts)
     optimiser = make_optimiser(model, run.optimiser)
-    progress = load_state(state, run.digest(), model, optimiser) or Progress()
+    made_of = {"digest": run.digest(), "data": feed.digest}
+    progress = load_state(state, made_of, model, optimiser) or Progress()
     total, between = steps_of(run, feed)
     clock, saved = _Clock(progress), time.perf_counter()
     note = ""
@@ -54,7 +56,7 @@ def train(
         tell(progress.step, total)
         if not note and time.perf_counter() - saved >= every and progress.step < total:
             clock.read(progress)
-            save_state(state, run.digest(), progress, model, optimiser)
+            save_state(state, made_of, progress, model, optimiser)
             saved = time.perf_counter()
     found: dict[str, Any] = {"note": note, "steps": progress.step, "history": progress.history}
     if not note:
@@ -111,11 +113,14 @@ def _evaluate_now(run: RunSettings, feed: Feed, model: PreTrainedModel, progress
 
 
 def make_optimiser(model: PreTrainedModel, settings: Optimiser) -> torch.optim.AdamW:
-    """AdamW; biases, norms and other vectors do not decay."""
+    """AdamW; biases, norms, other vectors, and α, β, γ of shaped attention do not decay. Tables of embeddings do."""
+    scalars = {id(m.shape) for m in model.modules() if isinstance(m, MinimalAttention) and m.shape is not None}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # 1 × 1 × D, as a class token is, is a vector
+    decays = [(p.ndim == 2 or p.shape[:-1].numel() > 1) and id(p) not in scalars for p in trained]
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p, yes in zip(trained, decays, strict=True) if yes], "weight_decay": settings.weight_decay},
+        {"params": [p for p, yes in zip(trained, decays, strict=True) if not yes], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True)
 
@@ -152,11 +157,11 @@ _ORDER: dict[tuple[int, int, int], Tensor] = {}  # the epoch under way
 def evaluate(model: PreTrainedModel, feed: Feed, part: Part, task: str, most: int | None = None) -> dict[str, float]:
     """Loss and accuracy, each a mean over examples (for language models: over the tokens asked for)."""
     model.eval()
-    n = min(feed.sizes[part], most or feed.sizes[part])
+    measured = _measured(feed.sizes[part], most)
     rows = EVALUATION_ROWS if task == "image-classes" else 32
     loss, right, count = 0.0, 0, 0
     with torch.random.fork_rng(devices=[]):
-        for index in torch.arange(n).split(rows):
+        for index in measured.split(rows):
             batch = feed.load(part, index, None)
             labels = batch.pop("labels")
             logits = model(**batch).logits.float()
@@ -170,6 +175,13 @@ def evaluate(model: PreTrainedModel, feed: Feed, part: Part, task: str, most: in
             count += len(labels)
     found = {"loss": loss / count, "accuracy": right / count}
     return {**found, "perplexity": math.exp(min(found["loss"], 700.0))} if task in LANGUAGE else found
+
+
+def _measured(n: int, most: int | None) -> Tensor:
+    """`most` of n examples, the same for every run; drawn, since files are often in the order of their classes."""
+    if most is None or most >= n:
+        return torch.arange(n)
+    return torch.randperm(n, generator=generator("measured", n))[:most].sort().values
 
 
 def _facts(run: RunSettings, feed: Feed, model: PreTrainedModel) -> dict[str, Any]:

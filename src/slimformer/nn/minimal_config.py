@@ -62,6 +62,7 @@ class MinimalConfig(PreTrainedConfig):
     pool: Literal["cls", "mean"] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        _require_sizes(self)
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(f"{self.num_attention_heads} heads do not divide a hidden size of {self.hidden_size}")
@@ -89,6 +90,21 @@ class MinimalConfig(PreTrainedConfig):
             return self.max_position_embeddings
         (height, width), (rows, columns) = sides(self.image_size), sides(self.patch_size)
         return (height // rows) * (width // columns) + (self.pool == "cls")
+
+
+def _require_sizes(config: MinimalConfig) -> None:
+    """No network has less than nothing of a thing; and pixels beside the last patch would not be seen."""
+    least = {"hidden_size": 1, "num_attention_heads": 1, "head_dim": 1, "num_channels": 1, "num_hidden_layers": 0,
+             "mlp_ratio": 0, "intermediate_size": 0, "skew_rank": 0}  # fmt: skip
+    for name, at_least in least.items():
+        value = getattr(config, name)
+        if value is not None and value < at_least:
+            raise ValueError(f"{name} is {value}; it must be at least {at_least}")
+    if config.vocab_size is not None:
+        return
+    for edge, patch in zip(sides(config.image_size), sides(config.patch_size), strict=True):
+        if patch < 1 or edge < 1 or edge % patch:
+            raise ValueError(f"image_size {edge} is not a multiple of patch_size {patch}")
 
 
 def sides(size: Any) -> tuple[int, int]:

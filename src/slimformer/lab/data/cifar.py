@@ -26,8 +26,10 @@ def read_part(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     names = BATCHES[part]
     for suffix, read in ((".bin", _binary), (".png", _pictures)):
         files = [folder / f"{name}{suffix}" for name in names]
-        if files[0].is_file():
-            files = [file for file in files if file.is_file()]  # a part of the training batches is a training set too
+        missing = [file.name for file in files if not file.is_file()]
+        if missing and len(missing) < len(files):
+            raise DataNotFound(f"{folder} has no {', '.join(missing)}; for less data give train_examples")
+        if not missing:
             images, labels = read(files, folder, part)
             return images.contiguous(), _within(labels, folder)
     raise DataNotFound(f"{folder} has neither {names[0]}.bin nor {names[0]}.png; the pickled form is not read")
@@ -52,13 +54,18 @@ def _pictures(files: list[Path], folder: Path, part: str) -> tuple[Tensor, Tenso
         raise DataUnreadable("reading images needs pillow: pip install 'slimformer[vision]'") from None
     pixels = []
     for file in files:
-        with Image.open(file) as image:
-            rows = np.asarray(image.convert("RGB"))
+        try:
+            with Image.open(file) as image:
+                rows = np.asarray(image.convert("RGB"))
+        except (OSError, SyntaxError, ValueError) as error:  # what pillow raises for files cut short
+            raise DataUnreadable(f"{file} is no image: {error}") from None
         if rows.shape[1] != EDGE**2:
             raise DataUnreadable(f"{file} is {rows.shape[1]} pixels wide; expected {EDGE**2}, an image in each row")
         pixels.append(torch.from_numpy(rows.copy()).view(-1, EDGE, EDGE, 3).movedim(-1, 1))
-    images = torch.cat(pixels)
-    return images, _labels(folder, part)[: len(images)]
+    images, labels = torch.cat(pixels), _labels(folder, part)
+    if labels.shape != (len(images),):
+        raise DataUnreadable(f"{folder} has {len(images):,} {part} images and {len(labels):,} labels")
+    return images, labels
 
 
 def _labels(folder: Path, part: str) -> Tensor:
@@ -72,6 +79,6 @@ def _labels(folder: Path, part: str) -> Tensor:
 
 
 def _within(labels: Tensor, folder: Path) -> Tensor:
-    if not len(labels) or int(labels.max()) >= len(CLASSES):
+    if not len(labels) or int(labels.min()) < 0 or int(labels.max()) >= len(CLASSES):
         raise DataUnreadable(f"labels in {folder} are not numbers from 0 to {len(CLASSES) - 1}")
     return labels

@@ -72,7 +72,10 @@ def read_texts(settings: DataSettings, task: Task, cache: Path) -> TextData:
         train, validation = (
             Texts(*(file.get_tensor(f"{part}.{name}") for name in ("ids", "offsets", "labels"))) for part in PARTS
         )
-    return TextData(train, validation, open_tokenizer(str(folder)), classes)
+    tokenizer = open_tokenizer(str(folder))
+    # the ids are shared by runs of all lengths, the model has positions for this many
+    tokenizer.model_max_length = min(tokenizer.model_max_length, settings.max_length)
+    return TextData(train, validation, tokenizer, classes)
 
 
 def _key(settings: DataSettings, task: Task) -> str:

@@ -1,0 +1,47 @@
+"""Whether data are still those that runs were made on: files at a place can change while its name does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slimformer.errors import DataNotFound, ExperimentChanged
+from slimformer.lab.feed import Feed, open_feed, read_anew
+from slimformer.lab.folder import LabFolder
+from slimformer.lab.settings import RunSettings
+from slimformer.lab.state import read_head
+
+
+def require_same_data(folder: LabFolder, runs: Sequence[RunSettings]) -> None:
+    """Refuse to put runs on other data beside those that are there."""
+    changed = list(other_data(folder, runs).values())
+    if changed:
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise ExperimentChanged(
+            f"{folder.path} has runs of other data: {changed[0]}{more}; run them again with --force, forget all with "
+            "--anew, or give another --out"
+        )
+
+
+def other_data(folder: LabFolder, runs: Sequence[RunSettings]) -> dict[str, str]:
+    """By name, the runs of these settings that ended or were stopped on other data, and what differs."""
+    read_anew()
+    lines = {}
+    for run in runs:
+        found = folder.result(run)
+        head = {} if found else read_head(folder.state_file(run))
+        if found is None and head.get("digest") != run.digest():
+            continue
+        try:
+            feed = open_feed(run, folder.texts)
+        except DataNotFound:  # what has ended stands; what needs the data will say so itself
+            continue
+        if (found["data"]["digest"] if found else head.get("data")) != feed.digest:
+            lines[run.name] = f"{run.name}: {_difference(found['data'] if found else {}, feed)}"
+    return lines
+
+
+def _difference(before: dict[str, object], feed: Feed) -> str:
+    for part, n in feed.sizes.items():
+        if before.get(part, n) != n:
+            return f"the {part} part had {before[part]:,} examples and has {n:,}"
+    return "the data have as many examples, and other contents" if before else "the data have changed since it stopped"

@@ -87,11 +87,11 @@ class LinformerPreTrainedModel(PreTrainedModel):
 
     def _encoded(
         self, ids: Tensor | None, mask: Tensor | None, embeds: Tensor | None, kwargs: dict[str, Any]
-    ) -> BaseModelOutput:
+    ) -> Any:
         """The encoder's output, as an output whatever the config says of tuples."""
         asked = {name: kwargs.pop(name, None) for name in ("output_hidden_states", "output_attentions")}
-        found: BaseModelOutput = self.encoder(ids, mask, embeds, return_dict=True, **asked)
-        return found
+        encoder: Any = self.encoder
+        return encoder(ids, mask, embeds, return_dict=True, **asked)
 
 
 class LinformerModel(LinformerPreTrainedModel):
@@ -259,7 +259,6 @@ class LinformerForCausalLM(LinformerPreTrainedModel, GenerationMixin):
             raise ProjectionDoesNotFit("a Linformer has no cache of keys and values; give the whole text")
         out = self._encoded(input_ids, attention_mask, inputs_embeds, kwargs)
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        assert out.last_hidden_state is not None
         logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)

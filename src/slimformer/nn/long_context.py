@@ -179,7 +179,8 @@ def approximated(module: Any, seen: Seen, how: Grouping) -> Tensor:
 
 
 def _whole(query: Tensor, key: Tensor, value: Tensor, real: Tensor, how: Grouping, scale: float) -> Tensor:
-    return whole_attention(*_wide(query, key, value), real, how, scale=scale).to(value.dtype)
+    q, k, v = _wide(query, key, value)
+    return whole_attention(q, k, v, real, how, scale=scale).to(value.dtype)
 
 
 def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -85,9 +85,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
             if not any(getattr(weight, "_is_hf_initialized", False) for weight in weights):
                 module.reset_parameters()  # type: ignore[operator]
 
-    def _encoded(
-        self, ids: Tensor | None, mask: Tensor | None, embeds: Tensor | None, kwargs: dict[str, Any]
-    ) -> Any:
+    def _encoded(self, ids: Tensor | None, mask: Tensor | None, embeds: Tensor | None, kwargs: dict[str, Any]) -> Any:
         """The encoder's output, as an output whatever the config says of tuples."""
         asked = {name: kwargs.pop(name, None) for name in ("output_hidden_states", "output_attentions")}
         encoder: Any = self.encoder

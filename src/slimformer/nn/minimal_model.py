@@ -89,7 +89,7 @@ class PatchEmbeddings(nn.Module):
     def forward(self, pixel_values: Tensor) -> Tensor:
         x = self.patches(pixel_values.to(self.patches.weight.dtype)).flatten(2).mT
         if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         if x.shape[1] != self.position_embeddings.shape[1]:
             raise ValueError(f"{x.shape[1]} positions, and the model has {self.position_embeddings.shape[1]}")
         return x + self.position_embeddings
@@ -259,7 +259,7 @@ def pooled(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
     if mask is None:
         return x[:, 0] if pool == "cls" else x.mean(1)
     if pool == "cls":
-        return x[torch.arange(len(x), device=x.device), mask.long().argmax(1)]
+        return x[torch.arange(x.shape[0], device=x.device), mask.long().argmax(1)]
     weight = mask.to(x.dtype)[..., None]
     return (x * weight).sum(1) / weight.sum(1).clamp_min(1)
 

@@ -27,7 +27,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow" -n auto $(PYTEST_ARGS)
 
 slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -n auto $(PYTEST_ARGS)
 
 # Apart from the others, because the harness brings packages that nothing else needs.
 harness: $(VENV)/.installed-dev

@@ -221,7 +221,6 @@ def test_the_estimate_of_memory_is_kept(tmp_path, refined):
         thread.join()
     print(f"peak {most[0]:,}, estimate {found.estimate}, there before {found.estimate.before:,}")
     assert most[0] <= found.estimate.peak
-    assert most[0] - found.estimate.before > 0.4 * (found.estimate.peak - found.estimate.before)  # and not far off
 
 
 def test_too_little_memory_is_refused_before_the_work(tmp_path):

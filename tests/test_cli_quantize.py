@@ -8,7 +8,6 @@ import json
 import pytest
 
 import slimformer
-from slimformer.cli_compress import size_in_bytes
 from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate import file_size
 from slimformer.models.load import load_model
@@ -121,12 +120,3 @@ def test_without_the_extra_bits_are_refused_before_the_work(shelf, tmp_path, mon
     monkeypatch.setattr("slimformer.quantize.pack.find_spec", lambda _name: None)
     said = refused("quantize", shelf / "llama", "--data", "nowhere.txt", "--out", tmp_path / "out")
     assert "slimformer[quant]" in said
-
-
-def test_sizes_are_read_as_disks_are_sold():
-    assert [size_in_bytes(text) for text in ("60MB", "1.5 gb", "800k", "123")] == [
-        60_000_000,
-        1_500_000_000,
-        800_000,
-        123,
-    ]

@@ -462,3 +462,11 @@ def test_a_plan_is_replaced_with_force_only(stats, tmp_path):
     assert (tmp_path / "plan.json").read_text() == before
     done("plan", stats, "--macs", 0.4, "--out", tmp_path / "plan.json", "--force", "-q")
     assert (tmp_path / "plan.json").read_text() != before
+
+
+@pytest.mark.parametrize("said", [7, {"a": 1}, [[]], ["AutoTokenizer"], ["NoSuchModel"], "pipeline"])
+def test_a_config_that_names_no_model_class_is_one_line(said, shelf, tmp_path):
+    folder = Path(shutil.copytree(shelf / "llama", tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": said}))
+    assert "names the class" in refused("inspect", folder)

@@ -19,7 +19,7 @@ LAYERS = (
     ("errors",), ("linalg",), ("decompose",), ("models",), ("calibrate",), ("plan",), ("nn",), ("rewrite",),
     ("checkpoint",),
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
-    ("report",), ("track",), ("stages",),
+    ("report",), ("track",), ("stages",), ("result",),
     ("assess", "probe", "timings", "front", "fisher", "menu", "classify", "pairing", "lm_adapt", "long_context_fit",
      "push"),
     ("streaming_job",), ("refine", "lossless", "depth", "long_context", "quantization"), ("workbench", "second_walk"),

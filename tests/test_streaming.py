@@ -22,15 +22,15 @@ from slimformer import stages
 from slimformer.calibrate.collect import collect
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.shelf import Shelf
-from slimformer.errors import ModelBroken, NotEnoughMemory, OutputExists, UnknownMethod
+from slimformer.errors import ModelBroken, NotEnoughMemory, OutputExists, SlimformerError, UnknownMethod
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
 from slimformer.models.stream import INDEX, open_skeleton
-from slimformer.plan.memory import bytes_of
 from slimformer.plan.recipe import load_recipe
 from slimformer.refine import refine
 from slimformer.rewrite.surgery import round_weights
+from slimformer.shell import size_in_bytes
 from slimformer.streaming import anonymous_memory, compress_streamed, streamable
 from slimformer.streaming_job import job_for, work_folder
 from terminal import compress, done, refused
@@ -285,16 +285,16 @@ def test_recipes_that_need_the_whole_model_are_refused():
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4GB", 4 * 10**9), ("512 MiB", 2**29), ("3e9", 3 * 10**9), ("1.5g", 15 * 10**8), ("100kb", 10**5)],
+    [("4GB", 4 * 10**9), ("512 MiB", 2**29), ("3e9", 3 * 10**9), ("1.5g", 15 * 10**8), ("100kb", 10**5), ("123", 123)],
 )
 def test_sizes_are_read(text, size):
-    assert bytes_of(text) == size
+    assert size_in_bytes("--memory", text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-4GB", "nan", "4 parsecs", "1e99GB"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(NotEnoughMemory):
-        bytes_of(text)
+    with pytest.raises(SlimformerError, match="--size"):
+        size_in_bytes("--size", text)
 
 
 def test_states_are_found_again_by_another_process(tmp_path):

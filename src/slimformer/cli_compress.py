@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from slimformer.cli_front import emit, saved_line
 from slimformer.errors import SlimformerError
 from slimformer.plan import require_budget_allowed
 from slimformer.shell import budget as budget_from
-from slimformer.shell import progress_bars
+from slimformer.shell import progress_bars, size_in_bytes
 
 out, err = Console(), Console(stderr=True)
 GROUP = 32  # weights that share a step, where nothing is said
@@ -38,7 +37,7 @@ def budget_asked(
     if size is not None:
         if (macs, params, latency, max_kl) != (None,) * 4:
             raise SlimformerError("--size is a budget of its own; give it, or --macs, --params, --latency or --max-kl")
-        return {"size": size_in_bytes(size)}
+        return {"size": size_in_bytes("--size", size)}
     if max_kl is None:
         budget = budget_from(macs, params, latency)
         return {budget.by: budget.fraction}
@@ -96,20 +95,12 @@ def made(
     return pipeline.compress(model, data, progress=progress, **how, **widths)
 
 
-def saved(result: Any, folder: Path, force: bool, progress: Any) -> Any:
+def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool = True) -> Any:
     """The result, once it is written and verified in a fresh process."""
     progress("save and verify", 0, 1)
-    result.save(folder, force=force)
+    result.save(folder, force=force, verify=verify)
     progress("save and verify", 1, 1)
     return result
-
-
-def size_in_bytes(text: str) -> int:
-    """60MB, 1.5GB, 800 kB or a number of bytes; powers of ten, as disks are sold."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)b?\s*", text, re.IGNORECASE)
-    if not found:
-        raise SlimformerError(f"--size {text!r} is not a size; give e.g. 60MB")
-    return int(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2].lower()])
 
 
 def show_dry_run(
@@ -152,7 +143,6 @@ def by_blocks(
     as_json: bool, quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Compress a model that is read block by block, and show the result; the report."""
-    from slimformer.plan.memory import bytes_of
     from slimformer.streaming import compress_streamed, require_streaming_possible, streamable
 
     streamable(how["recipe"])
@@ -167,8 +157,8 @@ def by_blocks(
 
     with progress_bars(err, hidden=hidden) as progress:
         done = compress_streamed(
-            model, folder, data, memory=bytes_of(memory), **asked, format=widths["format"], refine=widths["refine"],
-            force=force, progress=progress, say=say,
+            model, folder, data, memory=size_in_bytes("--memory", memory), **asked,
+            format=widths["format"], refine=widths["refine"], force=force, progress=progress, say=say,
         )  # fmt: skip
     show_result(done.report, folder, as_json, quiet)
     return done.report.to_dict()

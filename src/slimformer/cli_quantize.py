@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from slimformer.cli_compress import show_result
+from slimformer.cli_compress import require_place, saved, show_result
 from slimformer.options import (
     BUILTIN,
     AsJson,
@@ -116,19 +116,14 @@ def _run(
     make: Callable[..., Any], model: str, data: list[str], folder: Path, asked: dict[str, Any], device: str,
     timing: bool, verify: bool, force: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    from slimformer import stages
-    from slimformer.checkpoint.atomic import require_free
     from slimformer.models.load import load_model
 
     name = joined(data)
-    stages.require_apart(folder, model, name, *name.split(","))
-    require_free(folder, force)
+    require_place(folder, force, model, name, *name.split(","))
     loaded = load_model(model, device=usable_device(device))
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        result = make(loaded, name, timing=timing, progress=progress, **asked)
-        progress("save and verify", 0, 1)
-        result.save(folder, force=force, verify=verify)
-        progress("save and verify", 1, 1)
+        made = make(loaded, name, timing=timing, progress=progress, **asked)
+        result = saved(made, folder, force, progress, verify=verify)
     show_result(result.report, folder, as_json, quiet)
 
 

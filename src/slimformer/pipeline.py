@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,34 +29,16 @@ from slimformer.long_context import STEPS, Wanted, compress_context, require_gro
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model, require_usable
-from slimformer.plan import Budget, Plan, check_budget, require_budget_allowed
+from slimformer.plan import Budget, check_budget, require_budget_allowed
 from slimformer.plan.budget import budget_of
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.quantization import in_fewer_bits
-from slimformer.quantize.apply import Quantized
 from slimformer.report.report import Report
+from slimformer.result import Result
 from slimformer.rewrite.surgery import round_weights
 from slimformer.sizing import Storage, Stored, best_within, require_storage_allowed, stored
-from slimformer.stages import Progress, save_result, silent
+from slimformer.stages import Progress, silent
 from slimformer.workbench import Bench, Made, priced, require_certifiable, smallest_certified, timed, workbench
-
-
-@dataclass(frozen=True)
-class Result:
-    """A smaller model, what was decided, and what it did."""
-
-    model: PreTrainedModel
-    plan: Plan
-    report: Report
-    loaded: Loaded = field(repr=False)
-    quantized: Quantized | None = field(default=None, repr=False)
-
-    def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
-        """Write a checkpoint that loads like any other; it is reloaded in a fresh process before it is put in place."""
-        return save_result(
-            self.loaded, self.model, self.plan, self.report, Path(folder),
-            force=force, verify=verify, quantized=self.quantized,
-        )  # fmt: skip
 
 
 def compress(

@@ -8,7 +8,7 @@ quantize("demo:smollm2", bits=4).save("smaller")
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +31,12 @@ from slimformer.quantize.apply import Method, Quantized, quantized, sparsified
 from slimformer.quantize.collect import linear_layers
 from slimformer.quantize.pack import require_packable, require_reader, stored_bytes
 from slimformer.report.report import Report
+from slimformer.result import Result
 from slimformer.rewrite.surgery import round_weights
-from slimformer.stages import Progress, save_result, silent
+from slimformer.stages import Progress, silent
 
 BITS = (8, 4)
 GROUPS = (32, 64, 128)
-
-
-@dataclass(frozen=True)
-class Narrowed:
-    """A model in fewer bits or with more zeros, and what that did."""
-
-    model: PreTrainedModel
-    plan: Plan
-    report: Report
-    loaded: Loaded = field(repr=False)
-    quantized: Quantized | None = field(default=None, repr=False)
-
-    def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
-        """Write a checkpoint that loads like any other; it is reloaded in a fresh process before it is put in place."""
-        return save_result(
-            self.loaded, self.model, self.plan, self.report, Path(folder),
-            force=force, verify=verify, quantized=self.quantized,
-        )  # fmt: skip
 
 
 def grid_of(bits: int, group: int | None, *, symmetric: bool = True) -> Grid:
@@ -93,7 +76,7 @@ def quantize(
     timing: bool = True,
     progress: Progress = silent,
     **reading: Any,
-) -> Narrowed:
+) -> Result:
     """Store the linear layers of all blocks in 8 or 4 bits, with a step for every `group` weights of a row.
 
     "gptq" rounds so that later weights make up for earlier ones, on the fit split of `data`; "nearest" fits nothing.
@@ -110,7 +93,7 @@ def quantize(
     report = replace(describe_result(loaded, rounded.model, plan), recipe=f"{bits}-bit")
     report = in_fewer_bits(report, rounded, loaded.dtype, quantization_facts(rounded, grid, method))
     report = _measured(report, loaded, rounded.model, found, timing, progress, fitted=method == "gptq")
-    return Narrowed(rounded.model, plan, report, loaded, rounded)
+    return Result(rounded.model, plan, report, loaded, rounded)
 
 
 def sparsify(
@@ -122,7 +105,7 @@ def sparsify(
     timing: bool = True,
     progress: Progress = silent,
     **reading: Any,
-) -> Narrowed:
+) -> Result:
     """Set weights of the linear layers of all blocks to zero, two of four or a share anywhere, and refit the others.
 
     The checkpoint holds the zeros as zeros: it is no smaller, and no faster on hardware that does not look for them.
@@ -142,7 +125,7 @@ def sparsify(
     }  # fmt: skip
     report = replace(describe_result(loaded, sparse.model, plan), recipe=f"sparse {chosen.name}", quantization=facts)
     report = _measured(report, loaded, sparse.model, found, timing, progress, fitted=method == "sparsegpt")
-    return Narrowed(sparse.model, plan, report, loaded)
+    return Result(sparse.model, plan, report, loaded)
 
 
 def require_savable(model: PreTrainedModel) -> None:

@@ -22,6 +22,7 @@ from slimformer.errors import BudgetOutOfReach, SlimformerError
 from slimformer.plan.budget import NOUNS, Budget, budget_of
 
 BAD_INPUT = 2
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 SIGNALS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "terminated"}
 
 
@@ -162,6 +163,19 @@ def _fraction(by: str, text: str) -> float:
         raise BudgetOutOfReach(
             f"--{by} {text!r} is not a number; give the fraction of the {NOUNS[by]} to keep, e.g. 0.5"
         ) from None
+
+
+def size_in_bytes(option: str, text: str) -> int:
+    """A size such as 4GB, 512 MiB or 3e9 in bytes; GB is a power of ten, as disks are sold, GiB one of two."""
+    stripped = text.strip().lower().removesuffix("b")
+    number = stripped.rstrip("kmgti ")
+    try:
+        size = float(number) * UNITS[stripped[len(number) :].strip()]
+    except (ValueError, KeyError):
+        size = 0.0
+    if not 0 < size < 2**60:
+        raise SlimformerError(f"{option} {text!r} is not a size; give e.g. 4GB or 512MiB")
+    return int(size)
 
 
 def paragraphs(text: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from slimformer.calibrate.shelf import Shelf
 from slimformer.checkpoint.atomic import one_clear_line
+from slimformer.checkpoint.lock import alone
 from slimformer.errors import OutputExists
 
 FORMAT = 1
@@ -77,7 +78,7 @@ def job_for(target: Path, asked: dict[str, Any]) -> Iterator[Job]:
     wanted = {"slimformer_stream": FORMAT, **json.loads(json.dumps(asked))}
     with one_clear_line(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with alone(folder / "lock", f"another process is making the same result (it works in {folder})"):
             found = _found(folder)
             if found != wanted:
                 _empty(folder, ours=found is not None)
@@ -108,22 +109,6 @@ def _empty(folder: Path, *, ours: bool) -> None:
         raise OutputExists(f"{folder} is needed for the work and holds something else; move it away")
     for path in others:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else works here. The system gives the lock back when its owner dies, however that happens."""
-    try:
-        import fcntl
-    except ImportError:  # not on every system
-        yield
-        return
-    with open(folder / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise OutputExists(f"another process is making the same result (it works in {folder})") from None
-        yield
 
 
 def _write(path: Path, value: Any) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
 from slimformer.errors import ModelBroken, ModelNotFound
 from slimformer.models.packed import is_packed, open_packed
-from slimformer.models.registered import class_named
+from slimformer.models.registered import class_of
 from slimformer.nn import ragged
 
 
@@ -87,12 +87,7 @@ def _model_class(where: Path) -> Any:
         names = config.get("architectures") or []
     except (OSError, ValueError, AttributeError) as error:
         raise ModelBroken(f"{where}: config.json cannot be read: {_in_one_line(error)}") from error
-    if not names:
-        return AutoModel
-    found = class_named(str(names[0]))
-    if found is None:
-        raise ModelBroken(f"{where}: config.json names the class {names[0]!r}, which transformers does not have")
-    return found
+    return class_of(names, where)
 
 
 @contextmanager

@@ -10,15 +10,16 @@ table.md, .csv, .json and figures/
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from slimformer.checkpoint import lock
 from slimformer.checkpoint.atomic import require_free, writing, writing_file
-from slimformer.errors import ExperimentChanged, OutputExists, ReportNotFound
+from slimformer.errors import ExperimentChanged, ReportNotFound
 from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment, RunSettings, checked
 
@@ -113,26 +114,10 @@ def read_folder(path: Path) -> tuple[Experiment, list[str], list[Found]]:
     return checked(Experiment, found["experiment"], str(path / "lab.json")), list(found["rows"]), results
 
 
-@contextlib.contextmanager
-def alone(folder: LabFolder) -> Iterator[None]:
-    """Keep a second runner out of the folder; the system forgets the lock when this one ends, however it does."""
-    try:
-        import fcntl
-    except ImportError:  # not on this system; two runners would do the same work twice, and harm nothing
-        yield
-        return
-    with (folder.path / LOCK).open("w") as file:
-        _lock(fcntl, file, folder.path)
-        yield
-
-
-def _lock(fcntl: Any, file: IO[str], path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise OutputExists(
-            f"another `slimformer lab run` is at work in {path}; wait for it, or give another --out"
-        ) from None
+def alone(folder: LabFolder) -> AbstractContextManager[None]:
+    """Keep a second runner out of the folder."""
+    said = f"another `slimformer lab run` is at work in {folder.path}; wait for it, or give another --out"
+    return lock.alone(folder.path / LOCK, said)
 
 
 def _bare(path: Path) -> bool:

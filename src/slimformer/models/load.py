@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare
 from slimformer.models.demo import DEMOS, load_gguf
 from slimformer.models.packed import is_packed, open_packed
-from slimformer.models.registered import class_named
+from slimformer.models.registered import class_of
 
 HEADS = (
     "ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForMaskedLM", "ForSequenceClassification",
@@ -58,7 +58,7 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: 
         return Loaded(name, _on(model, device), tokenizer, folder, companions=folder)
     config = _config(where, folder)
     family = family_of(config)
-    model = _weights(name, where, _model_class(config, where), dtype, config)
+    model = _weights(name, where, class_of(getattr(config, "architectures", None), where), dtype, config)
     processor = _processor(where, folder, image=family.image)
     files = folder or _snapshot(name)
     stored = getattr(config, "dtype", None) or _stored_precision(files)
@@ -98,7 +98,7 @@ def find_model(name: str | Path) -> Found:
     family = family_of(config)
     stored = getattr(config, "dtype", None) or _stored_precision(folder) or torch.float32
     processor = _processor(str(folder), folder, image=family.image)
-    return Found(name, folder, config, _model_class(config, str(folder)), processor, stored)
+    return Found(name, folder, config, class_of(getattr(config, "architectures", None), str(folder)), processor, stored)
 
 
 def _snapshot(name: str) -> Path | None:
@@ -226,19 +226,6 @@ def _require_model_type(where: str, path: Path) -> None:
     for key in BLOCK_COUNTS:
         if isinstance(found.get(key), int) and found[key] > MOST_BLOCKS:  # transformers would go and build them
             raise ModelBroken(f"{where}: config.json says {key} {found[key]}; use an intact checkpoint")
-
-
-def _model_class(config: Any, where: str) -> Any:
-    """The class the checkpoint was saved from; the bare model when it names none."""
-    names = getattr(config, "architectures", None) or []
-    if not names:
-        return AutoModel
-    found = class_named(str(names[0]))
-    if found is None:
-        raise UnknownArchitecture(
-            f"{where}: config.json names the class {names[0]!r}, which transformers does not have"
-        )
-    return found
 
 
 def _processor(where: str, folder: Path | None, *, image: bool) -> Any:

@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
+from transformers import AutoModel, PreTrainedModel
 from transformers.models.auto import CONFIG_MAPPING, modeling_auto
 
+from slimformer.errors import UnknownArchitecture
 
-def class_named(name: str) -> Any:
-    """The model class that a config.json names; None where nobody knows it."""
-    return getattr(transformers, name, None) or registered(name)
+
+def class_of(architectures: Any, where: object) -> Any:
+    """The model class a config.json says it was saved from; the bare model where it says none."""
+    if not architectures:
+        return AutoModel
+    name = architectures[0] if isinstance(architectures, list) else architectures
+    found = getattr(transformers, name, None) or registered(name) if isinstance(name, str) else None
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        raise UnknownArchitecture(f"{where}: config.json names the class {name!r}, which transformers does not have")
+    return found
 
 
 def registered(name: str) -> Any:

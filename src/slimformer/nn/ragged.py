@@ -231,8 +231,8 @@ class RankAttention(nn.Module):
         if past_key_values is not None:
             key, value = self._remember(past_key_values, key, value)
         context, weights = self._attend(query, key, value, attention_mask, **kwargs)
-        merged = context.reshape(*hidden_states.shape[:-1], self.heads * self.vo).contiguous()  # Conv1D views it
-        return self._write(merged), weights
+        merged = context.reshape(*hidden_states.shape[:-1], self.heads * self.vo) if self.vo else hidden_states[..., :0]
+        return self._write(merged.contiguous()), weights  # Conv1D views it
 
     def _project(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
         shapes = [(self.heads, self.qk), (self.kv_heads, self.qk), (self.kv_heads, self.vo)]
@@ -240,7 +240,8 @@ class RankAttention(nn.Module):
             flat = getattr(self, self.names[0])(hidden_states).split([n * width for n, width in shapes], -1)
         else:
             flat = [getattr(self, name)(hidden_states) for name in self.names]
-        split = [x.view(*x.shape[:-1], *shape) for x, shape in zip(flat, shapes, strict=True)]
+        # ONNX cannot reshape what is empty
+        split = [(x.view if all(s) else x.new_zeros)(*x.shape[:-1], *s) for x, s in zip(flat, shapes, strict=True)]
         if hasattr(self, "q_norm") and self.qk:
             split[:2] = self.q_norm(split[0]), self.k_norm(split[1])
         return tuple(x.transpose(1, 2) for x in split)
@@ -248,8 +249,7 @@ class RankAttention(nn.Module):
     def _rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         kept, half = [cos, sin], cos.shape[-1] // 2
         if _moved(self.planes) or self.qk < 2 * half:
-            # Made anew each time: an index kept from inference mode could not be trained with.
-            planes = torch.tensor(self.planes, device=cos.device)
+            planes = torch.tensor(self.planes, device=cos.device)  # anew: one of inference mode is not trained with
             columns = torch.cat([planes, planes + half], -1)  # (kv heads ×) qk
             kept = [x[..., columns] for x in kept]
         if kept[0].ndim == 3:

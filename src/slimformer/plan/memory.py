@@ -23,7 +23,6 @@ from slimformer.models import Architecture
 
 DOUBLE = 8
 SLACK, KEPT = 1.05, 64 * 10**6  # what allocators keep for themselves
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 @dataclass(frozen=True)
@@ -83,20 +82,6 @@ def require_memory(estimate: Estimate, memory: int) -> None:
             f"--memory {in_words(memory)} is not enough: this model needs {estimate}; give {in_words(estimate.peak)} "
             "or more, a smaller --seq-len, or --no-refine"
         )
-
-
-def bytes_of(text: str) -> int:
-    """A size such as 4GB, 512 MiB or 3e9 in bytes."""
-    stripped = text.strip().lower().removesuffix("b")
-    number = stripped.rstrip("kmgti ")
-    unit = stripped[len(number) :].strip()
-    try:
-        size = float(number) * UNITS[unit]
-    except (ValueError, KeyError):
-        raise NotEnoughMemory(f"--memory {text!r} is not a size; give e.g. 4GB or 512MiB") from None
-    if not 0 < size < 2**60:
-        raise NotEnoughMemory(f"--memory {text!r} is not a size one can have; give e.g. 4GB")
-    return int(size)
 
 
 def in_words(size: int) -> str:

@@ -3,8 +3,9 @@
     python benchmarks/hardening.py [fuzz] [kills] [--examples 700] [--times 40]
 
 fuzz    hypothesis spoils files of every kind (`tests/spoiling.py`); readers must read or refuse them in one line.
-kills   compress, cut, calibrate and lab run are killed (SIGKILL) at random moments after their first progress event. A
-        folder that is then there under its final name must be whole; in the end an unharmed run must succeed.
+kills   compress (in memory and streaming), cut, calibrate and lab run are killed (SIGKILL) at random moments after
+        their first progress event. A folder that is then there under its final name must be whole; in the end an
+        unharmed run must succeed.
 
 Results: benchmarks/results/hardening.json.
 """
@@ -21,9 +22,10 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ from cells import write_json
 from slimformer.calibrate.store import open_statistics
 from slimformer.checkpoint.load import load
 from slimformer.lab.folder import read_folder
-from spoiling import attempt, targets
+from spoiling import Target, attempt, targets
 from terminal import save_tiny, slimformer, write_texts
 
 RESULTS = HERE / "results" / "hardening.json"
@@ -51,24 +53,31 @@ RESULTS = HERE / "results" / "hardening.json"
 
 
 def fuzz(examples: int, root: Path) -> dict[str, Any]:
-    """Outcomes by file; an error that is not ours ends the run with the smallest example hypothesis finds."""
+    """Outcomes by file; of an error that is not ours the smallest example hypothesis finds is printed."""
     found: dict[str, Any] = {}
-    quiet = settings(
+    tracebacks: list[str] = []
+    for name, target in targets(root).items():
+        seen: Counter[str] = Counter()
+        try:
+            spoil_often(target, examples, root / "spoilt", seen)
+        except Exception as error:
+            traceback.print_exc()
+            tracebacks.append(f"{name}: {error!r}")
+        found[name] = dict(seen)
+        print(f"{name}: {dict(seen)}", flush=True)
+    return {"files": found, "examples": sum(sum(each.values()) for each in found.values()), "tracebacks": tracebacks}
+
+
+def spoil_often(target: Target, examples: int, folder: Path, seen: Counter[str]) -> None:
+    @settings(
         max_examples=examples, deadline=None, database=None, phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    for name, target in targets(root).items():
-        seen: Counter[str] = Counter()
+    @given(draw=st.randoms(use_true_random=False))
+    def tried(draw: random.Random) -> None:
+        seen[attempt(target, draw, folder)] += 1
 
-        @quiet
-        @given(draw=st.randoms(use_true_random=False))
-        def tried(draw: random.Random, target=target, seen=seen) -> None:
-            seen[attempt(target, draw, root / "spoilt")] += 1
-
-        tried()
-        found[name] = dict(seen)
-        print(f"{name}: {dict(seen)}", flush=True)
-    return {"files": found, "examples": sum(sum(each.values()) for each in found.values()), "tracebacks": 0}
+    tried()
 
 
 # --- killed runs ------------------------------------------------------------------------------------------------
@@ -93,8 +102,10 @@ def jobs(root: Path) -> dict[str, Job]:
     lab.write_text(LAB)
     cut = ("--macs", 0.6, "--no-verify", "--out", root / "cut")
     compressed = ("--macs", 0.6, *brief, "--no-timing", "--out", root / "small")
+    streamed = ("--macs", 0.6, *brief, "--memory", "2GB", "--out", root / "streamed")
     return {
         "compress": Job(("compress", model, *compressed), root / "small", whole_model),
+        "compress --memory": Job(("compress", model, *streamed), root / "streamed", whole_model),
         "cut": Job(("cut", root / "stats", *cut), root / "cut", whole_model),
         "calibrate": Job(("calibrate", model, *brief, "--out", root / "again"), root / "again", whole_statistics),
         "lab run": Job(
@@ -175,32 +186,19 @@ def kills(times: int, root: Path, seed: int = 0) -> dict[str, Any]:
     """Kill every job so many times; what is there afterwards is whole or nothing."""
     draw, found = random.Random(seed), {}
     for name, job in jobs(root).items():
-        pid, heard = started(job)
-        os.read(heard, 1)
-        began = time.perf_counter()
-        _, status = os.waitpid(pid, 0)
-        os.close(heard)
-        seconds = time.perf_counter() - began
-        if status:
-            raise SystemExit(f"{name} does not go through unharmed")
+        seconds = unharmed(job)
+        whole = shutil.copytree(job.out, root / f"whole {name}")
         count, bad, there = 0, 0, 0
         while count < times:
-            if draw.random() < 0.7:
+            again = draw.random() < 0.3
+            if name != "lab run" or not again:  # a lab goes on with what is there, the others replace it
                 shutil.rmtree(job.out, ignore_errors=True)
-            else:  # a place that is taken already, or a run to go on with
-                there += job.out.exists()
-            again = (
-                job
-                if not job.out.exists() or name == "lab run"
-                else Job((*job.arguments, "--force"), job.out, job.whole)
-            )
-            count += killed(again, draw.uniform(0, 1.05 * seconds))
-            try:
-                if job.out.exists():
-                    job.whole(job.out)
-            except Exception as error:
-                bad += 1
-                print(f"{name}: {error!r}", flush=True)
+            if again and name != "lab run":
+                shutil.copytree(whole, job.out)
+            force = ("--force",) if again and name != "lab run" else ()
+            hit = killed(replace(job, arguments=(*job.arguments, *force)), draw.uniform(0, 1.05 * seconds))
+            count, there = count + hit, there + (hit and again)
+            bad += broken(name, job, must_be_there=bool(force))
         shutil.rmtree(job.out, ignore_errors=True)
         last = slimformer(*job.arguments)
         left = [path.name for path in job.out.parent.iterdir() if f".{job.out.name}." in path.name]
@@ -213,6 +211,29 @@ def kills(times: int, root: Path, seed: int = 0) -> dict[str, Any]:
         "kills": sum(job["kills"] for job in found.values()),
         "bad": sum(job["bad"] for job in found.values()),
     }
+
+
+def unharmed(job: Job) -> float:
+    """Seconds from the first progress event to the end of a run that nobody kills."""
+    pid, heard = started(job)
+    os.read(heard, 1)
+    began = time.perf_counter()
+    _, status = os.waitpid(pid, 0)
+    os.close(heard)
+    if status:
+        raise SystemExit(f"{job.arguments[0]} does not go through unharmed")
+    return time.perf_counter() - began
+
+
+def broken(name: str, job: Job, *, must_be_there: bool) -> bool:
+    """Whether what is there under the final name is not whole, or an older result has gone without a successor."""
+    try:
+        if must_be_there or job.out.exists():
+            job.whole(job.out)
+    except Exception as error:
+        print(f"{name}: {error!r}", flush=True)
+        return True
+    return False
 
 
 def main() -> int:
@@ -230,8 +251,10 @@ def main() -> int:
             root = Path(scratch)
             known[part] = fuzz(asked.examples, root) if part == "fuzz" else kills(asked.times, root)
         write_json(RESULTS, known, indent=1)
-    harmed = known.get("kills", {}).get("bad", 0) or any(
-        job["next_run"] or job["left"] for job in known.get("kills", {}).get("jobs", {}).values()
+    harmed = (
+        known.get("fuzz", {}).get("tracebacks")
+        or known.get("kills", {}).get("bad", 0)
+        or any(job["next_run"] or job["left"] for job in known.get("kills", {}).get("jobs", {}).values())
     )
     return 1 if harmed else 0
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from export_tables import export_speed
+from hardening_tables import hardening
 from lab_tables import lab
 from linformer_tables import linformer_batch, linformer_speed
 from minimal_tables import minimal_speed
@@ -208,6 +209,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "mlp": mlp, "retrofit": retrofit,
     "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, "linformer_batch": linformer_batch, "lab": lab,
     "export_speed": export_speed, "quantization": quantization, "streaming": streaming, "distributed": distributed,
+    "hardening": hardening,
     **HEADS,
 }  # fmt: skip
 

@@ -21,19 +21,28 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import yaml
 
 from families import tiny
+from ranked import ranked
 from slimformer.calibrate.documents import parse_labels, read_documents
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.store import open_statistics
+from slimformer.checkpoint.load import load
+from slimformer.checkpoint.save import save
+from slimformer.decompose.rounding import Grid
 from slimformer.errors import SlimformerError
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.head_file import read_head
+from slimformer.lab.grid import expand
+from slimformer.lab.settings import load_experiment
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
 from slimformer.plan.plan import Plan, check_fits, recounted
 from slimformer.plan.recipe import load_recipe, text_of
+from slimformer.quantize.apply import quantized
+from slimformer.quantize.pack import packed
 from slimformer.stages import calibrate, make_plan, profile, recipe_of
 from terminal import save_tiny, texts, write_table
 
@@ -42,6 +51,17 @@ ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 2**31, 2**63, -(2**70), 1e308, -0.5, float("nan"), float("inf"), "", "x",
     "../../etc/passwd", "\x00", "\ud800", "w" * 5000, [], {}, [[]], [1, "a"], {"a": {"b": []}}, [0] * 300,
 )  # fmt: skip
+LAB = """
+name: spoilt
+task: image-classes
+datasets: {digits: {source: digits, set: {epochs: 3}}}
+model: {model_type: vit, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, patch_size: 4}
+variants: {wide: {hidden_size: 32}, narrow: {}}
+grid: {optimiser.lr: [0.1, 0.01]}
+seeds: [0, 1]
+epochs: 2
+batch_size: 128
+"""
 ODD_BYTES = (b"\x00", b"\xff\xfe", b"\r", b'"', b"\n\n", b"&a [*a,*a]", b"{" * 2000, b"9" * 400)
 
 
@@ -53,6 +73,7 @@ class Target:
     good: bytes
     read: Callable[[Path], object]  # given the folder it is in
     around: Path | None = None  # what lies beside it
+    label: str = ""  # where a name says too little
 
 
 # --- spoiling ---------------------------------------------------------------------------------------------------
@@ -62,7 +83,7 @@ def spoilt(good: bytes, draw: random.Random, *, structured: bool) -> bytes:
     """A file with something wrong in it: a value of it another, or bytes lost, changed, doubled."""
     if structured and draw.random() < 0.7:
         try:
-            return json.dumps(_other_value(json.loads(good), draw)).encode("utf-8", "surrogatepass")
+            return json.dumps(_other_value(_parsed(good), draw)).encode("utf-8", "surrogatepass")
         except ValueError:
             pass
     data = bytearray(good)
@@ -82,6 +103,15 @@ def spoilt(good: bytes, draw: random.Random, *, structured: bool) -> bytes:
             case _:
                 data[at:at] = draw.choice(ODD_BYTES)
     return bytes(data)
+
+
+@functools.cache
+def _parsed(good: bytes) -> Any:
+    """JSON or YAML; what it holds is copied before it is changed."""
+    try:
+        return json.loads(good)
+    except ValueError:
+        return yaml.safe_load(good)
 
 
 def _other_value(value: Any, draw: random.Random) -> Any:
@@ -180,6 +210,15 @@ def _read_model(folder: Path) -> None:
     describe(load_model(folder).model)
 
 
+def _read_checkpoint(folder: Path) -> None:
+    load(folder)
+    describe(load_model(folder).model)
+
+
+def _read_lab(folder: Path) -> None:
+    expand(load_experiment(folder / "lab.yaml"), folder)
+
+
 def _read_head(folder: Path) -> None:
     read_head(folder / "head.safetensors")
 
@@ -226,4 +265,16 @@ def targets(root: Path) -> dict[str, Target]:
     found.append(Target(index, (shards / index).read_bytes(), _read_model, shards))
     for name in ("stats.json", "loudness.json", "moments/block-000.safetensors"):
         found.append(Target(name, (root / "stats" / name).read_bytes(), _read_statistics, root / "stats"))
-    return {target.name: target for target in found}
+    for label, folder in made_models(root).items():
+        for name in ("config.json", "model.safetensors"):
+            found.append(Target(name, (folder / name).read_bytes(), _read_checkpoint, folder, f"{name}, {label}"))
+    found.append(Target("lab.yaml", LAB.encode(), _read_lab))
+    return {target.label or target.name: target for target in found}
+
+
+def made_models(root: Path) -> dict[str, Path]:
+    """Checkpoints as we write them: with sizes of their own in each block and a rank, and in four bits."""
+    save(ranked(tiny("llama"), "narrow keys"), root / "ragged", verify=False)
+    found = quantized(tiny("llama"), Grid(4, 16), method="nearest")
+    save(found.model, root / "bits", packed=packed(found, found.model), verify=False)
+    return {"ragged": root / "ragged", "four bits": root / "bits"}

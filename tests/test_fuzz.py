@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from spoiling import Target, attempt, targets
 NAMES = (
     "plan.json", "recipe.yaml", "head.safetensors", "rows.jsonl", "rows.json", "rows.tsv", "rows.csv", "rows.parquet",
     "text.txt", "config.json", "model.safetensors", "tokenizer.json", "model.safetensors.index.json", "stats.json",
-    "loudness.json", "moments/block-000.safetensors",
+    "loudness.json", "moments/block-000.safetensors", "config.json, ragged", "model.safetensors, ragged",
+    "config.json, four bits", "model.safetensors, four bits", "lab.yaml",
 )  # fmt: skip
 randoms = st.randoms(use_true_random=False)
 brief = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -36,6 +38,15 @@ def test_a_spoilt_file_is_read_or_refused(name: str, shelf: tuple[dict[str, Targ
 
 def test_every_target_is_tried(shelf):
     assert set(NAMES) == set(shelf[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_good_files_are_read(name: str, shelf: tuple[dict[str, Target], Path]):
+    target, folder = shelf[0][name], shelf[1]
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(target.around, folder) if target.around else folder.mkdir()
+    (folder / target.name).write_bytes(target.good)
+    target.read(folder)
 
 
 def test_an_error_that_is_not_ours_goes_up(tmp_path):

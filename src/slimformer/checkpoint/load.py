@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,9 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
-from slimformer.errors import ModelBroken, ModelNotFound
-from slimformer.models.packed import is_packed, open_packed
+from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError
+from slimformer.models.load import read_config
+from slimformer.models.packed import is_packed, open_packed, require_readable
 from slimformer.models.registered import class_of
 from slimformer.nn import ragged
 
@@ -33,11 +33,13 @@ def load(
     try:
         with _without_load_report():
             model, found = _opened(model_class, where, dtype)
+    except SlimformerError:
+        raise
     except SafetensorError as error:
         raise ModelBroken(
             f"{folder}: the weights are damaged or incomplete ({error}); copy or save it again"
         ) from error
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # each field of a config, each shape and each byte has its own way to be wrong
         raise ModelBroken(f"{folder}: the model cannot be opened: {_in_one_line(error)}") from error
     if found["missing_keys"]:
         missing = sorted(found["missing_keys"])
@@ -50,6 +52,7 @@ def load(
 def _opened(model_class: Any, where: Path, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
     """The model and what transformers says of loading it; weights in fewer bits are unpacked here."""
     config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+    require_readable(config, where)
     if is_packed(config):
         return open_packed(model_class, where, config, dtype)
     found: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
@@ -80,14 +83,7 @@ def _model_class(where: Path) -> Any:
             f"{str(where)!r} is a cascade of two models; open it with slimformer.load_cascade, or one of them alone "
             "(its small/ or large/)"
         )
-    if not (where / "config.json").is_file():
-        raise ModelNotFound(f"{str(where)!r} holds no config.json, so it is not a model folder")
-    try:
-        config = json.loads((where / "config.json").read_text(encoding="utf-8"))
-        names = config.get("architectures") or []
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelBroken(f"{where}: config.json cannot be read: {_in_one_line(error)}") from error
-    return class_of(names, where)
+    return class_of(read_config(where, where / "config.json").get("architectures"), where)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare
 from slimformer.models.demo import DEMOS, load_gguf
-from slimformer.models.packed import is_packed, open_packed
+from slimformer.models.packed import is_packed, open_packed, require_readable
 from slimformer.models.registered import class_of
 
 HEADS = (
@@ -95,6 +95,7 @@ def find_model(name: str | Path) -> Found:
     config = _config(str(folder), folder)
     if is_packed(config):
         raise ModelBroken(f"{name}: its weights are packed in fewer bits, and unpacked whole; leave --memory out")
+    require_readable(config, name)
     family = family_of(config)
     stored = getattr(config, "dtype", None) or _stored_precision(folder) or torch.float32
     processor = _processor(str(folder), folder, image=family.image)
@@ -122,6 +123,7 @@ def _stored_precision(folder: Path | None) -> torch.dtype | None:
 
 def _weights(name: str, where: str, model_class: Any, dtype: torch.dtype, config: Any) -> PreTrainedModel:
     """The model with all of its weights: what a file lacks would be drawn at random, and compressed as if trained."""
+    require_readable(config, name)
     try:
         if is_packed(config):
             model, found = open_packed(model_class, where, config, dtype)
@@ -212,20 +214,28 @@ def _config(where: str, folder: Path | None) -> Any:
         raise ModelBroken(f"{where}: config.json cannot be used: {_reason(error)}") from error
 
 
-def _require_model_type(where: str, path: Path) -> None:
-    """Refuse a config that is not there, is no JSON or names no supported type, before transformers guesses at it."""
+def read_config(where: object, path: Path) -> dict[str, Any]:
+    """What config.json says, refused where it is not there, is no JSON object or speaks of thousands of blocks."""
     if not path.is_file():
-        raise ModelNotFound(f"{where!r} holds no config.json, so it is not a Hugging Face model folder")
+        raise ModelNotFound(f"{str(where)!r} holds no config.json, so it is not a Hugging Face model folder")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelBroken(f"{where}: config.json cannot be read: {_reason(error)}; use an intact checkpoint") from error
-    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
-        raise UnknownArchitecture(f"{where}: config.json names no model_type; supported are Hugging Face models")
-    family_of(found["model_type"])
+    if not isinstance(found, dict):
+        raise ModelBroken(f"{where}: config.json cannot be read: it holds no object; use an intact checkpoint")
     for key in BLOCK_COUNTS:
         if isinstance(found.get(key), int) and found[key] > MOST_BLOCKS:  # transformers would go and build them
             raise ModelBroken(f"{where}: config.json says {key} {found[key]}; use an intact checkpoint")
+    return found
+
+
+def _require_model_type(where: str, path: Path) -> None:
+    """Refuse a config that names no supported type, before transformers guesses at it."""
+    found = read_config(where, path)
+    if not isinstance(found.get("model_type"), str):
+        raise UnknownArchitecture(f"{where}: config.json names no model_type; supported are Hugging Face models")
+    family_of(found["model_type"])
 
 
 def _processor(where: str, folder: Path | None, *, image: bool) -> Any:

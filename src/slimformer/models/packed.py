@@ -21,7 +21,7 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
 
-from slimformer.errors import ModelBroken
+from slimformer.errors import ModelBroken, UnknownArchitecture
 
 WORD = 32
 
@@ -51,7 +51,19 @@ def is_packed(config: Any) -> bool:
 def said(config: Any) -> dict[str, Any]:
     """What a config says of quantization; nothing where it says nothing."""
     found = getattr(config, "quantization_config", None) or {}
-    return found if isinstance(found, dict) else dict(found.to_dict())
+    if not isinstance(found, dict):
+        return dict(found.to_dict()) if hasattr(found, "to_dict") else {"quant_method": found}
+    return found
+
+
+def require_readable(config: Any, where: object) -> None:
+    """Refuse weights that are stored in a way only inference kernels read: nothing could be fitted to them."""
+    found = said(config)
+    if found and not is_packed(config):
+        how = " ".join(str(found[key])[:60] for key in ("quant_method", "format") if found.get(key)) or "some way"
+        raise UnknownArchitecture(
+            f"{where}: the weights are quantized ({how}), which is not read here; give the model as it was before"
+        )
 
 
 def read_packed(folder: Path, config: Any) -> dict[str, Tensor]:

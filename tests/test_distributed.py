@@ -14,29 +14,33 @@ import torch
 import slimformer
 from families import tiny, tiny_batches
 from slimformer.calibrate.collect import collect
-from slimformer.calibrate.distributed import ALONE, Followed, World, lead_only, world
+from slimformer.calibrate.distributed import ALONE, Followed, World, _together, lead_only, world
 from slimformer.calibrate.store import open_statistics
-from slimformer.errors import SlimformerError
+from slimformer.errors import ModelBroken, ProcessLost, SlimformerError
 from slimformer.models import describe
 from slimformer.shell import require_alone
 from terminal import done
 
+LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+APART = """
+import os, sys
+os.chdir(os.environ["RANK"])
+from slimformer.cli import main
+main()
+"""
+
+
+def started(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Two processes."""
+    source = str(Path(slimformer.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [*LAUNCH, *map(str, arguments)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, cwd=cwd)
+
 
 def torchrun(*arguments: object) -> None:
     """The command line in two processes."""
-    source = str(Path(slimformer.__file__).parents[1])
-    env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "slimformer",
-    ]
-    found = subprocess.run([*command, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=900)
+    found = started("-m", "slimformer", *arguments)
     assert found.returncode == 0, found.stderr[:4000] + found.stderr[-1000:]
     assert found.stdout.count("macs_kept") <= 1  # one of them speaks
 
@@ -66,6 +70,29 @@ def test_two_processes_give_the_moments_and_the_plan_of_one(shelf, tmp_path):
     torchrun("compress", shelf / "llama", *how, "--out", tmp_path / "small-two")
     plans = [json.loads((tmp_path / f"small-{name}" / "plan.json").read_text()) for name in ("one", "two")]
     assert plans[0] == plans[1]
+
+
+@pytest.mark.slow
+def test_processes_that_read_different_data_are_refused(shelf, tmp_path):
+    text = (shelf / "text.txt").read_text()
+    for rank, content in enumerate((text, text.upper())):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "text.txt").write_text(content)
+    (tmp_path / "apart.py").write_text(APART)
+    how = ("--data", "text.txt", "--tokens", 600, "--seq-len", 16, "--out", tmp_path / "stats", "-q")
+    found = started("apart.py", "calibrate", shelf / "llama", *how, cwd=tmp_path)
+    assert found.returncode != 0
+    assert "process 1 does not see the same data as process 0" in found.stderr
+    assert "same model and" not in found.stderr.replace("put the same model and", "")
+    assert not (tmp_path / "stats").exists()
+
+
+def test_a_lost_process_is_said_in_one_line():
+    def broken(*_args: object) -> None:
+        raise RuntimeError("[pair.cc:534] Connection closed by peer")
+
+    with pytest.raises(ProcessLost, match="another process of this run has ended"):
+        _together(broken, torch.zeros(1))
 
 
 def test_shares_add_up_to_the_whole():
@@ -115,3 +142,10 @@ def test_a_dispatched_model_stays_where_it_is():
     for ours, theirs in zip(before, after, strict=True):
         assert all(torch.equal(ours[site]["fit"].gram, theirs[site]["fit"].gram) for site in ours)
     assert hooks == [id(module._hf_hook) for module in dispatched.modules() if hasattr(module, "_hf_hook")]
+
+
+def test_a_model_that_is_offloaded_is_refused(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    offloaded = accelerate.disk_offload(tiny("llama"), tmp_path, execution_device="cpu")
+    with pytest.raises(ModelBroken, match=r"offloaded .* compress_streamed"):
+        slimformer.compress(offloaded, torch.zeros(2, 8, dtype=torch.long), macs=0.6)

@@ -163,6 +163,7 @@ def calibrate(
     stages.require_apart(out_folder, model, name, *name.split(","))
     require_free(out_folder, force)
     loaded, batches = read_both(model, name, columns, tokens, samples, seq_len, seed, device, dtype)
+    stages.require_together(loaded, batches)
     place = TemporaryDirectory() if is_follower() else writing(out_folder, force=force)
     with progress_bars(err, hidden=quiet or as_json) as progress, place as folder:
         metric = shared_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)

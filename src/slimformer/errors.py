@@ -156,3 +156,11 @@ class CannotPush(SlimformerError):
 
 class ExtraNotInstalled(SlimformerError):
     """A package of an optional extra is needed and is not there."""
+
+
+class ProcessesDisagree(SlimformerError):
+    """Processes that work together were given different models or data."""
+
+
+class ProcessLost(SlimformerError):
+    """One of several processes that work together has ended."""

@@ -24,7 +24,7 @@ from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.calibrate.tasks import Purpose
 from slimformer.classify import held_out_texts, rehead, require_headroom
 from slimformer.depth import blocks_to_drop, make_shallow
-from slimformer.errors import BudgetOutOfReach, UnknownMethod
+from slimformer.errors import BudgetOutOfReach, ModelBroken, UnknownMethod
 from slimformer.long_context import STEPS, Wanted, compress_context, require_groupable, sequence_length_for
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
@@ -277,5 +277,11 @@ def _reheaded(
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:
     """A model that is already here. It is put into evaluation mode and otherwise left as it is."""
     require_usable(model, type(model).__name__)
+    away = next((key for key, parameter in model.named_parameters() if parameter.is_meta), None)
+    if away is not None:
+        raise ModelBroken(
+            f"{type(model).__name__}: weights are not in memory but offloaded ({away}); give the folder to "
+            "compress_streamed (`compress --memory`), which reads them block by block"
+        )
     name = getattr(model.config, "name_or_path", "") or type(model).__name__
     return Loaded(name, model.eval(), processor, None, model.dtype)

@@ -370,6 +370,14 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("slimformer", "torch", "transformers", "scipy")}
 
 
+def require_together(loaded: Loaded, data: Data) -> None:
+    """Under torchrun, refuse processes that do not see the same model and data."""
+    here = world()
+    if here.size > 1:
+        seen = {"model": fingerprint(loaded.model), "data": [data.hash, data.seed, data.seq_len, data.tokens]}
+        here.require_same(seen)
+
+
 def provenance_of(loaded: Loaded, architecture: Architecture, data: Data, *, known: str | None = None) -> Provenance:
     """What statistics say of their model and data; the fingerprint of a model that is not in memory must be `known`."""
     return Provenance(

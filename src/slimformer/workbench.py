@@ -29,7 +29,7 @@ from slimformer.probe import keep_probes
 from slimformer.refine import refine
 from slimformer.rewrite.correct import Correction
 from slimformer.rewrite.surgery import round_weights
-from slimformer.stages import Progress, calibrate, carry_out, make_plan, profile, silent
+from slimformer.stages import Progress, calibrate, carry_out, make_plan, profile, require_together, silent
 from slimformer.timings import latency_table
 
 NEARLY_ALL = (0.99, 0.98, 0.97)  # budgets between the first two steps of a front, for small promises
@@ -125,6 +125,7 @@ def workbench(
     seconds: dict[str, float],
 ) -> Bench:
     """Calibrate, profile and, where the allocation goes by them, find the metric and probe."""
+    require_together(loaded, data)
     metric = None
     if recipe.allocation == "greedy" or recipe.metric == "fisher":
         with timed(seconds, "metric"):

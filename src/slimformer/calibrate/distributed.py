@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor, distributed
 
 from slimformer.calibrate.collect import BlockMoments, SiteMoments
 from slimformer.decompose.response import Response
+from slimformer.errors import ProcessesDisagree, ProcessLost
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture
 
@@ -44,6 +45,16 @@ class World:
     def deals(self, n: int) -> bool:
         """Is the n-th piece of work for this process?"""
         return n % self.size == self.rank
+
+    def require_same(self, facts: Mapping[str, Any]) -> None:
+        """Refuse, in every process alike, where ranks were given different things: their sum would mean nothing."""
+        found = self.told({str(self.rank): dict(facts)})
+        for rank in range(1, self.size):
+            if other := [name for name, value in found["0"].items() if found[str(rank)].get(name) != value]:
+                raise ProcessesDisagree(
+                    f"process {rank} does not see the same {' and '.join(other)} as process 0; put the same model and "
+                    "data in the same place on every machine"
+                )
 
     def total(self, block: BlockMoments, architecture: Architecture, splits: Sequence[str]) -> BlockMoments:
         """The moments all ranks have gathered of a block, together."""
@@ -74,11 +85,11 @@ class World:
             return dict(found)
         own = torch.frombuffer(bytearray(json.dumps(dict(found)).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
-        distributed.all_gather(lengths, torch.tensor([len(own)]))
+        _together(distributed.all_gather, lengths, torch.tensor([len(own)]))
         longest = int(max(lengths))
         padded = torch.nn.functional.pad(own, (0, longest - len(own)))
         texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        distributed.all_gather(texts, padded)
+        _together(distributed.all_gather, texts, padded)
         together: dict[str, Any] = {}
         for text, length in zip(texts, lengths, strict=True):
             together |= json.loads(text[: int(length)].numpy().tobytes())
@@ -89,16 +100,17 @@ class World:
         if self.size == 1:
             return dict(tensors)
         there = torch.tensor([float(bool(tensors))])
-        distributed.broadcast(there, 0)
+        _together(distributed.broadcast, there, 0)
         out: dict[str, Tensor] = {}
         for name, shape in shapes.items() if bool(there) else ():
             out[name] = tensors[name].double().cpu().contiguous() if self.leads else torch.zeros(shape).double()
-            distributed.broadcast(out[name], 0)
+            _together(distributed.broadcast, out[name], 0)
         return out
 
 
 ALONE = World()
 _ended: list[bool] = []  # has rank 0 gone on alone?
+_made: list[bool] = []  # was the group of processes formed here? A caller's own is left to the caller
 
 
 def world() -> World:
@@ -111,6 +123,7 @@ def world() -> World:
     if not distributed.is_initialized():
         # Moments are kept on the CPU whatever the model is on, so gloo carries them.
         distributed.init_process_group("gloo", timeout=PATIENCE)
+        _made.append(True)
     return World(distributed.get_rank(), distributed.get_world_size())
 
 
@@ -124,8 +137,9 @@ class Followed(SystemExit):
 def lead_only() -> None:
     """From here on rank 0 works alone; the others end, once it needs nothing more of them."""
     if distributed.is_available() and distributed.is_initialized():
-        distributed.monitored_barrier(timeout=PATIENCE)  # rank 0 is the last to hear of it, so no line is cut
-        distributed.destroy_process_group()
+        _together(distributed.monitored_barrier, None, PATIENCE)  # rank 0 is the last to hear of it, so no line is cut
+        if _made:
+            distributed.destroy_process_group()
         _ended.append(True)
     if is_follower():
         raise Followed
@@ -162,10 +176,18 @@ def _response(own: Response | None) -> Response | None:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    distributed.all_reduce(tensor)
+    _together(distributed.all_reduce, tensor)
     return tensor
 
 
 def _most(tensor: Tensor) -> Tensor:
-    distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
+    _together(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)
     return tensor
+
+
+def _together(collective: Callable[..., Any], *args: Any) -> None:
+    """What all processes do at once; where one of them has ended, the others say so and end too."""
+    try:
+        collective(*args)
+    except RuntimeError as error:  # gloo's errors have no type of their own
+        raise ProcessLost("another process of this run has ended; what it said is the reason") from error

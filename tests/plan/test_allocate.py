@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+import time
 
 import pytest
 from rungs import harm_of, ladder, spent
@@ -32,6 +33,16 @@ def best_by_trying(rungs, budget) -> float:
     choices = itertools.product(*(range(len(rung.sizes)) for rung in rungs))
     fitting = [at for at in choices if sum(rung.cost[i] for rung, i in zip(rungs, at, strict=True)) <= budget]
     return min(sum(rung.harm[i] for rung, i in zip(rungs, at, strict=True)) for at in fitting)
+
+
+@pytest.mark.parametrize("way", [uniform, plain, greedy])
+def test_wide_models_are_planned_in_a_moment(way):
+    """A model of a billion parameters has thousands of sizes in every block, and a report plans twenty budgets."""
+    left = [1 / (k + 1) for k in range(4096)]
+    rungs = [ladder(b, left) for b in range(16)] + [ladder(b, left[:32], kind="attn.heads", macs=64) for b in range(16)]
+    began = time.process_time()
+    way(rungs, budget=sum(rung.cost[-1] for rung in rungs) // 2)
+    assert time.process_time() - began < 10  # a scan of sizes for every size takes hours
 
 
 @pytest.mark.parametrize("seed", range(5))

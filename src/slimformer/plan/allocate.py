@@ -8,6 +8,7 @@ same in every block.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -39,11 +40,12 @@ def uniform(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
 def even(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     """The same share everywhere: of all head counts the one nearest to the share of neurons the budget then leaves."""
     heads, neurons = by_kind(ladders)
+    shares = _shares(neurons)
     best: tuple[float, Sizes] | None = None
     for share in _shares(heads):
         at_heads = [_at_share(ladder, share) for ladder in heads]
         left = budget - sum(ladder.cost[i] for ladder, i in zip(heads, at_heads, strict=True))
-        at_neurons = _fill(neurons, left)
+        at_neurons = _fill(neurons, shares, left)
         if at_neurons is None:
             continue
         kept = sum(ladder.sizes[i].units for ladder, i in zip(neurons, at_neurons, strict=True))
@@ -71,14 +73,16 @@ def greedy(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
 def plain(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     """Least total harm among sizes that are the same in every block."""
     heads, neurons = by_kind(ladders)
+    costs = [sum(each) for each in zip(*(ladder.cost for ladder in neurons), strict=True)]
+    harms = [sum(each) for each in zip(*(ladder.harm for ladder in neurons), strict=True)]
     best: tuple[float, Sizes] | None = None
     for i in range(len(heads[0].sizes)):
         left = budget - sum(ladder.cost[i] for ladder in heads)
-        fits = [j for j in range(len(neurons[0].sizes)) if sum(ladder.cost[j] for ladder in neurons) <= left]
+        fits = [j for j, cost in enumerate(costs) if cost <= left]
         if not fits:
             continue
-        j = min(fits, key=lambda j: (sum(ladder.harm[j] for ladder in neurons), -j))  # paths: more may be more harm
-        harm = sum(ladder.harm[i] for ladder in heads) + sum(ladder.harm[j] for ladder in neurons)
+        j = min(fits, key=lambda j: (harms[j], -j))  # paths: more may be more harm
+        harm = sum(ladder.harm[i] for ladder in heads) + harms[j]
         if best is None or harm < best[0]:
             best = harm, _sizes([*heads, *neurons], [i] * len(heads) + [j] * len(neurons))
     assert best is not None, "the smallest sizes were checked against the budget"
@@ -122,26 +126,29 @@ def by_kind(ladders: Sequence[Ladder]) -> tuple[list[Ladder], list[Ladder]]:
     return heads, [ladder for ladder in ladders if ladder.site.kind == "ffn.hidden"]
 
 
-def _shares(heads: Sequence[Ladder]) -> list[float]:
-    return sorted({size.units / max(1, ladder.site.units) for ladder in heads for size in ladder.sizes})
+def _shares(ladders: Sequence[Ladder]) -> list[float]:
+    return sorted({size.units / max(1, ladder.site.units) for ladder in ladders for size in ladder.sizes})
 
 
 def _at_share(ladder: Ladder, share: float) -> int:
     """The largest rung that keeps at most `share` of the units (the smallest rung if none does)."""
-    fitting = [i for i, size in enumerate(ladder.sizes) if size.units <= share * ladder.site.units + 1e-9]
-    return fitting[-1] if fitting else 0
+    most = share * ladder.site.units + 1e-9
+    return max(0, bisect.bisect_right(ladder.sizes, most, key=lambda size: size.units) - 1)
 
 
-def _fill(neurons: Sequence[Ladder], budget: int) -> list[int] | None:
-    """The largest common share of neurons within the budget."""
+def _fill(neurons: Sequence[Ladder], shares: Sequence[float], budget: int) -> list[int] | None:
+    """The largest common share of neurons within the budget; costs grow with the share, so it is found by halving."""
+
+    def at(share: float) -> list[int]:
+        return [_at_share(ladder, share) for ladder in neurons]
+
+    def cost(share: float) -> int:
+        return sum(ladder.cost[i] for ladder, i in zip(neurons, at(share), strict=True))
+
     if sum(ladder.cost[0] for ladder in neurons) > budget:
         return None
-    best = [0] * len(neurons)
-    for share in sorted({size.units / max(1, ladder.site.units) for ladder in neurons for size in ladder.sizes}):
-        at = [_at_share(ladder, share) for ladder in neurons]
-        if sum(ladder.cost[i] for ladder, i in zip(neurons, at, strict=True)) <= budget:
-            best = at
-    return best
+    fitting = bisect.bisect_right(shares, budget, key=cost)
+    return at(shares[fitting - 1]) if fitting else [0] * len(neurons)
 
 
 def _sizes(ladders: Sequence[Ladder], at: Sequence[int]) -> Sizes:

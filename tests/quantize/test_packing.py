@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import slimformer
 from families import tiny, tiny_batches, tiny_ragged
+from slimformer.checkpoint import reload
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.save import save
 from slimformer.decompose.rounding import Grid
@@ -120,6 +121,27 @@ def test_a_save_is_verified_by_reloading(tmp_path):
     found = quantized(model, Grid(4, 16), tiny_batches(model, 1))
     save(found.model, tmp_path / "m", packed=packed(found, found.model))
     assert "quantization_config" in json.loads((tmp_path / "m" / "config.json").read_text())
+
+
+@reader
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_half_precision_is_verified_with_the_weights_a_reader_has(tmp_path, monkeypatch, dtype, bits):
+    def here(folder, sample):  # as in a fresh process, without paying for one
+        opened = reload.open_fresh(folder)
+        weights = reload.checksums(opened)  # it is unpacked when it first runs
+        return reload.outputs_of(opened, sample), weights
+
+    monkeypatch.setattr("slimformer.checkpoint.verify._reload", here)
+    model = tiny("llama")
+    ids = torch.randint(5, 60, (24, 16), generator=torch.Generator().manual_seed(0))
+    model.to(dtype).save_pretrained(tmp_path / "half")
+    found = quantize(tmp_path / "half", ids, bits=bits, group=None, method="nearest", timing=False)
+    found.save(tmp_path / "narrow")
+    again = load_model(tmp_path / "narrow")
+    assert again.dtype == dtype
+    for name, tensor in found.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor), name
 
 
 @reader

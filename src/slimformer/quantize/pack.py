@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from slimformer.checkpoint.verify import in_float32
 from slimformer.decompose.rounding import Rounded
 from slimformer.errors import ExtraNotInstalled, UnknownArchitecture
 from slimformer.models.architecture import base_path
@@ -60,6 +61,20 @@ def packed(quantized: Quantized, model: PreTrainedModel) -> PreTrainedModel:
             _hold(layer, "weight_zero_point", pack(rounded.z.mT, bits).mT.contiguous())
     out.config.quantization_config = quantization_config(quantized.layers, base_path(model))
     return out
+
+
+@torch.no_grad()
+def unpacked(quantized: Quantized, model: PreTrainedModel) -> PreTrainedModel:
+    """What a reader computes with once `packed(quantized, model)` is on disk, in single precision.
+
+    s (q − z) takes up to 16 binary digits, which float32 has and half precision has not: a model cast to the precision
+    of everything else would not be the one in the file.
+    """
+    exact = in_float32(model)
+    if exact is not model:
+        for name, rounded in quantized.layers.items():
+            exact.get_submodule(name).weight.copy_(rounded.W)  # type: ignore[operator, union-attr]
+    return exact
 
 
 def stored_bytes(quantized: Quantized, dtype: torch.dtype) -> int:

@@ -121,7 +121,7 @@ def show_dry_run(
         raise SlimformerError(f"--dry-run shows sizes, and the recipe {recipe.name!r} changes none")
     if "max_kl" in asked or "size" in asked:
         raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
-    if "bits" in asked:
+    if asked.pop("bits", None) is not None:
         raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
     loaded = load_model(model)
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))

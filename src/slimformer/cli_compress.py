@@ -104,7 +104,7 @@ def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool
 
 
 def show_dry_run(
-    model: str, asked: dict[str, float], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
+    model: str, asked: dict[str, Any], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
 ) -> None:
     """What would be kept, without reading data and without writing anything."""
     from slimformer import stages

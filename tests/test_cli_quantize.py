@@ -60,6 +60,7 @@ def test_a_size_is_kept_and_says_what_was_tried(shelf, tmp_path):
     tried = found["sizing"]["candidates"]
     assert {each["bits"] for each in tried} >= {None, 8} and all(each["bytes"] <= size for each in tried)
     assert found["small"]["bytes"] == min(tried, key=lambda each: each["harm"])["bytes"] <= size
+    assert file_size(tmp_path / "sized") == found["small"]["bytes"], "the header of the file is in it"
 
 
 def test_zeros_are_stored_as_zeros(shelf, tmp_path):
@@ -72,6 +73,19 @@ def test_zeros_are_stored_as_zeros(shelf, tmp_path):
     assert bool(((weight == 0).view(len(weight), -1, 4).sum(-1) == 2).all())
 
 
+@reader
+def test_what_is_stored_in_fewer_bits_is_told_from_what_is_not(shelf, tmp_path):
+    data = ("--data", shelf / "text.txt", *BRIEF)
+    done("quantize", shelf / "llama", "--method", "nearest", *data, "--out", tmp_path / "four")
+    line = refused("sparsify", tmp_path / "four", *data, "--out", tmp_path / "sparse")
+    assert "sparsify first, then quantize: zeros are kept" in line and not (tmp_path / "sparse").exists()
+    command = ("quantize", tmp_path / "four", "--bits", 8, "--method", "nearest", *data, "--out", tmp_path / "eight")
+    again = json.loads(done(*command, "--json").out)
+    assert again["dense"]["bytes"] == file_size(tmp_path / "four")
+    assert again["small"]["bytes"] == file_size(tmp_path / "eight")
+    assert any("in fewer bits already" in note for note in again["warnings"])
+
+
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
@@ -79,6 +93,8 @@ def test_zeros_are_stored_as_zeros(shelf, tmp_path):
         (("quantize", "--group", 48), "groups of 48"),
         (("sparsify", "--pattern", "4:2"), "the pattern '4:2' is not understood"),
         (("sparsify", "--pattern", "1.5"), "the pattern '1.5' is not understood"),
+        (("sparsify", "--pattern", "4:4"), "the pattern '4:4' sets nothing to zero"),
+        (("sparsify", "--pattern", "0"), "the pattern '0' sets nothing to zero"),
     ],
 )
 def test_what_is_not_offered_is_named(options, wrong, shelf, tmp_path):
@@ -92,6 +108,8 @@ def test_what_is_not_offered_is_named(options, wrong, shelf, tmp_path):
     [
         (("--size", "60MB", "--macs", 0.5), "--size is a budget of its own"),
         (("--size", "big"), "'big' is not a size"),
+        (("--size", "1B"), "1 bytes were asked for"),
+        (("--macs", 0.5, "--bits", 4, "--dry-run"), "not how they are stored; leave --bits out"),
         (("--macs", 0.5, "--bits", 3), "3 bits were asked for"),
         (("--recipe", "depth", "--macs", 0.7, "--bits", 4), "--bits: not with the recipe 'depth'"),
         (("--recipe", "depth", "--size", "60MB"), "--size: not with the recipe 'depth'"),

@@ -23,7 +23,7 @@ def of_bytes() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="</s>")
 
 
-def of_pieces() -> PreTrainedTokenizerFast:
+def of_pieces(*, space_first: bool = True) -> PreTrainedTokenizerFast:
     """BPE as SentencePiece has it: every pair that makes a piece may be merged, what came first first."""
     spaced = ["▁" + text.replace(" ", "▁") for text in TEXTS]
     trained = Tokenizer(models.BPE())
@@ -36,5 +36,6 @@ def of_pieces() -> PreTrainedTokenizerFast:
         for token in longer for i in range(1, len(token)) if token[:i] in vocabulary and token[i:] in vocabulary
     ]  # fmt: skip
     backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    before = [normalizers.Prepend("▁")] if space_first else []
+    backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")

@@ -88,7 +88,7 @@ def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenan
         budget_by=plan.by,
         macs_kept=block_cost(after, plan.seq_len).macs / block_cost(architecture, plan.seq_len).macs,
         seq_len=plan.seq_len,
-        dense=footprint(loaded.model, architecture, plan.seq_len, loaded.dtype),
+        dense=_as_stored(loaded, footprint(loaded.model, architecture, plan.seq_len, loaded.dtype)),
         small=footprint(small, after, plan.seq_len, loaded.dtype),
         sites=site_table(architecture, after, dropped_blocks(plan.sizes)),
         data=data_provenance(architecture, p.data, p.data_hash, p.seed, p.tokens) if (p := provenance) else {},
@@ -144,7 +144,8 @@ def evaluate_pair(
     report = Report(
         model=loaded.name, model_type=before.model_type, load_class=auto_class(small.model),
         recipe=made.get("recipe", "unknown"), format=made.get("format", "unknown"), budget=made.get("budget", kept),
-        macs_kept=kept, seq_len=data.seq_len, dense=footprint(loaded.model, before, data.seq_len, loaded.dtype),
+        macs_kept=kept, seq_len=data.seq_len,
+        dense=_as_stored(loaded, footprint(loaded.model, before, data.seq_len, loaded.dtype)),
         small=_as_stored(small, footprint(small.model, after, data.seq_len, small.dtype)),
         sites=site_table(before, after, gone),
         versions=versions(), warnings=notes,
@@ -247,10 +248,15 @@ def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, 
     )
 
 
-def _as_stored(small: Loaded, found: Footprint) -> Footprint:
+def _as_stored(loaded: Loaded, found: Footprint) -> Footprint:
     """Bytes as the files have them where weights are packed in fewer bits."""
-    packed = small.folder is not None and "quantization_config" in _own_file(small, "config.json")
-    return replace(found, bytes=file_size(small.folder)) if packed and small.folder else found
+    place = loaded.folder or loaded.companions
+    return replace(found, bytes=file_size(place)) if place and is_stored_packed(loaded) else found
+
+
+def is_stored_packed(loaded: Loaded) -> bool:
+    """Was a model read from weights in fewer bits? In memory they are plain."""
+    return "quantization_config" in _own_file(loaded, "config.json")
 
 
 def site_table(before: Architecture, after: Architecture, gone: Collection[int] = ()) -> list[dict[str, Any]]:
@@ -290,10 +296,11 @@ def _ranks(old: Site, new: Site) -> dict[str, int]:
     return {"qk": new.writers[0].rows, "vo": new.writers[2].rows, "of_rank": old.unit}
 
 
-def _own_file(small: Loaded, name: str) -> dict[str, Any]:
-    """What the folder of the small model says of itself; nothing if it says nothing that can be read."""
+def _own_file(loaded: Loaded, name: str) -> dict[str, Any]:
+    """What the folder of a model says of itself; nothing if it says nothing that can be read."""
+    place = loaded.folder or loaded.companions
     try:
-        found = json.loads((small.folder / name).read_text(encoding="utf-8")) if small.folder else {}
+        found = json.loads((place / name).read_text(encoding="utf-8")) if place else {}
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

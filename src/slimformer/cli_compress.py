@@ -104,7 +104,7 @@ def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool
 
 
 def show_dry_run(
-    model: str, asked: dict[str, float], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
+    model: str, asked: dict[str, Any], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
 ) -> None:
     """What would be kept, without reading data and without writing anything."""
     from slimformer import stages
@@ -121,6 +121,8 @@ def show_dry_run(
         raise SlimformerError(f"--dry-run shows sizes, and the recipe {recipe.name!r} changes none")
     if "max_kl" in asked or "size" in asked:
         raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
+    if asked.pop("bits", None) is not None:
+        raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
     loaded = load_model(model)
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))
     made = stages.even_plan(loaded.model, budget=budget, recipe=recipe, format=format, seq_len=seq_len)

@@ -29,6 +29,10 @@ class BudgetOutOfReach(SlimformerError):
     """The budget is not a fraction, or the chosen format cannot go that low."""
 
 
+class AlreadyRounded(SlimformerError):
+    """The weights are in fewer bits already, and what is asked for would undo that."""
+
+
 class PlanDoesNotFit(SlimformerError):
     """The plan, or the statistics, were made for another model."""
 

@@ -32,7 +32,6 @@ from slimformer.models.load import Loaded, load_model, require_usable
 from slimformer.plan import Budget, check_budget, require_budget_allowed
 from slimformer.plan.budget import budget_of
 from slimformer.plan.recipe import Recipe, load_recipe
-from slimformer.quantization import in_fewer_bits
 from slimformer.report.report import Report
 from slimformer.result import Result
 from slimformer.rewrite.surgery import round_weights
@@ -242,7 +241,8 @@ def _assessed(bench: Bench, kept: Stored, timing: bool, found: dict[str, Any]) -
     made = kept.made
     with timed(bench.seconds, "evaluate"):
         report = evaluate(bench.loaded, made.model, made.plan, bench.data, timing=timing, progress=bench.progress)
-    report = in_fewer_bits(report, kept.quantized, bench.loaded.dtype, kept.facts)
+    if kept.quantized is not None or kept.sizing is not None:
+        report = replace(report, small=replace(report.small, bytes=kept.bytes), quantization=kept.facts)
     corrections = [asdict(each) for each in made.corrections]
     return replace(report, seconds=bench.seconds, correction=corrections, sizing=kept.sizing, **found)
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.assess import describe_result, measure, thin_data
+from slimformer.assess import describe_result, is_stored_packed, measure, thin_data
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather
 from slimformer.decompose.rounding import Grid
 from slimformer.decompose.sparse import Pattern
-from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit
+from slimformer.errors import AlreadyRounded, BudgetOutOfReach, PlanDoesNotFit
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded, load_model
@@ -56,12 +56,16 @@ def pattern_of(text: str) -> Pattern:
     try:
         if colon:
             found = Pattern(1 - int(keep) / int(of), int(keep), int(of))
-            if 0 < found.keep <= found.of <= 64:
-                return found
-        elif 0 <= float(text) < 1:
-            return Pattern(float(text))
+            known = 0 < found.keep <= found.of <= 64
+        else:
+            found = Pattern(float(text))
+            known = 0 <= found.zeros < 1
     except (ValueError, ZeroDivisionError):
-        pass
+        known = False
+    if known and not found.zeros:
+        raise BudgetOutOfReach(f"the pattern {text!r} sets nothing to zero; give 2:4, or the share of zeros, e.g. 0.5")
+    if known:
+        return found
     raise BudgetOutOfReach(f"the pattern {text!r} is not understood; give 2:4, or the share of zeros, e.g. 0.5")
 
 
@@ -90,8 +94,11 @@ def quantize(
     rounded = rounded_on(loaded.model, grid, found, method, progress)
     round_others(rounded, loaded.dtype)
     plan = plan_beside(loaded, f"{bits}-bit", found.seq_len)
-    report = replace(describe_result(loaded, rounded.model, plan), recipe=f"{bits}-bit")
-    report = in_fewer_bits(report, rounded, loaded.dtype, quantization_facts(rounded, grid, method))
+    report = describe_result(loaded, rounded.model, plan)
+    report = replace(
+        report, recipe=f"{bits}-bit", small=replace(report.small, bytes=stored_bytes(rounded, loaded.dtype)),
+        quantization=quantization_facts(rounded, grid, method), warnings=[*report.warnings, *_rounded_before(loaded)],
+    )  # fmt: skip
     report = _measured(report, loaded, rounded.model, found, timing, progress, fitted=method == "gptq")
     return Result(rounded.model, plan, report, loaded, rounded)
 
@@ -112,6 +119,10 @@ def sparsify(
     """
     chosen = pattern_of(pattern)
     loaded = model if isinstance(model, Loaded) else load_model(model)
+    if is_stored_packed(loaded):
+        raise AlreadyRounded(
+            f"{loaded.name}: its weights are in fewer bits already; sparsify first, then quantize: zeros are kept"
+        )
     found, blocks = _gathered(loaded, data, reading), describe(loaded.model).n_blocks
     sparse = sparsified(
         loaded.model, chosen, found.splits["fit"], method=method, progress=lambda i: progress("sparsify", i + 1, blocks)
@@ -119,9 +130,8 @@ def sparsify(
     round_weights(sparse.model, loaded.dtype)
     plan = plan_beside(loaded, f"sparse-{chosen.name}", found.seq_len)
     facts = {
-        "pattern": chosen.name, "method": method, "layers": len(sparse.zeros),
-        "zeros": sum(sparse.zeros.values()) / max(1, len(sparse.zeros)), "errors": dict(sparse.errors),
-        "grouped_keys": keys_are_grouped(sparse.model),
+        "pattern": chosen.name, "method": method, "layers": len(sparse.zeros), "zeros": sparse.share,
+        "errors": dict(sparse.errors), "grouped_keys": keys_are_grouped(sparse.model),
     }  # fmt: skip
     report = replace(describe_result(loaded, sparse.model, plan), recipe=f"sparse {chosen.name}", quantization=facts)
     report = _measured(report, loaded, sparse.model, found, timing, progress, fitted=method == "sparsegpt")
@@ -134,16 +144,6 @@ def require_savable(model: PreTrainedModel) -> None:
     names = [name for i in range(architecture.n_blocks) for name in linear_layers(model, architecture, i)]
     require_packable(model, dict.fromkeys(names))
     require_reader()
-
-
-def in_fewer_bits(
-    report: Report, rounded: Quantized | None, dtype: torch.dtype, facts: dict[str, Any] | None
-) -> Report:
-    """The report with the bytes the packed weights take."""
-    if rounded is None:
-        return report
-    small = replace(report.small, bytes=stored_bytes(rounded, dtype))
-    return replace(report, small=small, quantization=facts)
 
 
 def rounded_on(
@@ -174,6 +174,16 @@ def quantization_facts(rounded: Quantized, grid: Grid, method: str) -> dict[str,
         "layers": len(rounded.layers), "bits_per_weight": bits / codes, "errors": dict(rounded.errors),
         "groups": _group_counts(rounded), "grouped_keys": keys_are_grouped(rounded.model),
     }  # fmt: skip
+
+
+def _rounded_before(loaded: Loaded) -> list[str]:
+    """A note where what is rounded are not the weights of the trained model."""
+    if not is_stored_packed(loaded):
+        return []
+    return [
+        f"the weights of {loaded.name} were in fewer bits already, and what that lost is not in these figures; "
+        "quantize the model it was made from"
+    ]
 
 
 def keys_are_grouped(model: PreTrainedModel) -> bool:

@@ -14,16 +14,19 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from slimformer.checkpoint.tensor_file import file_bytes
+from slimformer.decompose.rounding import Grid
 from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.fidelity import document_harms
 from slimformer.models import describe
 from slimformer.models.architecture import weight_of
 from slimformer.plan import Budget
+from slimformer.plan.memory import in_words
 from slimformer.plan.recipe import Recipe
 from slimformer.quantization import BITS, grid_of, quantization_facts, require_savable, round_others, rounded_on
 from slimformer.quantize.apply import Quantized
 from slimformer.quantize.collect import linear_layers
-from slimformer.quantize.pack import stored_bytes
+from slimformer.quantize.pack import stored_bytes, stored_tensors
 from slimformer.workbench import Bench, Made, timed
 
 TRIES = 3  # steps take more than planned where no group fits a width; then a little less is kept
@@ -31,7 +34,7 @@ TRIES = 3  # steps take more than planned where no group fits a width; then a li
 
 @dataclass(frozen=True)
 class Storage:
-    """What was asked for: bits (none: as the model is stored), weights to a step, bytes of all weights together."""
+    """What was asked for: bits (none: as the model is stored), weights to a step, bytes of the files of weights."""
 
     bits: int | None = None
     group: int | None = 32
@@ -67,20 +70,20 @@ def require_storage_allowed(
     grid_of(storage.bits or BITS[0], storage.group)
     require_savable(model)
     if storage.size is not None and not list(shares(model, dtype, storage)):
-        others, weights = _weights(model, dtype)
+        whole = _on_disk(model, dtype, None)
+        others = whole - sum(_weights(model).values()) * _bytes_of(dtype)
         raise BudgetOutOfReach(
-            f"{storage.size / 1e6:.1f} MB were asked for, and what is not compressed (embeddings, norms, head) takes "
-            f"{others / 1e6:.1f} MB of {(others + weights * _bytes_of(dtype)) / 1e6:.1f} MB; give more"
+            f"{in_words(storage.size)} were asked for, and what is not compressed (embeddings, norms, head) takes "
+            f"{in_words(others)} of {in_words(whole)}; give more"
         )
 
 
 def shares(model: PreTrainedModel, dtype: torch.dtype, storage: Storage) -> Iterator[tuple[int | None, float]]:
     """For every number of bits the share of the blocks' parameters that fits into the size; those that keep a tenth."""
-    others, weights = _weights(model, dtype)
     choices = (None, *BITS) if storage.bits is None else (storage.bits,)
     for bits in choices:
-        each = _bytes_of(dtype) if bits is None else (bits + 16 / (storage.group or 256)) / 8
-        share = min(1.0, ((storage.size or 0) - others) / (weights * each))
+        whole, inside = _split(model, dtype, Storage(bits, storage.group))
+        share = min(1.0, 1 - (whole - (storage.size or 0)) / inside)
         if share >= 0.1:
             yield bits, share
         if share == 1.0:
@@ -91,8 +94,7 @@ def stored(bench: Bench, budget: Budget, storage: Storage) -> Stored:
     """The model at a budget, in the bits asked for."""
     made = bench.make(budget)
     if storage.bits is None:
-        weights = sum(parameter.numel() for parameter in made.model.parameters())
-        return Stored(made, weights * _bytes_of(bench.loaded.dtype))
+        return Stored(made, _on_disk(made.model, bench.loaded.dtype, None))
     grid = grid_of(storage.bits, storage.group)
     with timed(bench.seconds, "quantize"):
         found = rounded_on(made.model, grid, bench.data, "gptq", bench.progress)
@@ -115,31 +117,42 @@ def best_within(bench: Bench, storage: Storage) -> Stored:
             best = found
         tried.append({"bits": bits, "params": found.made.plan.params, "bytes": found.bytes, "harm": harm})
     if best is None:
-        raise BudgetOutOfReach(f"no model of {size / 1e6:.1f} MB can be made of this one; give more, or fewer --bits")
+        raise BudgetOutOfReach(f"no model of {in_words(size)} can be made of this one; give more, or fewer --bits")
     return Stored(best.made, best.bytes, best.quantized, best.facts, {"size": size, "candidates": tried})
 
 
 def _fitting(bench: Bench, storage: Storage, share: float) -> Stored | None:
     """The largest model of these bits that fits; none where the format cannot go that low."""
+    size = storage.size or 0
+    whole, inside = _split(bench.loaded.model, bench.loaded.dtype, storage)
     for _ in range(TRIES):
         try:
             found = stored(bench, Budget(share, "params"), storage)
         except BudgetOutOfReach:
             return None
-        if found.bytes <= (storage.size or 0):
+        if found.bytes <= size:
             return found
-        others, _ = _weights(bench.loaded.model, bench.loaded.dtype)
-        share *= 0.995 * ((storage.size or 0) - others) / (found.bytes - others)
+        share *= 0.995 * (size - whole + inside) / (found.bytes - whole + inside)
     return None
 
 
-def _weights(model: PreTrainedModel, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of what stays as it is, and the number of weights of linear layers in blocks."""
+def _split(model: PreTrainedModel, dtype: torch.dtype, storage: Storage) -> tuple[int, float]:
+    """Bytes of the file if nothing is cut, and how many of them are weights of linear layers in blocks."""
+    each = _bytes_of(dtype) if storage.bits is None else (storage.bits + 16 / (storage.group or 256)) / 8
+    grid = None if storage.bits is None else grid_of(storage.bits, storage.group)
+    return _on_disk(model, dtype, grid), sum(_weights(model).values()) * each
+
+
+def _on_disk(model: PreTrainedModel, dtype: torch.dtype, grid: Grid | None) -> int:
+    """Bytes of the file, with linear layers in blocks on a grid if there is one."""
+    return file_bytes(stored_tensors(model, dtype, {} if grid is None else dict.fromkeys(_weights(model), grid)))
+
+
+def _weights(model: PreTrainedModel) -> dict[str, int]:
+    """Linear layers in blocks, and how many weights each has."""
     architecture = describe(model)
-    layers = [name for i in range(architecture.n_blocks) for name in linear_layers(model, architecture, i)]
-    inside = sum(weight_of(model.get_submodule(name)).numel() for name in layers)
-    total = sum(parameter.numel() for parameter in model.parameters())
-    return (total - inside) * _bytes_of(dtype), inside
+    names = [name for i in range(architecture.n_blocks) for name in linear_layers(model, architecture, i)]
+    return {name: weight_of(model.get_submodule(name)).numel() for name in names}
 
 
 def _bytes_of(dtype: torch.dtype) -> int:

@@ -44,7 +44,7 @@ from slimformer.plan.ranks import attention_of
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, sensitivities
 from slimformer.quantize.apply import Quantized
-from slimformer.quantize.pack import packed
+from slimformer.quantize.pack import packed, unpacked
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
 from slimformer.report.report import Report
@@ -334,9 +334,9 @@ def save_result(
     card = model_card(report, folder=folder.name) if report else None
     page = html_page(found, folder=folder.name) if found else None
     save(
-        stored, folder, processor=loaded.processor, source_folder=loaded.companions, plan=plan,
-        report=found, card=card, page=page, sample=None, force=force, verify=verify,
-        packed=packed(quantized, stored) if quantized else None,
+        unpacked(quantized, stored) if quantized else stored, folder, processor=loaded.processor,
+        source_folder=loaded.companions, plan=plan, report=found, card=card, page=page, sample=None, force=force,
+        verify=verify, packed=packed(quantized, stored) if quantized else None,
     )  # fmt: skip
     return folder
 

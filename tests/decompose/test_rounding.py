@@ -8,7 +8,7 @@ from torch import Tensor
 
 from slimformer.decompose.compensation import compensate, damped_root, gram_error, inverse_root
 from slimformer.decompose.rounding import Grid, Rounded, round_compensated, round_nearest
-from slimformer.decompose.sparse import Pattern, make_sparse, round_sparse
+from slimformer.decompose.sparse import Pattern, make_sparse
 from slimformer.linalg.damped import damped
 
 SEEDS = range(8)
@@ -180,12 +180,36 @@ def test_white_inputs_make_it_magnitude_pruning():
     assert torch.equal(found, W.masked_fill(pattern.choose(W.square()), 0.0))
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_zeros_and_rounding_in_one_pass(symmetric):
+def column_by_column(W: Tensor, C: Tensor, pattern: Pattern) -> Tensor:
+    """The same without blocks: every column tells all later ones at once, and every group is chosen when reached."""
+    W, U = W.clone(), damped_root(C)
+    for j in range(W.shape[1]):
+        if j % pattern.of == 0:
+            ahead = slice(j, j + pattern.of)
+            gone = pattern.choose((W[:, ahead] / U.diagonal()[ahead]).square())
+        kept = W[:, j].masked_fill(gone[:, j % pattern.of], 0.0)
+        W[:, j + 1 :] -= torch.outer((W[:, j] - kept) / U[j, j], U[j, j + 1 :])
+        W[:, j] = kept
+    return W
+
+
+@pytest.mark.parametrize("d", [258, 300])
+@pytest.mark.parametrize("keep", [3, 5])
+def test_groups_that_do_not_divide_a_block_are_chosen_from_weights_that_are_up_to_date(d, keep):
+    W, C = problem(14, d=d)
+    pattern = Pattern(1 - keep / 7, keep, 7)
+    found, direct = make_sparse(W, C, pattern), column_by_column(W, C, pattern)
+    assert torch.equal(found == 0, direct == 0)
+    assert torch.allclose(found, direct, atol=1e-8 * float(direct.abs().max()))
+
+
+@grids
+@pytest.mark.parametrize("by_energy", [False, True])
+@pytest.mark.parametrize("pattern", [Pattern(0.5, 2, 4), Pattern(0.6)], ids=["2:4", "0.6"])
+def test_zeros_outlive_rounding(grid, by_energy, pattern):
     W, C = problem(13)
-    pattern, grid = Pattern(0.5, 2, 4), Grid(4, 16, symmetric)
-    both = round_sparse(W, C, pattern, grid)
-    assert bool(((both.W == 0).view(len(W), -1, 4).sum(-1) >= 2).all())
-    apart = round_nearest(make_sparse(W, C, pattern), grid)
+    sparse = make_sparse(W, C, pattern)
+    found = round_compensated(sparse, C, grid, by_energy=by_energy).W
+    assert bool((found[sparse == 0] == 0).all())
     H = damped(C, 0.01)
-    assert gram_error(W, both.W, H) < gram_error(W, apart.W, H)
+    assert gram_error(sparse, found, H) < gram_error(sparse, round_nearest(sparse, grid).W, H)

@@ -56,6 +56,17 @@ def test_the_tokenizer_comes_back(make, tmp_path):
     assert (read.bos_token, read.eos_token) == ("<s>", "</s>")
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "first"), [(of_bytes(), False), (of_pieces(), True), (of_pieces(space_first=False), False)]
+)
+def test_the_file_says_whether_a_text_begins_with_a_space(tokenizer, first, tmp_path):
+    import gguf
+
+    made = export(tiny("llama", vocab_size=SIZE), tmp_path, tokenizer, verify=False)
+    field = gguf.GGUFReader(tmp_path / "out" / made.file).get_field("tokenizer.ggml.add_space_prefix")
+    assert field is not None and bool(field.contents()) is first
+
+
 def test_rounded_numbers_are_smaller_and_further_away(tmp_path):
     model = tiny("llama", vocab_size=SIZE)
     made = {quant: export(model, tmp_path / quant, quant=quant) for quant in gguf_file.QUANTS}

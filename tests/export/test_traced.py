@@ -47,6 +47,8 @@ def test_a_ragged_decoder_as_a_program_and_a_fresh_process_that_runs_it(tmp_path
 
 def test_a_ragged_encoder_in_onnx_runtime_and_in_int8(tmp_path):
     needs_onnx()
+    import onnx
+
     graph = Graph(tiny_ragged(tiny("bert", "bare")), Pooling("mean", True)).eval()
     found = onnx_file.write_onnx(graph, tmp_path)
     assert found.largest <= TOLERANCE * found.scale
@@ -56,6 +58,11 @@ def test_a_ragged_encoder_in_onnx_runtime_and_in_int8(tmp_path):
     assert [each.shape for each in session.get_inputs()] == [["batch", "sequence"]] * 3
     whole = (tmp_path / "model.onnx").stat().st_size
     onnx_file.quantize(tmp_path / "model.onnx")
+    written = onnx.load(tmp_path / "model.onnx").graph.initializer
+    scales = {each.name: list(each.dims) for each in written if each.name.endswith("_scale")}
+    tables = [dims for name, dims in scales.items() if "embeddings" in name]
+    assert tables and all(dims in ([], [1]) for dims in tables), "one scale for a table"
+    assert any(dims > [1] for name, dims in scales.items() if "embeddings" not in name), "one for each output"
     rough = difference(graph, onnx_file.runner(tmp_path / "model.onnx", graph))
     require_alike(rough)
     assert found.largest < rough.largest

@@ -12,17 +12,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import slimformer
-from families import tiny, tiny_batches, tiny_ragged
+from families import STOCK_TYPES, tiny, tiny_batches, tiny_ragged
+from slimformer.checkpoint import reload
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.save import save
+from slimformer.checkpoint.tensor_file import file_bytes
 from slimformer.decompose.rounding import Grid
+from slimformer.decompose.sparse import Pattern
 from slimformer.errors import ExtraNotInstalled, ModelBroken, UnknownArchitecture
 from slimformer.evaluate import file_size
 from slimformer.models.load import find_model, load_model
 from slimformer.models.packed import pack, unpack
 from slimformer.quantization import quantize
-from slimformer.quantize.apply import quantized
-from slimformer.quantize.pack import packed, require_reader, stored_bytes
+from slimformer.quantize.apply import Sparse, quantized, sparsified
+from slimformer.quantize.pack import packed, require_reader, stored_bytes, stored_tensors
 
 reader = pytest.mark.skipif(
     importlib.util.find_spec("compressed_tensors") is None, reason="the extra quant is not installed"
@@ -68,11 +71,63 @@ def test_a_packed_folder_opens_here_without_the_extra(tmp_path, grid, ragged):
 
 
 @pytest.mark.parametrize("grid", [Grid(4, 16), Grid(8), Grid(4, 16, symmetric=False)], ids=str)
-def test_bytes_are_those_of_the_file(tmp_path, grid):
-    found = written(tmp_path / "m", grid=grid)
-    tensors = load_file(tmp_path / "m" / "model.safetensors")
-    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    assert stored_bytes(found, torch.float32) == held < file_size(tmp_path / "m")
+@pytest.mark.parametrize(("family", "ragged"), [("llama", False), ("llama", True), ("bert", False), ("vit", False)])
+def test_bytes_are_those_of_the_file(tmp_path, grid, family, ragged):
+    found = written(tmp_path / "m", family, grid, ragged=ragged)
+    assert stored_bytes(found, torch.float32) == file_size(tmp_path / "m")
+
+
+@pytest.mark.parametrize("family", STOCK_TYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_so_they_are_where_nothing_is_packed(tmp_path, family, dtype):
+    model = tiny(family).to(dtype)
+    model.save_pretrained(tmp_path)
+    assert file_bytes(stored_tensors(model, dtype, {})) == file_size(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        ({"shape": torch.tensor([48])}, "do not fit each other"),
+        ({"shape": torch.tensor([48, 2**40])}, "do not fit each other"),
+        ({"shape": torch.tensor([48, -32])}, "do not fit each other"),
+        ({"shape": torch.tensor([48.0, float("nan")])}, "do not fit each other"),
+        ({"scale": torch.zeros(48, 0)}, "do not fit each other"),
+        ({"scale": torch.zeros(48)}, "do not fit each other"),
+        ({"scale": torch.zeros(48, 5)}, "do not fit each other"),
+        ({"packed": torch.zeros(48, 4)}, "do not fit each other"),
+        ({"packed": torch.zeros(48, 3, dtype=torch.int32)}, "do not fit each other"),
+        ({"packed": torch.zeros(48, dtype=torch.int32)}, "do not fit each other"),
+        ({"zero_point": torch.zeros(3, 3, dtype=torch.int32)}, "do not fit each other"),
+        ({"g_idx": torch.zeros(32, dtype=torch.int32)}, "act-order"),
+    ],
+)
+def test_packed_weights_that_do_not_fit_are_refused(tmp_path, spoil, says):
+    written(tmp_path / "m")
+    layer = "model.layers.0.mlp.up_proj.weight"
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(file) | {f"{layer}_{part}": tensor for part, tensor in spoil.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    for opening in (load, load_model):
+        with pytest.raises((ModelBroken, UnknownArchitecture), match=says) as error:
+            opening(tmp_path / "m")
+        assert "up_proj" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "weights", [{"num_bits": 3}, {"num_bits": 0}, {"num_bits": "x"}, {"num_bits": 8}, {}, None], ids=str
+)
+@pytest.mark.parametrize("targets", ["own", ["Linear"], ["re:(((*"], [3]], ids=str)
+def test_bits_that_are_not_those_of_the_file_are_refused(tmp_path, weights, targets):
+    written(tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    config = json.loads(path.read_text())
+    for group in config["quantization_config"]["config_groups"].values():
+        group["weights"] = weights
+        group["targets"] = group["targets"] if targets == "own" else targets
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelBroken, match=r"with how many bits|do not fit each other at 8 bits"):
+        load_model(tmp_path / "m")
 
 
 def test_a_format_that_knows_linear_layers_alone_says_so():
@@ -120,6 +175,48 @@ def test_a_save_is_verified_by_reloading(tmp_path):
     found = quantized(model, Grid(4, 16), tiny_batches(model, 1))
     save(found.model, tmp_path / "m", packed=packed(found, found.model))
     assert "quantization_config" in json.loads((tmp_path / "m" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("method", ["gptq", "nearest"])
+def test_a_sparse_model_is_sparse_in_fewer_bits(symmetric, method):
+    model = tiny("llama")
+    sparse = sparsified(model, Pattern(0.5, 2, 4), method="magnitude").model
+    found = quantized(sparse, Grid(4, 16, symmetric), tiny_batches(model, 2), method=method)
+    for name in found.layers:
+        before, after = (each.get_submodule(name).weight for each in (sparse, found.model))
+        assert bool((after[before == 0] == 0).all()), name
+        assert int(((after != 0).view(len(after), -1, 4).sum(-1) > 2).sum()) == 0, name
+
+
+def test_the_share_of_zeros_counts_weights_not_layers():
+    found = sparsified(tiny("llama"), Pattern(0.5, 2, 4), method="magnitude")
+    name = next(iter(found.zeros))
+    weights = {name: found.model.get_submodule(name).weight for name in found.zeros}
+    uneven = Sparse(found.model, {**found.zeros, name: 0.0})
+    zero = sum(0.5 * weight.numel() for weight in weights.values()) - 0.5 * weights[name].numel()
+    assert uneven.share == pytest.approx(zero / sum(weight.numel() for weight in weights.values()))
+
+
+@reader
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_half_precision_is_verified_with_the_weights_a_reader_has(tmp_path, monkeypatch, dtype, bits):
+    def here(folder, sample):  # as in a fresh process, without paying for one
+        opened = reload.open_fresh(folder)
+        weights = reload.checksums(opened)  # it is unpacked when it first runs
+        return reload.outputs_of(opened, sample), weights
+
+    monkeypatch.setattr("slimformer.checkpoint.verify._reload", here)
+    model = tiny("llama")
+    ids = torch.randint(5, 60, (24, 16), generator=torch.Generator().manual_seed(0))
+    model.to(dtype).save_pretrained(tmp_path / "half")
+    found = quantize(tmp_path / "half", ids, bits=bits, group=None, method="nearest", timing=False)
+    found.save(tmp_path / "narrow")
+    again = load_model(tmp_path / "narrow")
+    assert again.dtype == dtype
+    for name, tensor in found.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor), name
 
 
 @reader

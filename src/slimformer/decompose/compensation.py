@@ -69,6 +69,11 @@ def compensate(
     return W, lost
 
 
+def whole_groups(g: int) -> int:
+    """About `BLOCK` columns, so that no group of g lies across the border of a block."""
+    return g * max(1, BLOCK // g)
+
+
 def gram_error(W: Float[Tensor, "o d"], other: Float[Tensor, "o d"], H: Float[Tensor, "d d"]) -> float:
     """tr((W − Ŵ) H (W − Ŵ)ᵀ): the squared error of the outputs, summed over them."""
     D = (W - other).to(H)

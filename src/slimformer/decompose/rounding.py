@@ -8,7 +8,8 @@ zero included. Steps are kept with eight significant bits (bfloat16), so that s 
 Error-compensated rounding is `decompose.compensation` with "settle" = "round to the grid". Where columns are taken in
 their own order, the grid of a group is laid when its first column is reached, over weights that have made up for the
 ones before; where the columns with the most energy are taken first, grids are laid at the start (a file then needs no
-list of which column belongs to which group).
+list of which column belongs to which group). A weight that is exactly zero stays so, whatever the others ask of it: z
+is a code of every grid, and a pattern of zeros outlives rounding.
 
 Frantar, Ashkboos, Hoefler, Alistarh: GPTQ, arXiv 2210.17323.
 """
@@ -21,7 +22,7 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
-from slimformer.decompose.compensation import BLOCK, DAMPING, compensate, damped_root
+from slimformer.decompose.compensation import DAMPING, compensate, damped_root, whole_groups
 
 TINY = 2.0**-60  # the step of a group that holds nothing but zeros
 
@@ -103,31 +104,27 @@ def round_compensated(
 ) -> Rounded:
     """Columns are rounded one by one; the rest make up for it in the metric of C = Σ x xᵀ / n.
 
-    `by_energy` takes columns with a large C_jj first, when most are left to make up for them. Cost d³ + o d².
+    `by_energy` takes columns with a large C_jj first, when most are left to make up for them. Zeros stay zero, and the
+    rest make up for that, too. Cost d³ + o d².
     """
     W = W.double()
     d = W.shape[1]
     g = grid.width(d)
     order = C.diagonal().argsort(descending=True, stable=True) if by_energy else torch.arange(d)
     s, z = steps_of(W, grid, g)
-    Q = torch.zeros_like(W)
+    Q, zero = torch.zeros_like(W), W == 0
 
     def settle(j: int, now: Tensor) -> Tensor:
         column, k = int(order[j]), int(order[j]) // g
         if not by_energy and j % g == 0:
-            s[:, k], z[:, k] = grid.lay(now[:, j : j + g])
-        q = grid.round(now[:, j], s[:, k], z[:, k])
+            s[:, k], z[:, k] = grid.lay(now[:, j : j + g].masked_fill(zero[:, j : j + g], 0.0))
+        q = torch.where(zero[:, column], z[:, k], grid.round(now[:, j], s[:, k], z[:, k]))
         Q[:, column] = q
         return (q - z[:, k]) * s[:, k]
 
     U = damped_root(C[order][:, order].to(W.device), damping)
     compensate(W[:, order], U, settle, block=whole_groups(g))
     return as_rounded(grid, Q, s, z)
-
-
-def whole_groups(g: int) -> int:
-    """About `BLOCK` columns, so that no group of g lies across the border of a block."""
-    return g * max(1, BLOCK // g)
 
 
 def steps_of(W: Tensor, grid: Grid, g: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ exact loss w² / U_jj² is least, a few columns at a time:
     n:m            in every m neighbours of a row all but n            chosen at every m-th column
     a fraction     of each block of 128 columns, over all rows         chosen at every 128-th column
 
-What is left may be rounded in the same pass: zero is on every grid. Without data (C = I) this is magnitude pruning.
+What is left may be rounded later: `decompose.rounding` keeps zeros. Without data (C = I) this is magnitude pruning.
 
 Frantar, Alistarh: SparseGPT, arXiv 2301.00774. The loss is that of the optimal brain surgeon, Hassibi and Stork 1992.
 """
@@ -14,14 +14,12 @@ Frantar, Alistarh: SparseGPT, arXiv 2301.00774. The loss is that of the optimal 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lcm
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from slimformer.decompose.compensation import BLOCK, DAMPING, compensate, damped_root
-from slimformer.decompose.rounding import Grid, Rounded, as_rounded, steps_of, whole_groups
+from slimformer.decompose.compensation import DAMPING, compensate, damped_root, whole_groups
 
 
 @dataclass(frozen=True)
@@ -60,35 +58,9 @@ def make_sparse(
 ) -> Float[Tensor, "o d"]:
     """Ŵ with zeros where the pattern says, the rest refitted in the metric of C = Σ x xᵀ / n. Cost d³ + o d²."""
     W, U = W.double(), damped_root(C.to(W.device), damping)
-    mask = _Mask(pattern, U, BLOCK)
-    return compensate(W, U, lambda j, now: now[:, j].masked_fill(mask.at(j, now), 0.0))[0]
-
-
-def round_sparse(
-    W: Float[Tensor, "o d"],
-    C: Float[Tensor, "d d"],
-    pattern: Pattern,
-    grid: Grid,
-    *,
-    damping: float = DAMPING,
-) -> Rounded:
-    """Zeros and rounding in one pass; as in rounding alone, a grid is laid when its group is reached."""
-    W, U = W.double(), damped_root(C.to(W.device), damping)
-    g = grid.width(W.shape[1])
-    block = whole_groups(lcm(g, pattern.of or 1))
+    block = whole_groups(pattern.of or 1)  # a group across the border of a block would be chosen from stale weights
     mask = _Mask(pattern, U, block)
-    s, z = steps_of(W, grid, g)
-    Q = torch.zeros_like(W)
-
-    def settle(j: int, now: Tensor) -> Tensor:
-        if j % g == 0:
-            s[:, j // g], z[:, j // g] = grid.lay(now[:, j : j + g])
-        sj, zj = s[:, j // g], z[:, j // g]
-        Q[:, j] = torch.where(mask.at(j, now), zj, grid.round(now[:, j], sj, zj))
-        return (Q[:, j] - zj) * sj
-
-    compensate(W, U, settle, block=block)
-    return as_rounded(grid, Q, s, z)
+    return compensate(W, U, lambda j, now: now[:, j].masked_fill(mask.at(j, now), 0.0), block=block)[0]
 
 
 class _Mask:

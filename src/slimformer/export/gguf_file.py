@@ -197,6 +197,7 @@ def _write_vocabulary(writer: Any, said: Vocabulary) -> None:
     for role, number in (said.special or {}).items():
         roles[role](number)
     writer.add_add_bos_token(said.add_bos)
+    writer.add_add_space_prefix(said.space_first)
     if isinstance(said.chat_template, str):
         writer.add_chat_template(said.chat_template)
 

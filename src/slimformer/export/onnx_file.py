@@ -62,8 +62,9 @@ def write_onnx(
 
 
 def quantize(path: Path) -> None:
-    """Weights of matrix products to int8, one scale for each output; activations are rounded as they come.
+    """Weights to int8: of matrix products with one scale for each output, tables of embeddings with one for the table.
 
+    Activations are rounded as they come. Tables left alone would be most of a small file.
     Seven bits of weight are used: on processors without VNNI products of eight bits with eight may saturate.
     """
     import onnx

@@ -9,6 +9,7 @@ from typing import Any
 from slimformer.errors import CannotExport
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of tokens, as GGUF numbers them
+SPACES = ("▁", "Ġ")  # how pieces and bytes write a space
 UNMERGED = -1e6  # score of pieces no merge makes: below all others
 
 
@@ -24,6 +25,7 @@ class Vocabulary:
     pre: str = "default"
     special: dict[str, int] | None = None
     add_bos: bool = False
+    space_first: bool = False  # is a space put before a text that begins with none?
     chat_template: str | None = None
 
 
@@ -40,6 +42,7 @@ def vocabulary(tokenizer: Any, size: int) -> Vocabulary:
     common: dict[str, Any] = {
         "tokens": tokens, "kinds": kinds, "special": _special(tokenizer),
         "add_bos": bos is not None and tokenizer("a").input_ids[:1] == [bos],
+        "space_first": "".join(tokenizer.tokenize("a")).startswith(SPACES),
         "chat_template": getattr(tokenizer, "chat_template", None),
     }  # fmt: skip
     pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
-from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
+from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError, UnknownArchitecture
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare
 from slimformer.models.demo import DEMOS, load_gguf
@@ -131,6 +131,8 @@ def _weights(name: str, where: str, model_class: Any, dtype: torch.dtype, config
             model, found = model_class.from_pretrained(
                 where, dtype=dtype, trust_remote_code=False, output_loading_info=True
             )
+    except SlimformerError:  # said well already
+        raise
     except Exception as error:  # transformers, safetensors and torch raise a dozen types for one fact
         raise ModelBroken(f"{name}: the weights cannot be read: {_reason(error)}") from error
     missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)  # many encoders come without one

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from slimformer.errors import ModelBroken, UnknownArchitecture
 
 WORD = 32
+PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")
 
 
 def pack(Q: Tensor, bits: int) -> Tensor:
@@ -72,36 +74,59 @@ def read_packed(folder: Path, config: Any) -> dict[str, Tensor]:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as weights:
             tensors |= {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
-    schemes = list(said(config).get("config_groups", {}).values())
     for name in [name for name in tensors if name.endswith(".weight_packed")]:
-        layer = name.removesuffix("_packed")
-        parts = {part: tensors.pop(f"{layer}_{part}", None) for part in ("packed", "scale", "zero_point", "shape")}
-        tensors[layer] = _dense(parts, _bits(layer.removesuffix(".weight"), schemes, folder))
+        layer = name.removesuffix(".weight_packed")
+        parts = {part: tensors.pop(f"{layer}.weight_{part}", None) for part in PARTS}
+        if parts["g_idx"] is not None:
+            raise UnknownArchitecture(
+                f"{folder}: columns of {layer} are in groups out of their order (act-order), which is not read here; "
+                "give the model as it was before"
+            )
+        bits = _bits(layer, said(config).get("config_groups"), folder)
+        tensors[f"{layer}.weight"] = _dense(parts, bits, f"{folder}: {layer}")
     return tensors
 
 
-def _bits(layer: str, schemes: list[dict[str, Any]], folder: Path) -> int:
+def _bits(layer: str, groups: Any, folder: Path) -> int:
     """How many bits the codes of a layer have: all groups here share it, unless their targets name layers."""
-    for scheme in schemes:
-        targets = scheme.get("targets") or []
-        if any(re.match(target.removeprefix("re:"), layer) for target in targets if target.startswith("re:")):
-            return int(scheme["weights"]["num_bits"])
-    widths = {int(scheme["weights"]["num_bits"]) for scheme in schemes if scheme.get("weights")}
-    if len(widths) != 1 or WORD % (found := widths.pop()):
-        raise ModelBroken(f"{folder}: config.json does not say with how many bits {layer} is stored")
+    schemes = [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
+    own = [each for each in schemes if any(_names(target, layer) for target in each.get("targets") or ())][:1]
+    weights = [each.get("weights") for each in own or schemes]
+    widths = {each.get("num_bits") for each in weights if isinstance(each, dict)}
+    found = widths.pop() if len(widths) == 1 else None
+    if not isinstance(found, int) or not 0 < found <= 8 or WORD % found:
+        raise ModelBroken(
+            f"{folder}: config.json does not say with how many bits {layer} is stored (1, 2, 4 and 8 are read)"
+        )
     return found
 
 
-def _dense(parts: dict[str, Tensor | None], bits: int) -> Tensor:
+def _names(target: Any, layer: str) -> bool:
+    """Does a target of a config name a layer? A pattern that is none names nothing."""
+    with suppress(re.error):
+        return isinstance(target, str) and target.startswith("re:") and bool(re.match(target[3:], layer))
+    return False
+
+
+def _dense(parts: dict[str, Tensor | None], bits: int, what: str) -> Tensor:
     words, scale, zeros, shape = (parts[name] for name in ("packed", "scale", "zero_point", "shape"))
     if words is None or scale is None or shape is None:
-        raise ModelBroken("a packed weight comes without its scale or its shape; use an intact checkpoint")
-    rows, d = (int(size) for size in shape)
+        raise ModelBroken(f"{what}: a packed weight comes without its scale or its shape; use an intact checkpoint")
+    rows, d = (int(size) for size in shape) if shape.shape == (2,) and not shape.is_floating_point() else (0, 0)
+    groups = scale.shape[1] if scale.dim() == 2 else 0
+    fits = min(rows, d, groups) > 0 and d % groups == 0 and scale.shape == (rows, groups)
+    fits &= words.dtype == torch.int32 and words.shape == (rows, -(-d * bits // WORD))
+    fits &= zeros is None or (zeros.dtype == torch.int32 and zeros.shape == (-(-rows * bits // WORD), groups))
+    if not fits:
+        raise ModelBroken(
+            f"{what}: codes, steps and shape do not fit each other at {bits} bits ({tuple(words.shape)}, "
+            f"{tuple(scale.shape)} and {rows} × {d}); use an intact checkpoint"
+        )
     Q, s = unpack(words, bits, d).float(), scale.float()
     if zeros is not None:
         z = unpack(zeros.mT.contiguous(), bits, rows).mT.float()
-        Q -= z.repeat_interleave(d // z.shape[1], 1)
-    return Q * s.repeat_interleave(d // s.shape[1], 1)
+        Q -= z.repeat_interleave(d // groups, 1)
+    return Q * s.repeat_interleave(d // groups, 1)
 
 
 def open_packed(

@@ -48,6 +48,12 @@ class Sparse:
     zeros: Mapping[str, float]
     errors: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def share(self) -> float:
+        """Of all weights of these layers together, how many are zero."""
+        sizes = {name: weight_of(self.model.get_submodule(name)).numel() for name in self.zeros}
+        return sum(self.zeros[name] * size for name, size in sizes.items()) / max(1, sum(sizes.values()))
+
 
 def quantized(
     model: PreTrainedModel,

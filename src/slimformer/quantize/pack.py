@@ -16,7 +16,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from slimformer.decompose.rounding import Rounded
+from slimformer.checkpoint.tensor_file import Tensors, as_saved, file_bytes
+from slimformer.checkpoint.verify import in_float32
+from slimformer.decompose.rounding import Grid, Rounded
 from slimformer.errors import ExtraNotInstalled, UnknownArchitecture
 from slimformer.models.architecture import base_path
 from slimformer.models.packed import WORD, pack
@@ -62,20 +64,54 @@ def packed(quantized: Quantized, model: PreTrainedModel) -> PreTrainedModel:
     return out
 
 
+@torch.no_grad()
+def unpacked(quantized: Quantized, model: PreTrainedModel) -> PreTrainedModel:
+    """What a reader computes with once `packed(quantized, model)` is on disk, in single precision.
+
+    s (q − z) takes up to 16 binary digits, which float32 has and half precision has not: a model cast to the precision
+    of everything else would not be the one in the file.
+    """
+    exact = in_float32(model)
+    if exact is not model:
+        for name, rounded in quantized.layers.items():
+            exact.get_submodule(name).weight.copy_(rounded.W)  # type: ignore[operator, union-attr]
+    return exact
+
+
 def stored_bytes(quantized: Quantized, dtype: torch.dtype) -> int:
-    """What the weights take on disk: packed layers to the byte, all others in that precision."""
-    size = torch.empty((), dtype=dtype).element_size()
-    weights = sum(parameter.numel() for parameter in quantized.model.parameters())
-    for rounded in quantized.layers.values():
-        weights -= rounded.Q.numel()
-    return weights * size + sum(map(_bytes, quantized.layers.values()))
+    """What the file of weights takes, to the byte: codes and steps, all others in that precision, and the header."""
+    grids = {name: rounded.grid for name, rounded in quantized.layers.items()}
+    return file_bytes(stored_tensors(quantized.model, dtype, grids))
 
 
-def _bytes(rounded: Rounded) -> int:
+def stored_tensors(model: PreTrainedModel, dtype: torch.dtype, grids: Mapping[str, Grid]) -> Tensors:
+    """Kind and shape of every tensor on disk if the weights of these layers are packed; it needs no codes."""
+    names = {f"{layer}.weight": layer for layer in grids}
+    found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    own = dict(model.named_parameters())  # what is tied is there once
+    tied = dict(model.named_parameters(remove_duplicate=False)).keys() - own.keys()
+    for name, tensor in model.state_dict().items():
+        if name in names:
+            found |= _packed_tensors(name, tensor.shape, grids[names[name]])
+        elif name not in tied:
+            found[name] = (dtype if tensor.is_floating_point() else tensor.dtype, tuple(tensor.shape))
+    return as_saved(model, found)
+
+
+def _packed_tensors(weight: str, shape: torch.Size, grid: Grid) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Words of codes and zeros, steps in two bytes, and two integers of eight for the shape."""
-    (rows, columns), groups, bits = rounded.Q.shape, rounded.s.shape[1], rounded.grid.bits
-    zeros = 0 if rounded.grid.symmetric else groups * -(-rows * bits // WORD)
-    return 4 * (rows * -(-columns * bits // WORD) + zeros) + 2 * rows * groups + 16
+    rows, columns = shape
+    groups = columns // grid.width(columns)
+    zeros = {} if grid.symmetric else {"zero_point": (torch.int32, (_words(rows, grid.bits), groups))}
+    parts: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "packed": (torch.int32, (rows, _words(columns, grid.bits))), "scale": (torch.bfloat16, (rows, groups)),
+        "shape": (torch.int64, (2,)), **zeros,
+    }  # fmt: skip
+    return {f"{weight}_{part}": found for part, found in parts.items()}
+
+
+def _words(numbers: int, bits: int) -> int:
+    return -(-numbers * bits // WORD)
 
 
 def quantization_config(layers: Mapping[str, Rounded], above: str) -> dict[str, Any]:

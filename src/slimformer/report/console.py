@@ -14,6 +14,7 @@ from rich.text import Text
 
 from slimformer.models import Architecture
 from slimformer.plan import Plan
+from slimformer.plan.memory import in_words
 from slimformer.report.card import narrow_line
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.report import Report
@@ -181,7 +182,7 @@ def _count(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    return f"{value / 1e6:.1f} MB"
+    return f"{value / 1e6:.1f} MB" if value >= 1e5 else in_words(int(value))
 
 
 def _milliseconds(value: float) -> str:

@@ -104,9 +104,10 @@ def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool
 
 
 def show_dry_run(
-    model: str, asked: dict[str, float], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
-) -> None:
-    """What would be kept, without reading data and without writing anything."""
+    model: str, asked: dict[str, float], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool,
+    room: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """What would be kept, without reading data and without writing anything; in little `room` no weights are read."""
     from slimformer import stages
     from slimformer.calibrate.gather import sequence_length
     from slimformer.models import describe
@@ -121,10 +122,30 @@ def show_dry_run(
         raise SlimformerError(f"--dry-run shows sizes, and the recipe {recipe.name!r} changes none")
     if "max_kl" in asked or "size" in asked:
         raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
+    if room is not None:
+        return _show_room(
+            model, {**asked, "recipe": recipe, "format": format, "seq_len": seq_len}, room, as_json, quiet
+        )
     loaded = load_model(model)
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))
     made = stages.even_plan(loaded.model, budget=budget, recipe=recipe, format=format, seq_len=seq_len)
     emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(loaded.model), made))))
+
+
+def _show_room(model: str, asked: dict[str, Any], room: dict[str, Any], as_json: bool, quiet: bool) -> None:
+    """What would be kept and the memory it would take; refused as the work would be."""
+    from slimformer.report.console import kept, plan_table
+    from slimformer.streaming import foresee, require_streaming_possible
+
+    require_streaming_possible(asked, device="cpu")
+    memory = size_in_bytes("--memory", room["memory"])
+    seen = foresee(model, room["data"], memory=memory, refine=room["refine"], **asked)
+
+    def tables() -> None:
+        out.print(kept(plan_table(seen.architecture, seen.plan)))
+        out.print(f"memory: {seen.estimate}; allowed {room['memory']}", markup=False, highlight=False, soft_wrap=True)
+
+    emit({**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}, as_json, quiet, tables)
 
 
 def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import VOCABULARY, tiny
+from slimformer import promise
 from slimformer.calibrate.collect import Residence, rehearse
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.shelf import Shelf
@@ -47,6 +48,21 @@ def test_too_little_is_refused_before_a_weight_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(Skeleton, "read_outside", read)
     with pytest.raises(NotEnoughMemory, match=r"open .*, read "):
         compress_streamed(folder, tmp_path / "small", IDS, memory=50 * 10**6, macs=0.5)
+
+
+def test_what_the_data_take_is_measured_before_the_work(tmp_path, monkeypatch):
+    measured = iter((10**8, 10**10))
+    monkeypatch.setattr(promise, "anonymous_memory", lambda: next(measured))
+    with pytest.raises(NotEnoughMemory, match="10 GB are in use"):
+        compress_streamed(saved(tmp_path / "dense"), tmp_path / "small", IDS, memory=10**9, macs=0.5)
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
+def test_a_text_that_is_too_long_is_refused_unread(tmp_path):
+    with open(tmp_path / "long.txt", "wb") as file:
+        file.truncate(10**9)
+    with pytest.raises(NotEnoughMemory, match=r"in data .* or less --data"):
+        foresee(saved(tmp_path / "dense"), str(tmp_path / "long.txt"), memory=10**9, macs=0.5)
 
 
 def test_what_is_outside_the_blocks_counts_where_it_is_copied(tmp_path):

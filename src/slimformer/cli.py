@@ -303,8 +303,7 @@ def compress(
     context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
     asked = budget_asked(chosen, macs, params, latency, max_kl, size)
     if dry_run:
-        room = None if memory is None else {"memory": memory, "refine": refine, "data": name}
-        return show_dry_run(model, asked, chosen, format, seq_len, as_json, quiet, room)
+        return show_dry_run(model, asked, chosen, format, seq_len, as_json, quiet, (memory, refine, name))
     place, record = usable_device(device), tracker(track)
     out_folder = require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
     how: dict[str, Any] = {

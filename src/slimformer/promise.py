@@ -128,7 +128,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [each for each in found if isinstance(each, torch.Tensor)]
 
 
-def disk_needed(skeleton: Skeleton, tokens: Mapping[str, int], *, fraction: float, refined: bool) -> int:
+def disk_needed(skeleton: Skeleton, tokens: Mapping[str, int], fraction: float, *, refined: bool) -> int:
     """Bytes of the work folder when it is fullest: moments of two splits, states of every split that is walked, shards.
 
     A stream is kept where it starts and twice on its way; with correction there is a second one, and what the dense

@@ -145,20 +145,14 @@ def compress_streamed(
         )  # fmt: skip
     estimate = promise.before_work(batches, rows)
     say(f"memory: {estimate}; allowed {in_words(memory)}")
-    needed = disk_needed(skeleton, batches.tokens, fraction=budget.fraction, refined=refined)
-    require_disk(needed, work_folder(folder))
+    require_disk(disk_needed(skeleton, batches.tokens, budget.fraction, refined=refined), work_folder(folder))
     task = _Task(skeleton, batches, budget, chosen, format, refined, estimate, progress, seconds)
     with timed(seconds, "read"):
         mark = _fingerprint(skeleton, progress)
     with job_for(folder, _asked(task, mark)) as job:
         say(f"{'going on with' if job.resumed else 'working in'} {work_folder(folder)}; if it is stopped, the same "
             "command goes on from there")  # fmt: skip
-        try:
-            return _carry_on(task, job, mark, folder, force=force, whole=verify, memory=memory)
-        except WorkTorn as torn:
-            say(f"{torn}; starting anew")
-            job.begin_anew()
-            return _carry_on(task, job, mark, folder, force=force, whole=verify, memory=memory)
+        return _carry_on(task, job, mark, folder, say, force=force, whole=verify, memory=memory)
 
 
 @dataclass(frozen=True)
@@ -250,7 +244,17 @@ def _inputs(data: Data) -> str:
     return digest.hexdigest()
 
 
-def _carry_on(task: _Task, job: Job, mark: str, folder: Path, *, force: bool, whole: bool, memory: int) -> Streamed:
+def _carry_on(task: _Task, job: Job, mark: str, folder: Path, say: Any, **how: Any) -> Streamed:
+    """Go on with what there is; from the beginning where it cannot be read."""
+    try:
+        return _work(task, job, mark, folder, **how)
+    except WorkTorn as torn:
+        say(f"{torn}; starting anew")
+        job.begin_anew()
+        return _work(task, job, mark, folder, **how)
+
+
+def _work(task: _Task, job: Job, mark: str, folder: Path, *, force: bool, whole: bool, memory: int) -> Streamed:
     with timed(task.seconds, "calibrate and profile"):
         statistics, curves = first_walk(task, job, mark)
     plan = allocate(

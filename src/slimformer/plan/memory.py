@@ -111,7 +111,7 @@ def estimate_memory(
         "profile": 8 * gram + 3 * reader,
         "cut": 6 * gram + 5 * reader + load.block,
         "outputs": vocabulary * (2 * shown * load.item + max(min(n, rows) * size for rows, size in COPIED)),
-        "write": max(load.stored, load.outside_copied),
+        "write": load.stored,
     }
     if refined:
         phases["correct"] = 11 * gram + 16 * reader + activations + load.block

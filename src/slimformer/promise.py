@@ -11,16 +11,17 @@ import gc
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import rehearse
+from slimformer.calibrate.collect import Residence, rehearse
 from slimformer.calibrate.documents import source_names
 from slimformer.calibrate.gather import Data, vocabulary
+from slimformer.calibrate.shelf import Shelf
 from slimformer.errors import CannotWrite
 from slimformer.models.architecture import reads_windows
 from slimformer.models.stream import Skeleton
@@ -29,6 +30,7 @@ from slimformer.plan.memory import Estimate, Load, estimate_memory, in_words, re
 BATCHES = (8, 4, 2, 1)  # rows at a time: as many as fit
 TEXT = 8  # times the size of its file that a text takes while it is cut into documents; more than half for non-Latin
 DOUBLE = 8
+TRIMMED = 16 * 10**6  # bytes of states after which free memory is returned
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class Promise:
         """The same with data and outside weights there, and with what blocks are called with; refused where it grew too
         much."""
         give_back()
-        estimate = self._fitting(_load(self.skeleton, calls=_calls(self.skeleton, data), opened=True), (batch_size,))
+        whole = self._fitting(_load(self.skeleton, calls=_calls(self.skeleton, data), opened=True), (batch_size,))
+        to_come = {phase: size for phase, size in whole.phases.items() if phase not in ("open", "data")}
+        estimate = replace(whole, phases=to_come)
         require_memory(estimate, self.memory)
         return estimate
 
@@ -92,9 +96,29 @@ def anonymous_memory() -> int:
 def give_back() -> None:
     """Let the allocator return what is free, where it can: it would be counted as in use."""
     gc.collect()
+    _trim()
+
+
+def residence(skeleton: Skeleton, shelf: Shelf) -> Residence:
+    """Weights in their files and states on a shelf. What batches leave free in the allocator is returned now and then:
+    it reuses large pieces badly, so it would grow with the number of tokens."""
+    kept = [0]
+
+    def keep(name: str, state: torch.Tensor) -> torch.Tensor:
+        place = shelf.keep(name, state)
+        kept[0] += state.nbytes
+        if kept[0] >= TRIMMED:
+            kept[0] = 0
+            _trim()
+        return place
+
+    return Residence(skeleton.resident, keep, shelf.recall)
+
+
+def _trim() -> None:
     try:
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError, TypeError):
+    except (OSError, AttributeError, TypeError):  # other systems have other allocators
         return
 
 

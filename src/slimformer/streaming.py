@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from slimformer.assess import data_provenance, describe_result, thin_data
-from slimformer.calibrate.collect import Residence, collect, ending_in
+from slimformer.calibrate.collect import collect, ending_in
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.calibrate.shelf import flush
@@ -44,7 +44,7 @@ from slimformer.plan import Budget, Plan, allocate, check_budget
 from slimformer.plan.budget import budget_of
 from slimformer.plan.memory import Estimate, in_words
 from slimformer.plan.recipe import Recipe, load_recipe
-from slimformer.promise import Promise, anonymous_memory, disk_needed, require_disk
+from slimformer.promise import Promise, anonymous_memory, disk_needed, give_back, require_disk, residence
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
 from slimformer.report.report import Report
@@ -290,13 +290,14 @@ def first_walk(task: _Task, job: Job, mark: str) -> tuple[Statistics, dict[str, 
     splits = {split: task.data.splits[split] for split in ("fit", "select")}
     ranks = rank_sites(model, architecture) if task.recipe.attention != "heads" else ()
     task.progress("calibrate", first, n_blocks)
-    residence = Residence(skeleton.resident, shelf.keep, shelf.recall)
-    blocks = collect(model, architecture, splits, residence=residence, first=first) if first < n_blocks else iter(())
+    there = residence(skeleton, shelf)
+    blocks = collect(model, architecture, splits, residence=there, first=first) if first < n_blocks else iter(())
     require_whole(*(moments_file(job.statistics, i) for i in range(first)))
     for block in blocks:
         write_block(job.statistics, block)
         keep_curves(job.curves(block.block), block_curves(model, architecture, block, task.recipe, ranks, ()))
         _settle(job, block.block)
+        give_back()
         job.finish("calibrate", block.block + 1, block.loudness)
         task.progress("calibrate", block.block + 1, n_blocks)
     loudness = job.notes("calibrate")

@@ -256,7 +256,7 @@ def apply(
     "Long texts: slimformer compress demo:smollm2 --recipe long-context --k 128 --out long\n\n"
     "What changes no output, without budget and data: slimformer compress ./bert --recipe lossless --out smaller\n\n"
     "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller\n\n"
-    "Larger than memory: slimformer compress ./llama --macs 0.5 --memory 4GB --out smaller"
+    "Larger than memory: slimformer compress ./llama --macs 0.5 --memory 4GB --no-refine --out smaller"
 )
 def compress(
     model: Model,
@@ -304,7 +304,8 @@ def compress(
     context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
     asked = budget_asked(chosen, macs, params, latency, max_kl, size)
     if dry_run:
-        return show_dry_run(model, {**asked, "bits": bits}, chosen, format, seq_len, as_json, quiet)
+        within = (memory, refine, name)
+        return show_dry_run(model, {**asked, "bits": bits}, chosen, format, seq_len, as_json, quiet, within)
     place, record = usable_device(device), tracker(track)
     out_folder = require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
     how: dict[str, Any] = {

@@ -104,9 +104,11 @@ def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool
 
 
 def show_dry_run(
-    model: str, asked: dict[str, Any], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
-) -> None:
-    """What would be kept, without reading data and without writing anything."""
+    model: str, asked: dict[str, Any], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool,
+    within: tuple[str | None, bool | None, str] = (None, None, ""),
+) -> None:  # fmt: skip
+    """What would be kept, without reading data and without writing anything; `within` a memory, with correction or not
+    and on some data, without reading weights either."""
     from slimformer import stages
     from slimformer.calibrate.gather import sequence_length
     from slimformer.models import describe
@@ -123,10 +125,30 @@ def show_dry_run(
         raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
     if asked.pop("bits", None) is not None:
         raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
+    if within[0] is not None:
+        given = {**asked, "recipe": recipe, "format": format, "seq_len": seq_len, "refine": within[1]}
+        return _show_by_blocks(model, within[2], within[0], given, as_json, quiet)
     loaded = load_model(model)
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))
     made = stages.even_plan(loaded.model, budget=budget, recipe=recipe, format=format, seq_len=seq_len)
     emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(loaded.model), made))))
+
+
+def _show_by_blocks(
+    model: str, data: str, memory: str, asked: dict[str, Any], as_json: bool, quiet: bool
+) -> None:  # fmt: skip
+    """What would be kept and the memory it would take; refused as the work would be."""
+    from slimformer.report.console import kept, plan_table
+    from slimformer.streaming import foresee, require_streaming_possible
+
+    require_streaming_possible(asked, device="cpu")
+    seen = foresee(model, data, memory=size_in_bytes("--memory", memory), **asked)
+
+    def tables() -> None:
+        out.print(kept(plan_table(seen.architecture, seen.plan)))
+        out.print(f"memory: {seen.estimate}; allowed {memory}", markup=False, highlight=False, soft_wrap=True)
+
+    emit({**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}, as_json, quiet, tables)
 
 
 def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:

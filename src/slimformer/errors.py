@@ -41,6 +41,10 @@ class NotEnoughMemory(SlimformerError):
     """The work would take more memory than was allowed."""
 
 
+class WorkTorn(SlimformerError):
+    """What an earlier run left to go on with cannot be read."""
+
+
 class NotLossless(SlimformerError):
     """Rewrites that change nothing on paper changed the outputs by more than rounding."""
 

@@ -24,13 +24,14 @@ from slimformer.models.architecture import base_path, reads_windows
 from slimformer.models.stream import Skeleton, put, release
 from slimformer.plan import Plan
 from slimformer.probe import short_batches
+from slimformer.promise import give_back, residence
 from slimformer.refine import TOKENS, refit_final_norm
 from slimformer.rewrite.apply import cut_block
 from slimformer.rewrite.correct import Correction, Pair, correct_block
 from slimformer.rewrite.sizes import keep_attributes_true
 from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import Progress
-from slimformer.streaming_job import Job
+from slimformer.streaming_job import Job, require_whole
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def second_walk(
         with skeleton.resident(i):
             done = _through_block(walk, i, corrected=corrected)
         release(walk.small, architecture, i)
+        give_back()
+        job.shelf.flush(i + 1)
         job.finish("rewrite", i + 1, [asdict(each) for each in done])
         progress("cut and correct", i + 1, n_blocks)
     corrections = [Correction(**each) for block in job.notes("rewrite") for each in block]
@@ -92,14 +95,16 @@ def _start(
 ) -> _Walk:  # fmt: skip
     """Streams before the block `first`, and a small skeleton with the shapes of what is finished."""
     dense, architecture, shelf = skeleton.loaded.model, skeleton.architecture, job.shelf
+    there = residence(skeleton, shelf)
     small = skeleton.twin()
+    require_whole(*(where(i) for i in range(first) for where in (job.shard, *([job.nested] if corrected else []))))
     for i in range(first):
         restore_shapes(job.shard(i), small, architecture, i)
     names = ("fit", "select", "report") if corrected else ("report",)
-    stages = {split: list(rehearse(dense, architecture, splits[split], split)) for split in names}
+    stages = {split: list(rehearse(dense, architecture, splits[split], split, there)) for split in names}
     pairs = {split: [Pair(s, s.state, s.state) for s in found] for split, found in stages.items()}
     short = _short(dense, skeleton, splits["select"]) if corrected else []
-    trails = [_Trail(stage, stage.state) for stage in rehearse(dense, architecture, short, "before")]
+    trails = [_Trail(stage, stage.state) for stage in rehearse(dense, architecture, short, "before", there)]
     if first:
         for pair in (pair for found in pairs.values() for pair in found):
             pair.dense = shelf.recall(state_name(pair.stage, "dense", first))
@@ -107,8 +112,7 @@ def _start(
         for trail in trails:
             trail.state = shelf.recall(state_name(trail.stage, "nested", first))
     fitted = [*pairs["fit"], *pairs["select"]] if corrected else []
-    residence = Residence(skeleton.resident, shelf.keep, shelf.recall)
-    return _Walk(skeleton, small, job, plan, curves, statistics, residence, fitted, pairs["report"], trails)
+    return _Walk(skeleton, small, job, plan, curves, statistics, there, fitted, pairs["report"], trails)
 
 
 def _short(dense: PreTrainedModel, skeleton: Skeleton, select: Sequence[Batch]) -> list[Batch]:

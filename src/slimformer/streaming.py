@@ -10,6 +10,7 @@ the energy of the stream they are added to, in place of the Fisher metric and of
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,27 +21,30 @@ import torch
 from transformers import PreTrainedModel
 
 from slimformer.assess import data_provenance, describe_result, thin_data
-from slimformer.calibrate.collect import Residence, collect, ending_in, rehearse
+from slimformer.calibrate.collect import collect, ending_in
 from slimformer.calibrate.documents import Source
-from slimformer.calibrate.gather import Data, gather, sequence_length, vocabulary
-from slimformer.calibrate.store import Statistics, begin, open_statistics, write_block, write_weights
-from slimformer.checkpoint.atomic import require_free, writing
+from slimformer.calibrate.gather import Data, gather, sequence_length
+from slimformer.calibrate.shelf import flush
+from slimformer.calibrate.store import Statistics, begin, moments_file, open_statistics, write_block, write_weights
+from slimformer.checkpoint.atomic import one_clear_line, require_free, writing
 from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.save import copy_companions
 from slimformer.checkpoint.shards import assemble, outside_tensors, write_tensors
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.decompose import Curve
-from slimformer.errors import BudgetOutOfReach, UnknownMethod
+from slimformer.errors import BudgetOutOfReach, CannotWrite, PlanDoesNotFit, UnknownMethod, WorkTorn
 from slimformer.evaluate.compare import compare
 from slimformer.evaluate.perplexity import pieces
 from slimformer.menu import menu
+from slimformer.models.architecture import Architecture
 from slimformer.models.ranks import rank_sites
-from slimformer.models.stream import Skeleton, open_skeleton
+from slimformer.models.stream import Skeleton, sketch
 from slimformer.plan import Budget, Plan, allocate, check_budget
 from slimformer.plan.budget import budget_of
-from slimformer.plan.memory import Estimate, estimate_memory, require_memory
+from slimformer.plan.memory import Estimate, in_words
 from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.promise import Promise, anonymous_memory, disk_needed, give_back, require_disk, residence
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
 from slimformer.report.report import Report
@@ -49,6 +53,7 @@ from slimformer.second_walk import Walked, second_walk
 from slimformer.stages import (
     Progress,
     block_curves,
+    even_plan,
     keep_curves,
     provenance_of,
     read_curves,
@@ -56,10 +61,9 @@ from slimformer.stages import (
     silent,
     versions,
 )
-from slimformer.streaming_job import Job, job_for, work_folder
+from slimformer.streaming_job import Job, asked_before, job_for, require_whole, work_folder
 from slimformer.workbench import timed
 
-BATCHES = (8, 4, 2, 1)  # rows at a time: as many as fit
 NOTE = (
     "the model was read block by block, so errors were counted in squares and weighed by the energy of the stream "
     "(no Fisher metric, no probes), and no linear paths were offered"
@@ -124,27 +128,64 @@ def compress_streamed(
     chosen = streamable(load_recipe(recipe) if isinstance(recipe, str) else recipe)
     require_apart(folder, model if isinstance(model, Path) or Path(model).exists() else None)
     require_free(folder, force)
+    require_precision(dtype)
     with timed(seconds, "load"):
-        skeleton = open_skeleton(model, dtype=dtype)
+        skeleton = sketch(model, dtype=dtype)
     length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
     check_budget(skeleton.architecture, budget, seq_len=length, recipe=chosen, format=format)
     refined = chosen.refine if refine is None else refine
-    estimate = fitting(skeleton, length, memory, refined=refined)
+    promise = Promise(skeleton, length, memory, refined)
+    rows = promise.before_opening(data, asked_before(folder).get("batch_size")).batch_size
+    with timed(seconds, "load"):
+        skeleton.read_outside()
     with timed(seconds, "data"):
         batches = gather(
             data, skeleton.loaded.model, skeleton.loaded.processor, skeleton.architecture, seq_len=seq_len,
-            tokens=tokens, samples=samples, columns=columns, seed=seed, batch_size=estimate.batch_size,
+            tokens=tokens, samples=samples, columns=columns, seed=seed, batch_size=rows,
         )  # fmt: skip
-    estimate = _with_calls(estimate, skeleton, batches)
-    require_memory(estimate, memory)
-    say(f"memory: {estimate}; allowed {memory / 1e9:.3g} GB")
+    estimate = promise.before_work(batches, rows)
+    say(f"memory: {estimate}; allowed {in_words(memory)}")
+    require_disk(disk_needed(skeleton, batches.tokens, budget.fraction, refined=refined), work_folder(folder))
     task = _Task(skeleton, batches, budget, chosen, format, refined, estimate, progress, seconds)
     with timed(seconds, "read"):
         mark = _fingerprint(skeleton, progress)
     with job_for(folder, _asked(task, mark)) as job:
         say(f"{'going on with' if job.resumed else 'working in'} {work_folder(folder)}; if it is stopped, the same "
             "command goes on from there")  # fmt: skip
-        return _carry_on(task, job, mark, folder, force=force, whole=verify, memory=memory)
+        return _carry_on(task, job, mark, folder, say, force=force, whole=verify, memory=memory)
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What would be kept if every block lost the same share, and the memory it would take to make it."""
+
+    architecture: Architecture
+    plan: Plan
+    estimate: Estimate
+
+
+def foresee(
+    model: str | Path, data: Source | torch.Tensor = "builtin", *, memory: int, macs: float | None = None,
+    params: float | None = None, recipe: str | Recipe = "balanced", format: str = "ragged",
+    seq_len: int | None = None, refine: bool | None = None,
+) -> Foreseen:  # fmt: skip
+    """Look without doing: refused where `compress_streamed` would be. Cost: reading config, tokenizer and headers."""
+    chosen = streamable(load_recipe(recipe) if isinstance(recipe, str) else recipe)
+    skeleton = sketch(model)
+    length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
+    budget = budget_of(macs=macs, params=params)
+    plan = even_plan(skeleton.loaded.model, budget=budget, recipe=chosen, format=format, seq_len=seq_len)
+    promise = Promise(skeleton, length, memory, chosen.refine if refine is None else refine)
+    return Foreseen(skeleton.architecture, plan, promise.before_opening(data))
+
+
+def require_precision(dtype: torch.dtype) -> None:
+    """Refuse half precision: blocks are walked on the CPU, where it is slow at best."""
+    if dtype not in (torch.float32, torch.float64):
+        raise UnknownMethod(
+            f"dtype {dtype} is for accelerators; block by block work in float32 (the result is stored in the precision "
+            "of the original all the same)"
+        )
 
 
 def streamable(recipe: Recipe) -> Recipe:
@@ -157,61 +198,8 @@ def streamable(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"metric": "squares", "ffn": "neurons"})
 
 
-def fitting(skeleton: Skeleton, seq_len: int, memory: int, *, refined: bool) -> Estimate:
-    """The memory it takes with the largest batches that fit; refused where the smallest do not."""
-    model, item = skeleton.loaded.model, torch.empty((), dtype=skeleton.dtype).element_size()
-    inside = f"{skeleton.architecture.blocks}."
-    sizes = {name: parameter.numel() * item for name, parameter in model.named_parameters()}
-    blocks = [
-        sum(size for name, size in sizes.items() if name.startswith(f"{inside}{i}."))
-        for i in range(skeleton.architecture.n_blocks)
-    ]
-    found = [
-        estimate_memory(
-            skeleton.architecture, seq_len=seq_len, batch_size=batch_size, item=item, block_bytes=max(blocks),
-            outside_bytes=sum(size for name, size in sizes.items() if not name.startswith(inside)),
-            vocabulary=_outputs(model), before=anonymous_memory(), mapped=skeleton.weights.is_mapped(skeleton.dtype),
-            refined=refined,
-        )
-        for batch_size in BATCHES
-    ]  # fmt: skip
-    best = next((each for each in found if each.peak <= memory), found[-1])
-    require_memory(best, memory)
-    return best
-
-
-def anonymous_memory() -> int:
-    """Bytes of anonymous memory this process has now; a usual figure where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
-    except (OSError, StopIteration, ValueError):
-        return 400 * 10**6
-
-
-def _outputs(model: PreTrainedModel) -> int:
-    """Numbers a position gives at the end: words, or the width of the stream."""
-    return vocabulary(model) if model.get_output_embeddings() is not None else int(model.config.hidden_size)
-
-
-def _with_calls(estimate: Estimate, skeleton: Skeleton, data: Data) -> Estimate:
-    """The estimate with what blocks are called with (masks, positions), as measured on one batch of each split."""
-    total = 0
-    with torch.inference_mode():
-        for batches in data.splits.values():
-            largest = max(batches, key=lambda batch: batch.tokens)
-            (stage,) = rehearse(skeleton.loaded.model, skeleton.architecture, [largest])
-            leaves = [x for call in stage.calls for value in call.values() for x in _tensors(value)]
-            total += len(batches) * sum({x.data_ptr(): x.nbytes for x in leaves}.values())
-    return replace(estimate, phases={phase: size + total for phase, size in estimate.phases.items()})
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    found = value if isinstance(value, tuple | list) else [value]
-    return [each for each in found if isinstance(each, torch.Tensor)]
-
-
 def _fingerprint(skeleton: Skeleton, progress: Progress) -> str:
+    """The fingerprint, with a bar that counts weights."""
     total, seen = len(skeleton.weights.files), list[str]()
 
     def count(name: str) -> None:
@@ -226,7 +214,8 @@ def _fingerprint(skeleton: Skeleton, progress: Progress) -> str:
 def _asked(task: _Task, mark: str) -> dict[str, Any]:
     """What decides the result, to the last bit: only a run that was asked for the same is gone on with."""
     return {
-        "fingerprint": mark, "data": task.data.hash, "tokens": task.data.tokens, "seed": task.data.seed,
+        "fingerprint": mark, "files": _files(task.skeleton), "inputs": _inputs(task.data),
+        "data": task.data.hash, "tokens": task.data.tokens, "seed": task.data.seed,
         "seq_len": task.data.seq_len, "batch_size": task.estimate.batch_size, "by": task.budget.by,
         "fraction": task.budget.fraction, "recipe": task.recipe.model_dump(), "format": task.format,
         "refine": task.refined, "dtype": str(task.skeleton.dtype), "stored": str(task.skeleton.loaded.dtype),
@@ -234,7 +223,38 @@ def _asked(task: _Task, mark: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _carry_on(task: _Task, job: Job, mark: str, folder: Path, *, force: bool, whole: bool, memory: int) -> Streamed:
+def _files(skeleton: Skeleton) -> dict[str, Any]:
+    """What tells that a checkpoint was changed, in places too where the fingerprint does not look or rounds: its config
+    to the letter, size and time of every file of weights."""
+    folder = skeleton.weights.folder.resolve()
+    times = {file: (folder / file).stat() for file in sorted(set(skeleton.weights.files.values()))}
+    config = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    return {"config": config, **{file: [found.st_size, found.st_mtime_ns] for file, found in times.items()}}
+
+
+def _inputs(data: Data) -> str:
+    """A hash of what the model is really given: another tokenizer makes other numbers of the same text."""
+    digest = hashlib.sha256()
+    for split, batches in data.splits.items():
+        for batch in batches:
+            for name, tensor in (*batch.inputs.items(), ("mask", batch.mask), ("labels", batch.labels)):
+                if tensor is not None:
+                    digest.update(f"{split} {name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+                    digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _carry_on(task: _Task, job: Job, mark: str, folder: Path, say: Any, **how: Any) -> Streamed:
+    """Go on with what there is; from the beginning where it cannot be read."""
+    try:
+        return _work(task, job, mark, folder, **how)
+    except WorkTorn as torn:
+        say(f"{torn}; starting anew")
+        job.begin_anew()
+        return _work(task, job, mark, folder, **how)
+
+
+def _work(task: _Task, job: Job, mark: str, folder: Path, *, force: bool, whole: bool, memory: int) -> Streamed:
     with timed(task.seconds, "calibrate and profile"):
         statistics, curves = first_walk(task, job, mark)
     plan = allocate(
@@ -270,19 +290,42 @@ def first_walk(task: _Task, job: Job, mark: str) -> tuple[Statistics, dict[str, 
     splits = {split: task.data.splits[split] for split in ("fit", "select")}
     ranks = rank_sites(model, architecture) if task.recipe.attention != "heads" else ()
     task.progress("calibrate", first, n_blocks)
-    residence = Residence(skeleton.resident, shelf.keep, shelf.recall)
-    blocks = collect(model, architecture, splits, residence=residence, first=first) if first < n_blocks else iter(())
+    there = residence(skeleton, shelf)
+    blocks = collect(model, architecture, splits, residence=there, first=first) if first < n_blocks else iter(())
+    require_whole(*(moments_file(job.statistics, i) for i in range(first)))
     for block in blocks:
         write_block(job.statistics, block)
         keep_curves(job.curves(block.block), block_curves(model, architecture, block, task.recipe, ranks, ()))
+        _settle(job, block.block)
+        give_back()
         job.finish("calibrate", block.block + 1, block.loudness)
         task.progress("calibrate", block.block + 1, n_blocks)
     loudness = job.notes("calibrate")
     write_weights(job.statistics, {site.name: loudness[site.block] for site in architecture})
     curves: dict[str, Curve] = {}
     for i in range(n_blocks):
-        curves |= read_curves(job.curves(i))
-    return open_statistics(job.statistics), curves
+        found = read_curves(job.curves(i))
+        if not found:
+            raise WorkTorn(f"{job.curves(i)} cannot be read")
+        curves |= found
+    return _opened(job), curves
+
+
+def _settle(job: Job, i: int) -> None:
+    """Let all of block i be on the disk before it counts as finished."""
+    if not job.curves(i).is_file():
+        raise CannotWrite(f"{job.curves(i)} cannot be written; free some space there")
+    with one_clear_line(job.folder):
+        job.shelf.flush(i + 1)
+        for path in (job.statistics / "stats.json", moments_file(job.statistics, i), job.curves(i)):
+            flush(path)
+
+
+def _opened(job: Job) -> Statistics:
+    try:
+        return open_statistics(job.statistics)
+    except PlanDoesNotFit as error:
+        raise WorkTorn(f"{job.statistics / 'stats.json'} cannot be read") from error
 
 
 def _reported(task: _Task, plan: Plan, walked: Walked, statistics: Statistics, curves: dict[str, Curve]) -> Report:
@@ -330,7 +373,7 @@ def _save(
         }  # fmt: skip
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
-        open_skeleton(partial, dtype=skeleton.dtype)
+        sketch(partial, dtype=skeleton.dtype)
         if whole and anonymous_memory() + 3 * report.small.params * 4 <= memory:
             verify_reload(load(partial), partial)
 

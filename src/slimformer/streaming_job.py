@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slimformer.calibrate.shelf import Shelf
+from safetensors import SafetensorError, safe_open
+
+from slimformer.calibrate.shelf import Shelf, flush
 from slimformer.checkpoint.atomic import one_clear_line
 from slimformer.checkpoint.lock import alone
-from slimformer.errors import OutputExists
+from slimformer.errors import OutputExists, WorkTorn
 
 FORMAT = 1
 
@@ -61,11 +63,31 @@ class Job:
         said[phase] = {"blocks": blocks, "notes": [*self.notes(phase)[: blocks - 1], note]}
         _write(self.folder / "done.json", said)
 
+    def begin_anew(self) -> None:
+        """Remove what was done, because it cannot be gone on with."""
+        _clear(self.folder, but=("lock", "job.json"))
+
     def _said(self) -> dict[str, Any]:
+        path = self.folder / "done.json"
         try:
-            return dict(json.loads((self.folder / "done.json").read_text()))
+            said = json.loads(path.read_text())
+            if any(len(phase["notes"]) != phase["blocks"] for phase in said.values()):
+                raise ValueError("it contradicts itself")
+            return dict(said)
         except FileNotFoundError:
             return {}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise WorkTorn(f"{path} cannot be read ({error})") from error
+
+
+def require_whole(*paths: Path) -> None:
+    """Refuse files of tensors that are not there or not whole. Cost: reading their headers."""
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise WorkTorn(f"{path} cannot be read ({error})") from error
 
 
 @contextmanager
@@ -81,10 +103,18 @@ def job_for(target: Path, asked: dict[str, Any]) -> Iterator[Job]:
         with alone(folder / "lock", f"another process is making the same result (it works in {folder})"):
             found = _found(folder)
             if found != wanted:
-                _empty(folder, ours=found is not None)
+                _require_ours(folder, ours=found is not None)
+                _clear(folder, but=("lock",))
                 _write(folder / "job.json", wanted)
             yield Job(folder, resumed=found == wanted)
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # the result is there; what cannot be removed stays, and can be told to be ours
+                _clear(folder)
+                folder.rmdir()
+
+
+def asked_before(target: Path) -> dict[str, Any]:
+    """What an earlier run for the same result was asked for; nothing where there was none."""
+    return _found(work_folder(target)) or {}
 
 
 def work_folder(target: Path) -> Path:
@@ -97,21 +127,38 @@ def _found(folder: Path) -> dict[str, Any] | None:
     """What an earlier run was asked for."""
     try:
         found = json.loads((folder / "job.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and "slimformer_stream" in found else None
 
 
-def _empty(folder: Path, *, ours: bool) -> None:
-    """Remove what another run left; what is not ours stays, and is said."""
-    others = [path for path in folder.iterdir() if path.name not in {"lock", ".job.json"}]
-    if others and not ours:
+def _require_ours(folder: Path, *, ours: bool) -> None:
+    """What is not ours stays, and is said."""
+    if not ours and any(path.name not in {"lock", ".job.json"} for path in folder.iterdir()):
         raise OutputExists(f"{folder} is needed for the work and holds something else; move it away")
-    for path in others:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _clear(folder: Path, but: Sequence[str] = ()) -> None:
+    """Remove what is in a work folder: first what says that it can be gone on with, last what says that it is ours.
+
+    So whoever is killed meanwhile leaves a folder that the next run knows what to do with.
+    """
+    first, last = ["done.json"], ["job.json", "lock"]
+    others = [path.name for path in folder.iterdir() if path.name not in (*first, *last)]
+    for name in (*first, *others, *last):
+        path = folder / name
+        if name in but:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _write(path: Path, value: Any) -> None:
+    """In one step, and on the disk before the next."""
     partial = path.with_name(f".{path.name}")
     partial.write_text(json.dumps(value, indent=1))
+    flush(partial)
     os.replace(partial, path)
+    flush(path.parent)

@@ -58,7 +58,7 @@ class BlockMoments:
 class Stage:
     """One batch on its way through the model: the state it is in, and how each block is to be called."""
 
-    state: Tensor
+    state: Tensor  # before block 0, until it moves on
     calls: list[dict[str, Any]]
     rows: Tensor | None  # which positions are real
     split: Split
@@ -122,7 +122,7 @@ def collect(
     stages = [
         stage
         for split, batches in data.items()
-        for n, stage in enumerate(rehearse(model, architecture, batches, split))
+        for n, stage in enumerate(rehearse(model, architecture, batches, split, residence))
         if n % of == which
     ]
     if first and residence.recall is not None:
@@ -207,8 +207,9 @@ def _joint_ears(site: Site, tally: _Tally, beside: dict[Split, Pairs], stage: St
 
 
 def rehearse(
-    model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], split: Split = ""
-) -> Iterator[Stage]:
+    model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], split: Split = "",
+    residence: Residence = IN_MEMORY,
+) -> Iterator[Stage]:  # fmt: skip
     """For every batch the state before block 0 and the keyword arguments of every block, without running the blocks."""
     blocks = list(model.get_submodule(architecture.blocks).children())
     before = 0
@@ -219,7 +220,8 @@ def rehearse(
         with _echoing(blocks, states, calls):
             model.base_model(**here.inputs, **({} if architecture.family.image else {"use_cache": False}))
         rows = None if here.mask is None or bool(here.mask.all()) else here.mask  # nothing to pick where all are real
-        yield Stage(states[0], calls, rows, split, f"{split}-{n:05d}", before)
+        name = f"{split}-{n:05d}"
+        yield Stage(residence.keep(f"{name}.start", states[0]), calls, rows, split, name, before)
         before += len(next(iter(here.inputs.values())))
 
 

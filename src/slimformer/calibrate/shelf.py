@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slimformer.errors import CannotWrite
+from slimformer.errors import CannotWrite, WorkTorn
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,32 @@ class Shelf:
     def recall(self, name: str) -> Tensor:
         """What was kept under that name, perhaps by an earlier process."""
         if name not in self.mapped:
-            path = next(self.folder.glob(f"{name}.*.state"))
-            kind, *shape = path.name.removeprefix(f"{name}.").removesuffix(".state").split("-")
-            self.mapped[name] = _mapped(path, torch.Size(map(int, shape)), getattr(torch, kind))
+            found = self._found(name)
+            if found is None:
+                raise WorkTorn(f"{self.folder}: the state {name} is not there, or not whole")
+            self.mapped[name] = _mapped(*found)
         return self.mapped[name]
+
+    def holds(self, name: str) -> bool:
+        """Is there a whole file of that name?"""
+        return self._found(name) is not None
+
+    def flush(self, turn: int) -> None:
+        """Let the states whose turn it is (see `collect.state_name`) be on the disk, not only on their way to it."""
+        for path in self.folder.glob(f"*.{turn % 2}.*.state"):
+            flush(path)
+
+    def _found(self, name: str) -> tuple[Path, torch.Size, torch.dtype] | None:
+        """File, shape and kind of numbers of a state, if all of it is there."""
+        for path in self.folder.glob(f"{name}.*.state"):
+            try:
+                kind, *sizes = path.name.removeprefix(f"{name}.").removesuffix(".state").split("-")
+                shape, dtype = torch.Size(map(int, sizes)), getattr(torch, kind)
+                if path.stat().st_size == shape.numel() * dtype.itemsize:
+                    return path, shape, dtype
+            except (ValueError, AttributeError, OSError):
+                continue
+        return None
 
     def _room(self, name: str, state: Tensor) -> Tensor:
         for old in self.folder.glob(f"{name}.*.state"):
@@ -49,6 +71,15 @@ class Shelf:
         except OSError as error:
             raise CannotWrite(f"{path} cannot be written: {error.strerror or error}; free some space there") from error
         return _mapped(path, state.shape, state.dtype)
+
+
+def flush(path: Path) -> None:
+    """Let a file, or the names in a folder, be on the disk before anything is built on them."""
+    place = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 def _take(file: int, size: int) -> None:

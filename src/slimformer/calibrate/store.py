@@ -58,7 +58,7 @@ class Statistics:
 
     def block(self, i: int, splits: Sequence[str] | None = None) -> BlockMoments:
         """The moments of block i: all of them, or those of some splits."""
-        path = self.folder / "moments" / f"block-{i:03d}.safetensors"
+        path = moments_file(self.folder, i)
         try:
             tensors = load_file(path)
             return _unpack(i, {k: v for k, v in tensors.items() if splits is None or _split(k) in (None, *splits)})
@@ -84,6 +84,11 @@ class Statistics:
             raise PlanDoesNotFit(f"{path} cannot be read ({error}); run `slimformer calibrate` again") from error
 
 
+def moments_file(folder: Path, i: int) -> Path:
+    """Where the moments of block i are."""
+    return folder / "moments" / f"block-{i:03d}.safetensors"
+
+
 def begin(folder: Path, provenance: Provenance) -> None:
     """Say first where the moments to come are from."""
     with _room(folder):
@@ -94,7 +99,7 @@ def begin(folder: Path, provenance: Provenance) -> None:
 def write_block(folder: Path, moments: BlockMoments) -> None:
     """Flush a finished block."""
     with _room(folder):
-        save_file(_pack(moments), folder / "moments" / f"block-{moments.block:03d}.safetensors")
+        save_file(_pack(moments), moments_file(folder, moments.block))
 
 
 def write_probes(folder: Path, probes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -148,7 +153,8 @@ def _room(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         raise CannotWrite(
             f"the moments cannot be written to {folder}: {getattr(error, 'strerror', None) or error}; "
-            "free some space there, or choose another place (compress keeps them below TMPDIR)"
+            "free some space there, or choose another place (compress keeps them below TMPDIR, with --memory beside "
+            "--out)"
         ) from error
 
 

@@ -29,6 +29,7 @@ OURS = {
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space, or choose another place",
     errno.EDQUOT: "the disk quota is used up; free some space, or choose another place",
+    errno.EFBIG: "the file is larger than is allowed here; raise the limit (ulimit -f), or choose another place",
     errno.EACCES: "permission denied; choose another place",
     errno.EPERM: "permission denied; choose another place",
     errno.EROFS: "the file system is read-only; choose another place",

@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from slimformer.calibrate.shelf import flush
 from slimformer.checkpoint.atomic import one_clear_line
+from slimformer.errors import WorkTorn
 from slimformer.models import Architecture
 from slimformer.models.stream import INDEX, put
 from slimformer.nn import ragged
@@ -31,6 +33,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype)
     with one_clear_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(stored, partial, metadata={"format": "pt"})
+        flush(partial)
         os.replace(partial, path)
 
 
@@ -54,13 +57,15 @@ def write_block(path: Path, model: PreTrainedModel, architecture: Architecture, 
     """Block i in a file, and beside it what its attention is, so that `restore_shapes` can go on from there."""
     attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
     write_tensors(path, block_tensors(model, architecture, i), dtype)
-    path.with_suffix(".json").write_text(json.dumps(getattr(attention, "ranks", None)))
+    with one_clear_line(path):
+        path.with_suffix(".json").write_text(json.dumps(getattr(attention, "ranks", None)))
+        flush(path.with_suffix(".json"))
 
 
 def restore_shapes(path: Path, model: PreTrainedModel, architecture: Architecture, i: int) -> None:
     """Give block i of `model` the shapes of the block in a file, without its weights."""
     block = model.get_submodule(f"{architecture.blocks}.{i}")
-    ranks = json.loads(path.with_suffix(".json").read_text())
+    ranks = _ranks(path.with_suffix(".json"))
     if ranks is not None:
         sizes = block_sizes(architecture)[i]
         parts = attention_parts(architecture.family, architecture.of_block(i)[0].unit)
@@ -68,6 +73,14 @@ def restore_shapes(path: Path, model: PreTrainedModel, architecture: Architectur
     with safe_open(path, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118
             put(model, name, torch.empty(tensors.get_slice(name).get_shape(), device="meta"))
+
+
+def _ranks(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+        return None if found is None else {str(name): int(rank) for name, rank in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise WorkTorn(f"{path} cannot be read ({error})") from error
 
 
 def read_block(path: Path, model: nn.Module, dtype: torch.dtype) -> None:

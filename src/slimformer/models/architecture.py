@@ -11,7 +11,7 @@ returns an `Architecture`, a list of `Site`s with names that are the same for ev
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from slimformer.errors import UnknownArchitecture
 
 Kind = Literal["attn.heads", "ffn.hidden", "attn.qk", "attn.vo"]
 KINDS: tuple[Kind, ...] = ("attn.heads", "ffn.hidden")  # those every block has; ranks are another way to cut heads
+PART = 2**20  # numbers that are looked at together where all of a weight would be a copy too many
 
 
 @dataclass(frozen=True)
@@ -303,16 +304,25 @@ def weight_of(module: nn.Module) -> Tensor:
     return weight.detach().mT if isinstance(module, Conv1D) else weight.detach()
 
 
-def fingerprint(model: PreTrainedModel, read: Callable[[str], Tensor] | None = None) -> str:
+def parts(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor in runs of at most `PART` numbers, in the order they are stored, so that no copy of all of it is made.
+
+    Cost: none where it is contiguous.
+    """
+    flat = tensor.detach().reshape(-1)
+    return iter(flat.split(PART))
+
+
+def fingerprint(model: PreTrainedModel, read: Callable[[str], Iterable[Tensor]] | None = None) -> str:
     """A short hash of the kind of model, of its sizes, and of every weight.
 
     The same for the same model in float64, float32 and bfloat16; not in float16, which rounds to other neighbours.
-    `read` gives the weights of a model that is not in memory, by their full names.
+    `read` gives the weights of a model that is not in memory, by their full names and part by part.
     """
     config = model.config
     digest = hashlib.blake2b(f"{config.model_type} {getattr(config, 'rope_parameters', None)}".encode(), digest_size=12)
     for name, parameter in sorted(model.base_model.named_parameters()):
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        value = parameter.detach() if read is None else read(base_path(model) + name)
-        digest.update(value.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+        for part in parts(parameter) if read is None else read(base_path(model) + name):
+            digest.update(part.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
     return digest.hexdigest()

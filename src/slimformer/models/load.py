@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrain
 
 from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError, UnknownArchitecture
 from slimformer.models import family_of
-from slimformer.models.architecture import is_bare
+from slimformer.models.architecture import is_bare, parts
 from slimformer.models.demo import DEMOS, load_gguf
 from slimformer.models.packed import is_packed, open_packed, require_readable
 from slimformer.models.registered import class_of
@@ -163,7 +163,7 @@ def require_usable(model: PreTrainedModel, name: str) -> None:
             f"{name}: {kinds[0]} has a head that is not supported; open it as the bare model, or with one of {known}"
         )
     for key, parameter in model.named_parameters():
-        if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
+        if not parameter.is_meta and not all(bool(torch.isfinite(part).all()) for part in parts(parameter)):
             raise ModelBroken(f"{name}: the weights hold NaN or infinite values ({key}); use an intact checkpoint")
 
 

@@ -1,19 +1,20 @@
 """Models larger than memory: everything but the blocks is opened, and a block only while it is looked at.
 
 A skeleton is the model the checkpoint names, built on the meta device: shapes without weights. What is outside the
-blocks (embeddings, norms, heads) is read at once; the weights of block i are read when they are asked for and given
-back afterwards. Files are mapped, not copied, so weights that are stored in the precision they are used in take no
-memory of their own. The names in the files must be those of the module, one to one: nothing is renamed on the way.
+blocks (embeddings, norms, heads) is read once it is asked for; the weights of block i are read when they are asked for
+and given back afterwards. Files are mapped, not copied, so weights that are stored in the precision they are used in
+take no memory of their own. Names in the files may lack the prefix of the headless model, or have it where the module
+has none; what the module does not know is passed over, as when a model is loaded whole.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import re
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +24,56 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from slimformer.errors import ModelBroken, ModelNotFound
-from slimformer.models.architecture import Architecture, describe, fingerprint
+from slimformer.models.architecture import Architecture, describe, fingerprint, parts
 from slimformer.models.load import Loaded, find_model, require_usable
 
 KINDS = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The tensors of a checkpoint: in which file each is, and its shape."""
+    """The tensors of a checkpoint by the names the module has for them: file, name there, shape and kind of numbers."""
 
     folder: Path
     files: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
-    kinds: frozenset[str] = frozenset()  # of numbers in them, as safetensors call them
+    kinds: Mapping[str, str]  # as safetensors call them
+    stored: Mapping[str, str] = field(default_factory=dict)  # names in the files, where they are others
 
-    def is_mapped(self, dtype: torch.dtype) -> bool:
-        """Are weights used as they are stored? Then they take no memory of their own."""
-        return self.kinds == {KINDS.get(dtype)}
+    def size(self, names: Iterable[str], dtype: torch.dtype | None = None) -> int:
+        """Bytes of some tensors, in a precision or as they are stored."""
+        item = None if dtype is None else torch.empty((), dtype=dtype).element_size()
+        return sum(math.prod(self.shapes[name]) * (item or BYTES.get(self.kinds[name], 8)) for name in names)
+
+    def copied(self, names: Iterable[str], dtype: torch.dtype) -> int:
+        """Bytes of memory these take in a precision: none where they are stored in it, or hold no fractions."""
+        kept = {KINDS.get(dtype), *(kind for kind in BYTES if kind not in KINDS.values())}
+        return self.size([name for name in names if self.kinds[name] not in kept], dtype)
 
     def read(self, names: Iterable[str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Tensors by name, floating ones in a precision; mapped from the file where that is the stored one."""
+        for name, tensor in self.map(names):
+            yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    def map(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Tensors by name as they are stored: none of them takes memory."""
         by_file: dict[str, list[str]] = {}
         for name in names:
             by_file.setdefault(self.files[name], []).append(name)
         for file, some in by_file.items():
             with _readable(self.folder / file) as tensors:
                 for name in some:
-                    tensor = tensors.get_tensor(name)
-                    yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
+                    yield name, tensors.get_tensor(self.stored.get(name, name))
+
+    def known_as(self, names: Mapping[str, str]) -> Weights:
+        """Those of `names` only (from the name in the file to that of the module)."""
+        back = {module: name for name, module in names.items()}
+        files = {module: self.files[name] for module, name in back.items()}
+        shapes = {module: self.shapes[name] for module, name in back.items()}
+        kinds = {module: self.kinds[name] for module, name in back.items()}
+        return Weights(self.folder, files, shapes, kinds, back)
 
 
 @dataclass(frozen=True)
@@ -63,6 +84,24 @@ class Skeleton:
     architecture: Architecture
     weights: Weights
     dtype: torch.dtype
+
+    @property
+    def outside(self) -> list[str]:
+        """The names of what is not in a block, each tensor once."""
+        tied = self.loaded.model.all_tied_weights_keys
+        return [n for n in self.weights.files if not n.startswith(f"{self.architecture.blocks}.") and n not in tied]
+
+    def inside(self, i: int) -> list[str]:
+        """The names of what is in block i."""
+        return [name for name in self.weights.files if name.startswith(f"{self.architecture.blocks}.{i}.")]
+
+    def read_outside(self) -> None:
+        """Let what is outside the blocks be there. Cost: reading it."""
+        model: Any = self.loaded.model
+        for key, tensor in self.weights.read(self.outside, self.dtype):
+            put(model, key, tensor)
+        model.tie_weights()
+        require_usable(model, self.loaded.name)
 
     @contextmanager
     def resident(self, i: int) -> Iterator[None]:
@@ -75,8 +114,7 @@ class Skeleton:
 
     def fill(self, model: PreTrainedModel, i: int) -> None:
         """Give block i of `model`, this one or its twin, the weights in the files."""
-        names = [name for name in self.weights.files if name.startswith(f"{self.architecture.blocks}.{i}.")]
-        for name, tensor in self.weights.read(names, self.dtype):
+        for name, tensor in self.weights.read(self.inside(i), self.dtype):
             put(model, name, tensor)
 
     def twin(self) -> PreTrainedModel:
@@ -88,37 +126,41 @@ class Skeleton:
     def fingerprint(self, seen: Callable[[str], None] = lambda _name: None) -> str:
         """As `architecture.fingerprint`, reading every weight once; NaN and infinite ones are refused on the way."""
 
-        def read(name: str) -> Tensor:
-            ((_, tensor),) = self.weights.read([name], self.dtype)
-            if not bool(torch.isfinite(tensor).all()):
-                raise ModelBroken(f"{self.loaded.name}: the weights hold NaN or infinite values ({name})")
+        def read(name: str) -> Iterator[Tensor]:
+            ((_, tensor),) = self.weights.map([name])
+            for part in parts(tensor):
+                part = part.to(self.dtype)
+                if not bool(torch.isfinite(part).all()):
+                    raise ModelBroken(f"{self.loaded.name}: the weights hold NaN or infinite values ({name})")
+                yield part
             seen(name)
-            return tensor
 
         return fingerprint(self.loaded.model, read)
 
 
 def open_skeleton(name: str | Path, *, dtype: torch.dtype = torch.float32) -> Skeleton:
-    """Open MODEL without its blocks. Cost: reading what is outside of them.
+    """Open MODEL without its blocks. Cost: reading what is outside of them."""
+    skeleton = sketch(name, dtype=dtype)
+    skeleton.read_outside()
+    return skeleton
 
-    Refused (`ModelBroken`) where files and modules do not have the same names and shapes.
+
+def sketch(name: str | Path, *, dtype: torch.dtype = torch.float32) -> Skeleton:
+    """MODEL in shapes, before any weight is read: config, tokenizer and the headers of its files.
+
+    Refused (`ModelBroken`) where files do not hold what the module needs, or in other shapes.
     """
     found = find_model(name)
-    weights = open_weights(found.folder)
+    stored = open_weights(found.folder)
     with torch.device("meta"):
         model: Any = found.model_class.from_config(found.config) if _is_auto(found) else found.model_class(found.config)
     model.eval().requires_grad_(False)
-    _make_buffers(model)
-    architecture = describe(model)
-    _require_one_to_one(str(name), model, weights)
-    outside = [name for name in weights.files if not name.startswith(f"{architecture.blocks}.")]
-    wanted = model.state_dict().keys() - model.all_tied_weights_keys.keys()
-    for key, tensor in weights.read([key for key in outside if key in wanted], dtype):
-        put(model, key, tensor)
-    model.tie_weights()
     require_usable(model, str(name))
+    _make_buffers(model)
+    weights = stored.known_as(_names(model, stored))
+    _require_all(str(name), model, weights)
     loaded = Loaded(found.name, model, found.processor, found.folder, found.dtype, found.folder)
-    return Skeleton(loaded, architecture, weights, dtype)
+    return Skeleton(loaded, describe(model), weights, dtype)
 
 
 def open_weights(folder: Path) -> Weights:
@@ -131,7 +173,7 @@ def open_weights(folder: Path) -> Weights:
     else:
         raise ModelNotFound(f"{str(folder)!r} holds no {SINGLE} and no {INDEX}, so it cannot be read block by block")
     shapes: dict[str, tuple[int, ...]] = {}
-    kinds: set[str] = set()
+    kinds: dict[str, str] = {}
     for file in dict.fromkeys(files.values()):
         with _readable(folder / file) as tensors:
             present = set(tensors.keys())
@@ -140,8 +182,8 @@ def open_weights(folder: Path) -> Weights:
                     raise ModelBroken(f"{folder / file} does not hold {name}, which {INDEX} promises")
                 part = tensors.get_slice(name)
                 shapes[name] = tuple(part.get_shape())
-                kinds.add(part.get_dtype())
-    return Weights(folder, files, shapes, frozenset(kinds))
+                kinds[name] = part.get_dtype()
+    return Weights(folder, files, shapes, kinds)
 
 
 def _indexed(folder: Path) -> dict[str, str]:
@@ -183,16 +225,25 @@ def _make_buffers(model: Any) -> None:
             model._init_weights(module)
 
 
-def _require_one_to_one(name: str, model: Any, weights: Weights) -> None:
-    """Refuse a checkpoint whose names or shapes are others than those of the module."""
+def _names(model: Any, weights: Weights) -> dict[str, str]:
+    """From names in the files to those of the module: the same, or with the prefix of the headless model more or less.
+
+    What the module lacks (tables older versions stored, the head of a model that is opened without) is left out.
+    """
+    known, prefix = model.state_dict().keys(), f"{model.base_model_prefix}."
+    names = {key: key for key in weights.files if key in known}
+    for key in [key for key in weights.files if key not in names]:
+        for other in (prefix + key, key.removeprefix(prefix)):
+            if other in known and other not in weights.files:
+                names[key] = other
+    return names
+
+
+def _require_all(name: str, model: Any, weights: Weights) -> None:
+    """Refuse a checkpoint that lacks a weight of the module, or has it in another shape."""
     shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-    tied = model.all_tied_weights_keys
-    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    unknown = [key for key in weights.files if key not in shapes and not any(p.search(key) for p in ignored)]
-    missing = [key for key in shapes if key not in weights.files and key not in tied]
-    for key in (*missing, *unknown):
-        where = "is not in its files" if key in shapes else "is in its files and not in the model"
-        raise ModelBroken(f"{name}: this checkpoint cannot be streamed: {key} {where}; leave --memory out")
+    for key in (key for key in shapes if key not in weights.files and key not in model.all_tied_weights_keys):
+        raise ModelBroken(f"{name}: this checkpoint cannot be streamed: {key} is not in its files; leave --memory out")
     for key in shapes.keys() & weights.shapes.keys():
         if shapes[key] != weights.shapes[key]:
             raise ModelBroken(

@@ -4,25 +4,39 @@ Counted is anonymous memory, which only its owner can give back: matrices, activ
 than that of their file. Weights and states that are mapped from files are not, because the system drops them when
 memory is short. With d the widest site, m the width of the stream and n the tokens of a batch, the phases need
 
+    open        what is outside the blocks, where it is stored in another precision than it is used in
+    data        a text several times over while it is cut into documents
+    read        a part of a weight while it is hashed
     collect     4 Gram matrices d² (two splits, that of the batch, and the sum), activations n (6 d + 12 m)
     profile     8 matrices d² (moments, their copies in another order, factors), 3 readers m d
     cut         6 matrices d², 5 readers m d, a copy of a block
     correct     11 matrices d² if nothing were cut, 16 readers m d, activations, a copy of a block
-    outputs     3 tables of logits, and what is outside the blocks once more when it is written
+    outputs     2 tables of logits, and a few rows of them in double precision
+    write       what is outside the blocks once more, as it is stored
 
-in double precision, activations and blocks in that of the model; and everywhere a block, where it is stored in another
-precision than it is used in. These are upper bounds, kept by a test.
+in double precision, activations and blocks in that of the model; and everywhere what blocks are called with, what is
+outside the blocks and a block, where they are stored in another precision than they are used in. These are upper
+bounds, kept by tests.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from slimformer.errors import NotEnoughMemory
 from slimformer.models import Architecture
+from slimformer.models.architecture import PART
 
 DOUBLE = 8
 SLACK, KEPT = 1.05, 64 * 10**6  # what allocators keep for themselves
+MARGIN = 1.02
+LOGITS, SHORT = 2**26, 128  # logits at a time where results are evaluated; positions where a correction is
+COPIED = ((256, 12), (64, 56))  # positions that are compared at once, and bytes a logit takes there: for nll, for KL
+FIRST = ("open", "data", "read")  # phases that know nothing of blocks
+ADVICE = {  # what else helps, and in which phases
+    "a smaller --seq-len": ("collect", "outputs", "correct"), "--no-refine": ("correct",), "less --data": ("data",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,37 +64,70 @@ class Estimate:
         parts = ", ".join(f"{phase} {in_words(size)}" for phase, size in self.phases.items())
         return f"{in_words(self.peak)} at most, in {self.worst} ({in_words(self.before)} are in use; {parts})"
 
+    @property
+    def enough(self) -> int:
+        """An amount that will do although a process has never quite the same in use: rounded up, with a margin."""
+        wanted = math.ceil(MARGIN * self.peak) + KEPT // 2
+        step = int(10 ** max(0, len(str(wanted)) - 3))  # three digits are said, so that what is said is what is meant
+        return math.ceil(wanted / step) * step
+
+
+@dataclass(frozen=True)
+class Load:
+    """Bytes that depend on a checkpoint and on the precision worked in, `item` bytes a number.
+
+    `block` is the largest block in that precision, `block_copied` what of a block and `outside_copied` what of the rest
+    is no mapped file, `stored` the rest as it will be written, `data` what reading the data takes, `calls` what blocks
+    are called with beside states.
+    """
+
+    item: int
+    block: int
+    block_copied: int = 0
+    outside_copied: int = 0
+    stored: int = 0
+    data: int = 0
+    calls: int = 0
+
 
 def estimate_memory(
-    architecture: Architecture, *, seq_len: int, batch_size: int, item: int, block_bytes: int, outside_bytes: int,
-    vocabulary: int, before: int, calls: int = 0, mapped: bool = True, refined: bool = False,
+    architecture: Architecture, load: Load, *, seq_len: int, batch_size: int, vocabulary: int, before: int,
+    refined: bool = False, windows: bool = True,
 ) -> Estimate:  # fmt: skip
-    """The most memory each phase takes. `item` is the size of a number in the precision worked in, `block_bytes` the
-    largest block in it; `outside_bytes` is what is not in a block, `calls` what blocks are called with beside states;
-    `mapped` weights are used as they are stored.
+    """The most memory each phase takes, with so many positions at a time; `windows` are read in short beginnings where
+    outputs are compared.
     """
     d, m = max(site.width for site in architecture), architecture.hidden
     gram, reader, n = d * d * DOUBLE, m * d * DOUBLE, batch_size * seq_len
-    activations = n * (6 * d + 12 * m) * item
-    logits = min(n, max(seq_len, 2**26 // max(1, vocabulary))) * vocabulary * item
+    activations = n * (6 * d + 12 * m) * load.item
+    shown = min(n, max(seq_len, LOGITS // max(1, vocabulary)))
+    if refined:
+        shown = max(shown, batch_size * min(seq_len, SHORT) if windows else n)
     phases = {
+        "open": PART * 4 * load.item,
+        "data": load.data,
+        "read": PART * 4 * load.item,
         "collect": 4 * gram + activations,
         "profile": 8 * gram + 3 * reader,
-        "cut": 6 * gram + 5 * reader + block_bytes,
-        "outputs": 3 * logits + outside_bytes,
+        "cut": 6 * gram + 5 * reader + load.block,
+        "outputs": vocabulary * (2 * shown * load.item + max(min(n, rows) * size for rows, size in COPIED)),
+        "write": load.stored,
     }
-    always = calls + (0 if mapped else block_bytes)
     if refined:
-        phases["correct"] = 11 * gram + 16 * reader + activations + block_bytes
-    return Estimate(before, {phase: size + always for phase, size in phases.items()}, batch_size)
+        phases["correct"] = 11 * gram + 16 * reader + activations + load.block
+    always = load.calls + load.block_copied + load.outside_copied
+    first = load.outside_copied  # before there are blocks and calls
+    sizes = {phase: size + (first if phase in FIRST else always) for phase, size in phases.items()}
+    return Estimate(before, sizes, batch_size)
 
 
 def require_memory(estimate: Estimate, memory: int) -> None:
     """Refuse before the work what could not be kept to."""
     if estimate.peak > memory:
+        others = [advice for advice, phases in ADVICE.items() if estimate.worst in phases]
         raise NotEnoughMemory(
-            f"--memory {in_words(memory)} is not enough: this model needs {estimate}; give {in_words(estimate.peak)} "
-            "or more, a smaller --seq-len, or --no-refine"
+            f"--memory {in_words(memory)} is not enough: this model needs {estimate}; "
+            f"give {' or '.join([f'{in_words(estimate.enough)} or more', *others])}"
         )
 
 

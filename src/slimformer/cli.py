@@ -304,8 +304,8 @@ def compress(
     context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
     asked = budget_asked(chosen, macs, params, latency, max_kl, size)
     if dry_run:
-        within = (memory, refine, name)
-        return show_dry_run(model, {**asked, "bits": bits}, chosen, format, seq_len, as_json, quiet, within)
+        asked |= {"bits": bits, "within": (memory, refine, name)}
+        return show_dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
     place, record = usable_device(device), tracker(track)
     out_folder = require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
     how: dict[str, Any] = {

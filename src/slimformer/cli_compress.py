@@ -104,9 +104,8 @@ def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool
 
 
 def show_dry_run(
-    model: str, asked: dict[str, Any], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool,
-    within: tuple[str | None, bool | None, str] = (None, None, ""),
-) -> None:  # fmt: skip
+    model: str, asked: dict[str, Any], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
+) -> None:
     """What would be kept, without reading data and without writing anything; `within` a memory, with correction or not
     and on some data, without reading weights either."""
     from slimformer import stages
@@ -125,9 +124,10 @@ def show_dry_run(
         raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
     if asked.pop("bits", None) is not None:
         raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
-    if within[0] is not None:
-        given = {**asked, "recipe": recipe, "format": format, "seq_len": seq_len, "refine": within[1]}
-        return _show_by_blocks(model, within[2], within[0], given, as_json, quiet)
+    memory, refine, data = asked.pop("within", (None, None, ""))
+    if memory is not None:
+        given = {**asked, "recipe": recipe, "format": format, "seq_len": seq_len, "refine": refine}
+        return _show_by_blocks(model, data, memory, given, as_json, quiet)
     loaded = load_model(model)
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))
     made = stages.even_plan(loaded.model, budget=budget, recipe=recipe, format=format, seq_len=seq_len)

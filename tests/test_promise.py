@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from families import VOCABULARY, tiny
@@ -151,6 +152,43 @@ def test_a_dry_run_reads_no_weights(shelf, tmp_path, monkeypatch):
     assert "memory:" in done(*asked, "--memory", "8GB").out
     assert json.loads(done(*asked, "--memory", "8GB", "--json").out)["memory"]["peak"] > 0
     assert "--memory 1 MB is not enough" in refused(*asked, "--memory", "1MB")
+
+
+TINYLLAMA = {
+    "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
+    "intermediate_size": 5632, "vocab_size": 32000, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def headers_only(folder: Path, dtype: torch.dtype) -> Path:
+    """A checkpoint of that shape with a hole in the place of its weights."""
+    config = transformers.LlamaConfig(**TINYLLAMA, tie_word_embeddings=False)
+    config.architectures, config.dtype = ["LlamaForCausalLM"], dtype
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        tensors = transformers.LlamaForCausalLM(config).state_dict()
+    entries, end = {}, 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * dtype.itemsize
+        kind = {torch.float32: "F32", torch.bfloat16: "BF16"}[dtype]
+        entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    header = json.dumps(entries).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + end)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 3.2), (torch.bfloat16, 4)])
+def test_the_documented_memory_is_accepted_for_the_documented_model(tmp_path, monkeypatch, dtype, most):
+    monkeypatch.setattr(promise, "anonymous_memory", lambda: 400 * 10**6)  # a fresh process, whatever ran before here
+    folder = headers_only(tmp_path / "tinyllama", dtype)
+    seen = foresee(folder, memory=4 * 10**9, macs=0.5, refine=False)
+    assert seen.estimate.peak < most * 10**9
+    with pytest.raises(NotEnoughMemory, match=r"in correct .*; give [56]\.\d* GB or more .*--no-refine"):
+        foresee(folder, memory=4 * 10**9, macs=0.5)
+    foresee(folder, memory=65 * 10**8, macs=0.5)
 
 
 WATCH = """

@@ -304,8 +304,7 @@ def compress(
     context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
     asked = budget_asked(chosen, macs, params, latency, max_kl, size)
     if dry_run:
-        asked |= {"bits": bits, "within": (memory, refine, name)}
-        return show_dry_run(model, asked, chosen, format, seq_len, as_json, quiet)
+        return show_dry_run(model, asked, {**widths, "memory": memory}, chosen, name, seq_len, as_json, quiet)
     place, record = usable_device(device), tracker(track)
     out_folder = require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
     how: dict[str, Any] = {

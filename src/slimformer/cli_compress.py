@@ -104,10 +104,11 @@ def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool
 
 
 def show_dry_run(
-    model: str, asked: dict[str, Any], recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool
-) -> None:
-    """What would be kept, without reading data and without writing anything; `within` a memory, with correction or not
-    and on some data, without reading weights either."""
+    model: str, asked: dict[str, Any], how: dict[str, Any], recipe: Any, data: str, seq_len: int | None, as_json: bool,
+    quiet: bool,
+) -> None:  # fmt: skip
+    """What would be kept, without reading data and without writing anything; where `how` has a memory to keep within,
+    without reading weights either."""
     from slimformer import stages
     from slimformer.calibrate.gather import sequence_length
     from slimformer.models import describe
@@ -117,17 +118,17 @@ def show_dry_run(
     from slimformer.workbench import priced
 
     if recipe.rewrites:
-        return _show_offers(model, recipe, format, seq_len, as_json, quiet)
+        return _show_offers(model, recipe, how["format"], seq_len, as_json, quiet)
     if recipe.sequence != "none":
         raise SlimformerError(f"--dry-run shows sizes, and the recipe {recipe.name!r} changes none")
     if "max_kl" in asked or "size" in asked:
         raise SlimformerError("--dry-run shows sizes for a budget; give --macs, --params or --latency")
-    if asked.pop("bits", None) is not None:
+    if how["bits"] is not None:
         raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
-    memory, refine, data = asked.pop("within", (None, None, ""))
-    if memory is not None:
-        given = {**asked, "recipe": recipe, "format": format, "seq_len": seq_len, "refine": refine}
-        return _show_by_blocks(model, data, memory, given, as_json, quiet)
+    format = how["format"]
+    if how["memory"] is not None:
+        given = {**asked, "recipe": recipe, "format": format, "seq_len": seq_len, "refine": how["refine"]}
+        return _show_by_blocks(model, data, how["memory"], given, as_json, quiet)
     loaded = load_model(model)
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))
     made = stages.even_plan(loaded.model, budget=budget, recipe=recipe, format=format, seq_len=seq_len)

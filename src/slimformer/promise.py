@@ -10,7 +10,8 @@ import ctypes
 import gc
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,17 @@ def give_back() -> None:
     """Let the allocator return what is free, where it can: it would be counted as in use."""
     gc.collect()
     _trim()
+
+
+@contextmanager
+def new_garbage() -> Iterator[None]:
+    """Leave what is there already out of collections: with torch and transformers each would take a fifth of a second,
+    and there is one after every block."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def residence(skeleton: Skeleton, shelf: Shelf) -> Residence:

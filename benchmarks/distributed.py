@@ -54,7 +54,7 @@ def difference(one: Statistics, two: Statistics) -> float:
 def main() -> int:
     """Run, compare, write, and say whether the claim holds."""
     parser = argparse.ArgumentParser(description="Two processes under torchrun against one.")
-    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the result file")
     options = parser.parse_args()
     model = shared_file("models", "stories15M", "config.json").parent

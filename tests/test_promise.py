@@ -23,7 +23,7 @@ from slimformer.calibrate.shelf import Shelf
 from slimformer.errors import ModelBroken, NotEnoughMemory, UnknownMethod
 from slimformer.models import architecture, describe
 from slimformer.models.load import load_model
-from slimformer.models.stream import Skeleton, open_skeleton, sketch
+from slimformer.models.stream import Skeleton, sketch
 from slimformer.plan.memory import Estimate, require_memory
 from slimformer.shell import size_in_bytes
 from slimformer.streaming import compress_streamed, foresee
@@ -127,7 +127,7 @@ def test_names_that_do_not_matter_are_passed_over(tmp_path, model_type):
     tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(file).items()}
     old = {"layers.1.self_attn.rotary_emb.inv_freq": torch.ones(4), "h.1.attn.bias": torch.ones(1, 1, 64, 64)}
     save_file({**tensors, **old}, file, {"format": "pt"})
-    skeleton = open_skeleton(folder)
+    skeleton = sketch(folder).read_outside()
     assert skeleton.fingerprint() == architecture.fingerprint(whole)
     with skeleton.resident(1):
         path = f"{skeleton.architecture.blocks}.1"
@@ -137,7 +137,7 @@ def test_names_that_do_not_matter_are_passed_over(tmp_path, model_type):
     tensors.popitem()
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ModelBroken, match="is not in its files"):
-        open_skeleton(folder)
+        sketch(folder).read_outside()
 
 
 def test_half_precision_is_refused_from_python_too(tmp_path):

@@ -26,7 +26,7 @@ from slimformer.errors import ModelBroken, NotEnoughMemory, OutputExists, Slimfo
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
-from slimformer.models.stream import INDEX, open_skeleton
+from slimformer.models.stream import INDEX, sketch
 from slimformer.plan.recipe import load_recipe
 from slimformer.refine import refine
 from slimformer.rewrite.surgery import round_weights
@@ -100,7 +100,7 @@ def test_block_by_block_gives_the_same_model(tmp_path, model_type, recipe, forma
 
 
 def test_moments_are_the_same_to_the_last_bit(tmp_path):
-    skeleton = open_skeleton(saved(tmp_path / "dense", "llama"))
+    skeleton = sketch(saved(tmp_path / "dense", "llama")).read_outside()
     whole = load_model(tmp_path / "dense").model
     data = {"fit": gather(IDS, whole, None, describe(whole)).splits["fit"]}
     from slimformer.calibrate.collect import Residence
@@ -121,7 +121,7 @@ def test_moments_are_the_same_to_the_last_bit(tmp_path):
 
 @pytest.mark.parametrize("model_type", ["llama", "opt", "gpt2", "bert", "qwen3"])
 def test_a_skeleton_is_the_model_without_its_blocks(tmp_path, model_type):
-    skeleton = open_skeleton(saved(tmp_path / "dense", model_type))
+    skeleton = sketch(saved(tmp_path / "dense", model_type)).read_outside()
     whole = load_model(tmp_path / "dense").model
     blocks = skeleton.architecture.blocks
     for name, parameter in skeleton.loaded.model.named_parameters():
@@ -156,7 +156,7 @@ def test_a_ragged_result_opens_like_any_other(tmp_path):
     assert "block by block" in found.report.warnings[0]
     report = json.loads((tmp_path / "small" / "report.json").read_text())
     assert report["metrics"][0]["name"] == "perplexity"
-    open_skeleton(tmp_path / "small")  # and may be streamed again
+    sketch(tmp_path / "small").read_outside()  # and may be streamed again
 
 
 def killed_after(steps: int, *arguments: Any, **how: Any) -> None:
@@ -258,23 +258,23 @@ def test_an_index_that_points_elsewhere_is_refused(tmp_path, trick):
     index["weight_map"]["model.norm.weight"] = trick
     (folder / INDEX).write_text(json.dumps(index))
     with pytest.raises(ModelBroken, match="no file of this folder"):
-        open_skeleton(folder)
+        sketch(folder).read_outside()
 
 
 def test_names_that_do_not_match_are_refused_with_the_first(tmp_path):
     with pytest.raises(ModelBroken, match=r"cannot be streamed: vit\.layers\.0"):
-        open_skeleton(saved(tmp_path / "vit", "vit"))
+        sketch(saved(tmp_path / "vit", "vit")).read_outside()
     folder = saved(tmp_path / "dense", "llama")
     index = json.loads((folder / INDEX).read_text())
     file = folder / index["weight_map"].pop("model.norm.weight")
     (folder / INDEX).write_text(json.dumps(index))
     with pytest.raises(ModelBroken, match=r"cannot be streamed: model\.norm\.weight is not in its files"):
-        open_skeleton(folder)
+        sketch(folder).read_outside()
     index["weight_map"]["model.norm.weight"] = file.name
     (folder / INDEX).write_text(json.dumps(index))
     save_file({**load_file(file), "model.norm.weight": torch.full((32,), torch.nan)}, file)
     with pytest.raises(ModelBroken, match="NaN"):
-        open_skeleton(folder).fingerprint()
+        sketch(folder).read_outside().fingerprint()
 
 
 def test_recipes_that_need_the_whole_model_are_refused():

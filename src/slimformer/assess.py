@@ -243,8 +243,8 @@ def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, 
         outside_macs=outside_macs(model, architecture, seq_len),
         params=count.total,
         block_params=count.blocks,
-        bytes=count.total * torch.empty((), dtype=dtype).element_size(),
-        kv_cache_bytes=kv_cache_bytes(architecture, seq_len, torch.empty((), dtype=dtype).element_size()),
+        bytes=count.total * dtype.itemsize,
+        kv_cache_bytes=kv_cache_bytes(architecture, seq_len, dtype.itemsize),
     )
 
 

@@ -26,11 +26,10 @@ from slimformer.calibrate.shelf import Shelf
 from slimformer.errors import CannotWrite
 from slimformer.models.architecture import reads_windows
 from slimformer.models.stream import Skeleton
-from slimformer.plan.memory import Estimate, Load, estimate_memory, in_words, require_memory
+from slimformer.plan.memory import DOUBLE, Estimate, Load, estimate_memory, in_words, require_memory
 
 BATCHES = (8, 4, 2, 1)  # rows at a time: as many as fit
 TEXT = 8  # times the size of its file that a text takes while it is cut into documents; more than half for non-Latin
-DOUBLE = 8
 TRIMMED = 16 * 10**6  # bytes of states after which free memory is returned
 
 
@@ -77,7 +76,7 @@ def _load(skeleton: Skeleton, *, data: int = 0, calls: int = 0, opened: bool) ->
     weights, dtype, stored = skeleton.weights, skeleton.dtype, skeleton.loaded.dtype
     blocks = [skeleton.inside(i) for i in range(skeleton.architecture.n_blocks)]
     return Load(
-        item=torch.empty((), dtype=dtype).element_size(),
+        item=dtype.itemsize,
         block=max(weights.size(names, dtype) for names in blocks),
         block_copied=max(weights.copied(names, dtype) for names in blocks),
         outside_copied=0 if opened else weights.copied(skeleton.outside, dtype),
@@ -101,7 +100,7 @@ def give_back() -> None:
 
 
 @contextmanager
-def new_garbage() -> Iterator[None]:
+def past_frozen() -> Iterator[None]:
     """Leave what is there already out of collections: with torch and transformers each would take a fifth of a second,
     and there is one after every block."""
     gc.freeze()
@@ -172,7 +171,7 @@ def disk_needed(skeleton: Skeleton, tokens: Mapping[str, int], fraction: float, 
     """
     architecture, weights = skeleton.architecture, skeleton.weights
     moments = 2 * sum(site.width * (site.width + 1) // 2 * DOUBLE for site in architecture)
-    row = architecture.hidden * torch.empty((), dtype=skeleton.dtype).element_size()
+    row = architecture.hidden * skeleton.dtype.itemsize
     walked = tokens["fit"] + tokens["select"]
     states = row * (walked * (9 if refined else 3) + 5 * tokens["report"])
     blocks = weights.size((n for i in range(architecture.n_blocks) for n in skeleton.inside(i)), skeleton.loaded.dtype)

@@ -71,7 +71,7 @@ def require_storage_allowed(
     require_savable(model)
     if storage.size is not None and not list(shares(model, dtype, storage)):
         whole = _on_disk(model, dtype, None)
-        others = whole - sum(_weights(model).values()) * _bytes_of(dtype)
+        others = whole - sum(_weights(model).values()) * dtype.itemsize
         raise BudgetOutOfReach(
             f"{in_words(storage.size)} were asked for, and what is not compressed (embeddings, norms, head) takes "
             f"{in_words(others)} of {in_words(whole)}; give more"
@@ -138,7 +138,7 @@ def _fitting(bench: Bench, storage: Storage, share: float) -> Stored | None:
 
 def _split(model: PreTrainedModel, dtype: torch.dtype, storage: Storage) -> tuple[int, float]:
     """Bytes of the file if nothing is cut, and how many of them are weights of linear layers in blocks."""
-    each = _bytes_of(dtype) if storage.bits is None else (storage.bits + 16 / (storage.group or 256)) / 8
+    each = dtype.itemsize if storage.bits is None else (storage.bits + 16 / (storage.group or 256)) / 8
     grid = None if storage.bits is None else grid_of(storage.bits, storage.group)
     return _on_disk(model, dtype, grid), sum(_weights(model).values()) * each
 
@@ -153,7 +153,3 @@ def _weights(model: PreTrainedModel) -> dict[str, int]:
     architecture = describe(model)
     names = [name for i in range(architecture.n_blocks) for name in linear_layers(model, architecture, i)]
     return {name: weight_of(model.get_submodule(name)).numel() for name in names}
-
-
-def _bytes_of(dtype: torch.dtype) -> int:
-    return torch.empty((), dtype=dtype).element_size()

@@ -44,7 +44,7 @@ from slimformer.plan import Budget, Plan, allocate, check_budget
 from slimformer.plan.budget import budget_of
 from slimformer.plan.memory import Estimate, in_words
 from slimformer.plan.recipe import Recipe, load_recipe
-from slimformer.promise import Promise, anonymous_memory, disk_needed, give_back, new_garbage, require_disk, residence
+from slimformer.promise import Promise, anonymous_memory, disk_needed, give_back, past_frozen, require_disk, residence
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
 from slimformer.report.report import Report
@@ -246,7 +246,7 @@ def _inputs(data: Data) -> str:
 
 def _carry_on(task: _Task, job: Job, mark: str, folder: Path, say: Any, **how: Any) -> Streamed:
     """Go on with what there is; from the beginning where it cannot be read."""
-    with new_garbage():
+    with past_frozen():
         try:
             return _work(task, job, mark, folder, **how)
         except WorkTorn as torn:

@@ -16,10 +16,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-KINDS = {
-    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
-    torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64", torch.int64: "I64",
-}  # fmt: skip
+from slimformer.models.stream import KINDS
+
 ORDER = {dtype: i for i, dtype in enumerate(KINDS)}  # files hold the widest kinds first, and names in their order
 
 Tensors = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]

@@ -27,8 +27,12 @@ from slimformer.errors import ModelBroken, ModelNotFound
 from slimformer.models.architecture import Architecture, describe, fingerprint, parts
 from slimformer.models.load import Loaded, find_model, require_usable
 
-KINDS = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+KINDS = {  # kinds of numbers as safetensors call them, in the order of its files turned round
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
+    torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64", torch.int64: "I64",
+}  # fmt: skip
+BYTES = {kind: dtype.itemsize for dtype, kind in KINDS.items()}
+FRACTIONS = {kind for dtype, kind in KINDS.items() if dtype.is_floating_point}
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -44,13 +48,13 @@ class Weights:
 
     def size(self, names: Iterable[str], dtype: torch.dtype | None = None) -> int:
         """Bytes of some tensors, in a precision or as they are stored."""
-        item = None if dtype is None else torch.empty((), dtype=dtype).element_size()
+        item = None if dtype is None else dtype.itemsize
         return sum(math.prod(self.shapes[name]) * (item or BYTES.get(self.kinds[name], 8)) for name in names)
 
     def copied(self, names: Iterable[str], dtype: torch.dtype) -> int:
         """Bytes of memory these take in a precision: none where they are stored in it, or hold no fractions."""
-        kept = {KINDS.get(dtype), *(kind for kind in BYTES if kind not in KINDS.values())}
-        return self.size([name for name in names if self.kinds[name] not in kept], dtype)
+        mapped = BYTES.keys() - FRACTIONS | {KINDS.get(dtype)}
+        return self.size([name for name in names if self.kinds[name] not in mapped], dtype)
 
     def read(self, names: Iterable[str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Tensors by name, floating ones in a precision; mapped from the file where that is the stored one."""
@@ -95,13 +99,14 @@ class Skeleton:
         """The names of what is in block i."""
         return [name for name in self.weights.files if name.startswith(f"{self.architecture.blocks}.{i}.")]
 
-    def read_outside(self) -> None:
+    def read_outside(self) -> Skeleton:
         """Let what is outside the blocks be there. Cost: reading it."""
         model: Any = self.loaded.model
         for key, tensor in self.weights.read(self.outside, self.dtype):
             put(model, key, tensor)
         model.tie_weights()
         require_usable(model, self.loaded.name)
+        return self
 
     @contextmanager
     def resident(self, i: int) -> Iterator[None]:
@@ -136,13 +141,6 @@ class Skeleton:
             seen(name)
 
         return fingerprint(self.loaded.model, read)
-
-
-def open_skeleton(name: str | Path, *, dtype: torch.dtype = torch.float32) -> Skeleton:
-    """Open MODEL without its blocks. Cost: reading what is outside of them."""
-    skeleton = sketch(name, dtype=dtype)
-    skeleton.read_outside()
-    return skeleton
 
 
 def sketch(name: str | Path, *, dtype: torch.dtype = torch.float32) -> Skeleton:

@@ -121,7 +121,7 @@ def _saving(
     implicit: int,
 ) -> Saving:  # fmt: skip
     old, new = block_cost(before, seq_len), block_cost(after, seq_len)
-    item = torch.empty((), dtype=scope.dtype).element_size()
+    item = scope.dtype.itemsize
     kept = kv_cache_bytes(before, seq_len, item) - kv_cache_bytes(after, seq_len, item)
     rewrite = REWRITES[name]
     return Saving(

@@ -21,7 +21,15 @@ import slimformer as package
 from conftest import SHARED, skip_or_fail
 from terminal import compress, done, files, refused, slimformer
 
-pytestmark = pytest.mark.usefixtures("trusting")
+pytestmark = pytest.mark.usefixtures("trusting", "interruptible")
+
+
+@pytest.fixture
+def interruptible():
+    """A suite in the background of a script (nohup, CI) starts with Ctrl-C ignored, and so would all it runs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Alarm:

@@ -89,7 +89,7 @@ def quantize(
     """
     grid = grid_of(bits, group, symmetric=symmetric)
     loaded = model if isinstance(model, Loaded) else load_model(model)
-    require_savable(loaded.model)
+    require_savable(loaded.model, symmetric=symmetric)
     found = _gathered(loaded, data, reading)
     rounded = rounded_on(loaded.model, grid, found, method, progress)
     round_others(rounded, loaded.dtype)
@@ -138,12 +138,12 @@ def sparsify(
     return Result(sparse.model, plan, report, loaded)
 
 
-def require_savable(model: PreTrainedModel) -> None:
+def require_savable(model: PreTrainedModel, *, symmetric: bool = True) -> None:
     """Refuse, before the work, what could not be saved or read again."""
     architecture = describe(model)
     names = [name for i in range(architecture.n_blocks) for name in linear_layers(model, architecture, i)]
     require_packable(model, dict.fromkeys(names))
-    require_reader()
+    require_reader(symmetric=symmetric)
 
 
 def rounded_on(

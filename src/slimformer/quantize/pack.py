@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -25,14 +26,20 @@ from slimformer.models.packed import WORD, pack
 from slimformer.quantize.apply import Quantized
 
 EXTRA = "compressed_tensors"
+NO_ZERO_POINTS = ("5.23.0",)  # these expect packed zero points in the shape of unpacked ones, and refuse their size
 
 
-def require_reader() -> None:
+def require_reader(*, symmetric: bool = True) -> None:
     """Refuse, before the work, where what will be written could not be read again."""
     if find_spec(EXTRA) is None:
         raise ExtraNotInstalled(
             "quantized weights are read by compressed-tensors, which is not installed; run: pip install "
             "'slimformer[quant]'"
+        )
+    if not symmetric and transformers.__version__ in NO_ZERO_POINTS:
+        raise ExtraNotInstalled(
+            f"transformers {transformers.__version__} does not open steps from the lowest weight to the highest "
+            "(--no-symmetric); leave it out, or install another version"
         )
 
 

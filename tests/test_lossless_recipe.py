@@ -22,8 +22,7 @@ from slimformer.errors import BudgetOutOfReach, NotLossless
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
 from slimformer.models.demo import DEMOS
-from slimformer.models.load import load_model
-from slimformer.pipeline import in_memory
+from slimformer.models.load import in_memory, load_model
 from slimformer.plan.recipe import LosslessRewrite, load_recipe
 from slimformer.rewrite.exact import Scope
 from slimformer.rewrite.lossless import REWRITES, offers, rewritten

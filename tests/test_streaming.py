@@ -26,7 +26,8 @@ from slimformer.errors import ModelBroken, NotEnoughMemory, OutputExists, Slimfo
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
-from slimformer.models.stream import INDEX, sketch
+from slimformer.models.stream import sketch
+from slimformer.models.weight_files import INDEX
 from slimformer.plan.recipe import load_recipe
 from slimformer.refine import refine
 from slimformer.rewrite.surgery import round_weights

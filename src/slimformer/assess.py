@@ -28,6 +28,7 @@ from slimformer.plan.cost import Size, block_cost, kv_cache_bytes, outside_macs,
 from slimformer.report.report import Footprint, Report
 from slimformer.rewrite.sizes import auto_class
 from slimformer.stages import Progress, silent, versions
+from slimformer.words import option
 
 TOKENS_PER_COORDINATE = 10  # below it the least-squares refit follows the noise of the sample
 PROMPT = "The main idea of this"
@@ -58,7 +59,7 @@ def beside(
         found.append({
             "name": data.name, "hash": data.hash, "tokens": sum(batch.tokens for batch in batches), "metrics": metrics
         })  # fmt: skip
-        notes += [f"--eval-data {data.name}: {note}" for note in said]
+        notes += [f"{option('eval_data')} {data.name}: {note}" for note in said]
     return replace(report, other_data=found, warnings=notes)
 
 
@@ -71,7 +72,7 @@ def thin_data(architecture: Architecture, data: Data) -> list[str]:
         return []
     return [
         f"fitted on {tokens:,} tokens, which is few for the {widest.width:,} coordinates of {widest.name}; "
-        f"give {wanted:,} or more with --tokens"
+        f"give {wanted:,} or more with {option('tokens')}"
     ]
 
 
@@ -161,16 +162,18 @@ def require_relatives(loaded: Loaded, small: Loaded) -> None:
     kinds = [type(one.model).__name__ for one in (small, loaded)]
     if kinds[0] != kinds[1]:
         raise PlanDoesNotFit(
-            f"{small.name} is a {kinds[0]}, {loaded.name} a {kinds[1]}; give the model it came from with --against"
+            f"{small.name} is a {kinds[0]}, {loaded.name} a {kinds[1]}; give the model it came "
+            f"from with {option('loaded')}"
         )
     if before.n_blocks != after.n_blocks + len(_dropped(small)) or before.hidden != after.hidden:
         raise PlanDoesNotFit(
             f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
-            f"{before.hidden}; give the model it came from with --against"
+            f"{before.hidden}; give the model it came from with {option('loaded')}"
         )
     if not _same_ends(loaded.model, small.model, image=before.family.image):
         raise PlanDoesNotFit(
-            f"{small.name} and {loaded.name} differ in vocabulary or labels; give the model it came from with --against"
+            f"{small.name} and {loaded.name} differ in vocabulary or labels; give the model it came from "
+            f"with {option('loaded')}"
         )
 
 
@@ -192,7 +195,9 @@ def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Ba
         note = f"{small} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
         return everything(data), [note] if again else []
     if known.get("seed") != data.seed:
-        raise PlanDoesNotFit(f"{small} was calibrated on these data with --seed {known.get('seed')}; use the same seed")
+        raise PlanDoesNotFit(
+            f"{small} was calibrated on these data with {option('seed', known.get('seed'))}; use the same seed"
+        )
     return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
 
 

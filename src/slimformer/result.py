@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from slimformer.arguments import checked
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
 from slimformer.quantize.apply import Quantized
@@ -24,6 +25,7 @@ class Result:
     loaded: Loaded = field(repr=False)
     quantized: Quantized | None = field(default=None, repr=False)
 
+    @checked
     def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
         """Write a checkpoint that loads like any other; it is reloaded in a fresh process before it is put in place."""
         return save_result(

@@ -15,11 +15,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from transformers import PreTrainedModel
 
+from slimformer.arguments import ON_DISK, checked
 from slimformer.assess import data_provenance, describe_result, thin_data
 from slimformer.calibrate.collect import collect, ending_in
 from slimformer.calibrate.documents import Source
@@ -38,12 +39,13 @@ from slimformer.evaluate.compare import compare
 from slimformer.evaluate.perplexity import pieces
 from slimformer.menu import menu
 from slimformer.models.architecture import Architecture
+from slimformer.models.opening import Opening, OpeningOptions
 from slimformer.models.ranks import rank_sites
 from slimformer.models.stream import Skeleton, sketch
 from slimformer.plan import Budget, Plan, allocate, check_budget
 from slimformer.plan.budget import budget_of
 from slimformer.plan.memory import Estimate, in_words
-from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
 from slimformer.promise import Promise, anonymous_memory, disk_needed, give_back, past_frozen, require_disk, residence
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
@@ -62,6 +64,7 @@ from slimformer.stages import (
     versions,
 )
 from slimformer.streaming_job import Job, asked_before, job_for, require_whole, work_folder
+from slimformer.words import either, option
 from slimformer.workbench import timed
 
 NOTE = (
@@ -95,6 +98,7 @@ class _Task:
     seconds: dict[str, float]
 
 
+@checked(model=ON_DISK, recipe=RECIPE)
 def compress_streamed(
     model: str | Path,
     folder: str | Path,
@@ -103,34 +107,35 @@ def compress_streamed(
     memory: int,
     macs: float | None = None,
     params: float | None = None,
-    recipe: str | Recipe = "balanced",
+    recipe: str | Path | Recipe = "balanced",
     format: str = "ragged",
     seq_len: int | None = None,
     tokens: int | None = None,
     samples: int | None = None,
     columns: Sequence[str] | None = None,
     seed: int = 0,
-    dtype: torch.dtype = torch.float32,
     refine: bool | None = None,
     force: bool = False,
     verify: bool = True,
     progress: Progress = silent,
     say: Any = lambda _line: None,
+    **opening: Unpack[OpeningOptions],
 ) -> Streamed:
     """Shrink a checkpoint to a fraction of its block MACs or parameters within `memory` bytes and write it to `folder`.
 
     Memory is a promise about anonymous memory (`plan.memory`): kept, or refused before the work. The work is kept
-    beside `folder` until it is finished; the same call goes on with it. Cost: that of `pipeline.compress`, and reading
+    beside `folder` until it is finished; the same call goes on with it. `opening` is as for `compress`, but for the
+    device, which is the CPU. Cost: that of `pipeline.compress`, and reading
     the weights three times.
     """
     folder, seconds = Path(folder), dict[str, float]()
     budget = budget_of(macs=macs, params=params)
-    chosen = streamable(load_recipe(recipe) if isinstance(recipe, str) else recipe)
+    chosen = streamable(load_recipe(recipe))
     require_apart(folder, model if isinstance(model, Path) or Path(model).exists() else None)
     require_free(folder, force)
-    require_precision(dtype)
+    how = on_the_cpu(Opening(**opening))
     with timed(seconds, "load"):
-        skeleton = sketch(model, dtype=dtype)
+        skeleton = sketch(model, how)
     length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
     check_budget(skeleton.architecture, budget, seq_len=length, recipe=chosen, format=format)
     refined = chosen.refine if refine is None else refine
@@ -166,12 +171,12 @@ class Foreseen:
 
 def foresee(
     model: str | Path, data: Source | torch.Tensor = "builtin", *, memory: int, macs: float | None = None,
-    params: float | None = None, recipe: str | Recipe = "balanced", format: str = "ragged",
-    seq_len: int | None = None, refine: bool | None = None,
+    params: float | None = None, recipe: str | Path | Recipe = "balanced", format: str = "ragged",
+    seq_len: int | None = None, refine: bool | None = None, opening: Opening = Opening(),  # noqa: B008
 ) -> Foreseen:  # fmt: skip
     """Look without doing: refused where `compress_streamed` would be. Cost: reading config, tokenizer and headers."""
-    chosen = streamable(load_recipe(recipe) if isinstance(recipe, str) else recipe)
-    skeleton = sketch(model)
+    chosen = streamable(load_recipe(recipe))
+    skeleton = sketch(model, on_the_cpu(opening))
     length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
     budget = budget_of(macs=macs, params=params)
     plan = even_plan(skeleton.loaded.model, budget=budget, recipe=chosen, format=format, seq_len=seq_len)
@@ -179,13 +184,20 @@ def foresee(
     return Foreseen(skeleton.architecture, plan, promise.before_opening(data))
 
 
-def require_precision(dtype: torch.dtype) -> None:
-    """Refuse half precision: blocks are walked on the CPU, where it is slow at best."""
-    if dtype not in (torch.float32, torch.float64):
+def on_the_cpu(opening: Opening) -> Opening:
+    """How to open what is walked block by block: on the CPU, in a precision it is good at; refused otherwise."""
+    if str(opening.device) not in ("auto", "cpu"):
         raise UnknownMethod(
-            f"dtype {dtype} is for accelerators; block by block work in float32 (the result is stored in the precision "
-            "of the original all the same)"
+            f"{option('memory')} is for the CPU; {option('device', str(opening.device))} holds the "
+            "whole model; leave one "
+            "of them out"
         )
+    if opening.dtype not in (torch.float32, torch.float64):
+        raise UnknownMethod(
+            f"{option('dtype', opening.dtype)} is for accelerators; block by block work in float32 (the result is "
+            "stored in the precision of the original all the same)"
+        )
+    return replace(opening, device="cpu")
 
 
 def streamable(recipe: Recipe) -> Recipe:
@@ -193,7 +205,7 @@ def streamable(recipe: Recipe) -> Recipe:
     if recipe.rewrites or recipe.depth != "none" or recipe.sequence != "none" or recipe.ffn in ("bypass", "linear"):
         raise UnknownMethod(
             f"the recipe {recipe.name!r} cannot be followed block by block; use balanced, uniform or stat, or leave "
-            "--memory out"
+            f"{option('memory')} out"
         )
     return recipe.model_copy(update={"metric": "squares", "ffn": "neurons"})
 
@@ -374,19 +386,19 @@ def _save(
         }  # fmt: skip
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
-        sketch(partial, dtype=skeleton.dtype)
+        sketch(partial, Opening("cpu", skeleton.dtype))
         if whole and anonymous_memory() + 3 * report.small.params * 4 <= memory:
             verify_reload(load(partial), partial)
 
 
-def require_streaming_possible(asked: dict[str, Any], *, device: str, **others: Any) -> None:
+def require_streaming_possible(asked: dict[str, Any], **others: Any) -> None:
     """Refuse what cannot be had block by block."""
     if not {"macs", "params"} & asked.keys():
-        raise BudgetOutOfReach("with --memory give --macs or --params; other budgets need the whole model")
-    if device != "cpu":
-        raise UnknownMethod(f"--memory is for the CPU; --device {device} holds the whole model; leave one of them out")
+        raise BudgetOutOfReach(
+            f"with {option('memory')} give {either('macs', 'params')}; other budgets need the whole model"
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UnknownMethod("--memory is for one process; leave it or torchrun out")
+        raise UnknownMethod(f"{option('memory')} is for one process; leave it or torchrun out")
     given = [name for name, value in others.items() if value]
     if given:
-        raise UnknownMethod(f"--{given[0].replace('_', '-')} needs the whole model; leave it or --memory out")
+        raise UnknownMethod(f"{option(given[0])} needs the whole model; leave it or {option('memory')} out")

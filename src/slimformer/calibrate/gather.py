@@ -20,6 +20,7 @@ from slimformer.calibrate.text import Batch, batches, data_hash, padded_batches,
 from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
 from slimformer.models import Architecture
 from slimformer.models.architecture import reads_windows
+from slimformer.words import option
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
 SHARE = {"fit": 1.0, "select": 1 / 3, "report": 1 / 2, "certify": 1 / 2}
@@ -199,7 +200,7 @@ def _sides(size: Any) -> tuple[int, int]:
 
 def _folder(source: Any) -> str | Path:
     if not isinstance(source, str | Path) or str(source) == "builtin":
-        raise DataNotFound("a vision model is calibrated on images; give a folder of them with --data")
+        raise DataNotFound(f"a vision model is calibrated on images; give a folder of them with {option('data')}")
     if Path(source).is_file():
         raise DataUnreadable(f"{source} is a file; a vision model is calibrated on images: give a folder of them")
     return source

@@ -25,6 +25,7 @@ from slimformer.calibrate.collect import BlockMoments, SiteMoments
 from slimformer.decompose.response import Response
 from slimformer.errors import CannotWrite, PlanDoesNotFit
 from slimformer.linalg.moments import Moments
+from slimformer.words import option
 
 FORMAT = 2
 RESPONSE = ("queries", "keys", "planes")
@@ -153,8 +154,8 @@ def _room(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         raise CannotWrite(
             f"the moments cannot be written to {folder}: {getattr(error, 'strerror', None) or error}; "
-            "free some space there, or choose another place (compress keeps them below TMPDIR, with --memory beside "
-            "--out)"
+            "free some space there, or choose another place (compress keeps them below TMPDIR, "
+            f"with {option('memory')} beside {option('folder')})"
         ) from error
 
 

@@ -22,6 +22,7 @@ from slimformer.checkpoint.atomic import require_free, writing, writing_file
 from slimformer.errors import ExperimentChanged, ReportNotFound
 from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment, RunSettings, checked
+from slimformer.words import option
 
 Found = dict[str, Any]
 LOCK = ".lock"
@@ -97,7 +98,9 @@ def open_folder(path: Path, runs: Sequence[RunSettings], *, force: bool) -> LabF
     if changed and not force:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise ExperimentChanged(
-            f"{path} has runs of other settings: {changed[0]}{more}; run them again with --force, or give another --out"
+            f"{path} has runs of other settings: {changed[0]}{more}; run them again with "
+            f"{option('force', True)}, or give another "
+            f"{option('folder')}"
         )
     path.mkdir(parents=True, exist_ok=True)
     return folder
@@ -116,7 +119,7 @@ def read_folder(path: Path) -> tuple[Experiment, list[str], list[Found]]:
 
 def alone(folder: LabFolder) -> AbstractContextManager[None]:
     """Keep a second runner out of the folder."""
-    said = f"another `slimformer lab run` is at work in {folder.path}; wait for it, or give another --out"
+    said = f"another `slimformer lab run` is at work in {folder.path}; wait for it, or give another {option('folder')}"
     return lock.alone(folder.path / LOCK, said)
 
 

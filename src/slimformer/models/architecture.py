@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from slimformer.arguments import IN_MEMORY, checked
 from slimformer.errors import UnknownArchitecture
 
 Kind = Literal["attn.heads", "ffn.hidden", "attn.qk", "attn.vo"]
@@ -199,6 +200,7 @@ def is_pre_norm(model: PreTrainedModel, family: Family) -> bool:
     return family.norms_after is None or (family.ffn_norm is not None and bool(model.config.do_layer_norm_before))
 
 
+@checked(model=IN_MEMORY)
 def describe(model: PreTrainedModel) -> Architecture:
     """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
     from slimformer.models import family_of

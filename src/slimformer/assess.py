@@ -94,7 +94,14 @@ def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenan
         sites=site_table(architecture, after, dropped_blocks(plan.sizes)),
         data=data_provenance(architecture, p.data, p.data_hash, p.seed, p.tokens) if (p := provenance) else {},
         versions=versions(),
+        warnings=list(loaded.notes),
+        opening=_opening(loaded),
     )
+
+
+def _opening(loaded: Loaded) -> dict[str, Any]:
+    """What a report says of how the dense model was opened."""
+    return {"device": str(loaded.model.device), **loaded.opening}
 
 
 def measure(
@@ -149,7 +156,7 @@ def evaluate_pair(
         dense=_as_stored(loaded, footprint(loaded.model, before, data.seq_len, loaded.dtype)),
         small=_as_stored(small, footprint(small.model, after, data.seq_len, small.dtype)),
         sites=site_table(before, after, gone),
-        versions=versions(), warnings=notes,
+        versions=versions(), warnings=[*loaded.notes, *small.notes, *notes], opening=_opening(loaded),
     )  # fmt: skip
     report = measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
     calibrated = made.get("data")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from slimformer.plan import Plan
 from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
 from slimformer.refine import refine
 from slimformer.rewrite.surgery import round_weights
+from slimformer.short import Short
 from slimformer.stages import Progress, carry_out, make_plan, require_apart, require_same_model, silent
 from slimformer.words import option
 
@@ -72,8 +73,8 @@ class Scored:
     entropy: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Cascade:
+@dataclass(frozen=True, eq=False, repr=False)
+class Cascade(Short):
     """Two models of one task, routed by the entropy of the small one; `threshold` in nats.
 
     `macs` are the prices of both as fractions of the dense model's block MACs.
@@ -88,6 +89,11 @@ class Cascade:
         if not self.threshold >= 0:
             raise WrongArgument(f"{option('threshold', self.threshold)} is not a number of nats from 0")
         require_same_task(self.small, self.large)
+
+    def facts(self) -> dict[str, str]:
+        """Which models, what they cost and where one hands on to the other."""
+        costs = f"{self.macs[0]:.3f} and {self.macs[1]:.3f} of the dense block MACs"
+        return {"": f"two {type(self.small).__name__}", "costs": costs, "threshold": f"{self.threshold:.4g} nats"}
 
     @property
     def scores_text(self) -> bool:
@@ -130,16 +136,21 @@ class Cascade:
         return self.macs[0] + self.macs[1] * float(routed.double().mean())
 
 
-@dataclass(frozen=True)
-class CascadeResult:
+@dataclass(frozen=True, repr=False)
+class CascadeResult(Short):
     """A cascade, and what it was made from: `outcomes` and `point` are those of the select split."""
 
     cascade: Cascade
     record: CascadeRecord
     plans: dict[str, Plan | None]
-    outcomes: Outcomes = field(repr=False)
+    outcomes: Outcomes
     point: Point
-    loaded: Loaded = field(repr=False)
+    loaded: Loaded
+
+    def facts(self) -> dict[str, str]:
+        """Those of the cascade, and what it does where its threshold was set."""
+        on = f"{self.point.macs:.3f} of the dense block MACs, {self.point.routed:.1%} handed on"
+        return {**self.cascade.facts(), "": f"{self.loaded.name}, cut twice", "on select": on}
 
     def measured(self, batches: Sequence[Batch], *, progress: Progress = silent) -> Outcomes:
         """What both models make of other inputs; `report/cascade.py` turns it into numbers. Cost: a pass of both."""

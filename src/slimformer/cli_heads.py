@@ -261,10 +261,7 @@ def _save_adapted(loaded: Any, adapted: Any, folder: Path, report: dict[str, Any
     adapted = adapted.to(loaded.dtype)
     with writing(folder, force=force) as partial:
         checkpoint.write_model(adapted, partial)
-        if loaded.processor is not None:
-            loaded.processor.save_pretrained(partial)
-        if loaded.companions is not None:
-            checkpoint.copy_companions(loaded.companions, partial)
+        checkpoint.write_belongings(partial, loaded.processor, loaded.companions)
         (partial / "adapt.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
         checkpoint.verify_reload(adapted, partial)
 

@@ -30,7 +30,7 @@ from slimformer.calibrate.store import Statistics, begin, moments_file, open_sta
 from slimformer.checkpoint.atomic import one_clear_line, require_free, writing
 from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.load import load
-from slimformer.checkpoint.save import copy_companions
+from slimformer.checkpoint.save import write_belongings
 from slimformer.checkpoint.shards import assemble, outside_tensors, write_tensors
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.decompose import Curve
@@ -52,6 +52,7 @@ from slimformer.report.page import html_page
 from slimformer.report.report import Report
 from slimformer.rewrite.sizes import state_sizes
 from slimformer.second_walk import Walked, second_walk
+from slimformer.short import Short
 from slimformer.stages import (
     Progress,
     block_curves,
@@ -73,14 +74,18 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Streamed:
+@dataclass(frozen=True, repr=False)
+class Streamed(Short):
     """A checkpoint that was written block by block: what was decided, what it did, and the memory it was promised."""
 
     folder: Path
     plan: Plan
     report: Report
     estimate: Estimate
+
+    def facts(self) -> dict[str, str]:
+        """What its report says, and where it is."""
+        return {**self.report.facts(), "folder": str(self.folder)}
 
 
 @dataclass(frozen=True)
@@ -358,7 +363,8 @@ def _reported(task: _Task, plan: Plan, walked: Walked, statistics: Statistics, c
     )  # fmt: skip
     return replace(
         report, metrics=[metric.to_json() for metric in metrics], front=front, seconds=task.seconds,
-        correction=[asdict(each) for each in walked.corrections], warnings=[NOTE, *thin_data(architecture, data)],
+        correction=[asdict(each) for each in walked.corrections],
+        warnings=[*report.warnings, NOTE, *thin_data(architecture, data)],
         data=data_provenance(architecture, data.name, data.hash, data.seed, data.tokens),
     )  # fmt: skip
 
@@ -375,10 +381,7 @@ def _save(
     shards = [*(job.shard(i) for i in range(skeleton.architecture.n_blocks)), outside]
     with writing(folder, force=force) as partial:
         assemble(partial, shards, small, loaded.dtype, loaded.folder)
-        if loaded.processor is not None:
-            loaded.processor.save_pretrained(partial)
-        if loaded.companions is not None:
-            copy_companions(loaded.companions, partial)
+        write_belongings(partial, loaded.processor, loaded.companions)
         found = report.to_dict()
         texts = {
             "plan.json": plan.to_json(), "report.json": json_text(found),

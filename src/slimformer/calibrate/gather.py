@@ -20,6 +20,7 @@ from slimformer.calibrate.text import Batch, batches, data_hash, padded_batches,
 from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
 from slimformer.models import Architecture
 from slimformer.models.architecture import reads_windows
+from slimformer.short import Short
 from slimformer.words import option
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
@@ -27,8 +28,8 @@ SHARE = {"fit": 1.0, "select": 1 / 3, "report": 1 / 2, "certify": 1 / 2}
 CHARACTERS = 4  # per token, about: how long a passage is cut for an encoder that reads seq_len tokens
 
 
-@dataclass(frozen=True)
-class Data:
+@dataclass(frozen=True, repr=False)
+class Data(Short):
     """Batches by split, and what is needed to say where they came from.
 
     `windows`: all splits but *certify* are windows of running text, which has a row for each document.
@@ -40,6 +41,12 @@ class Data:
     seed: int
     seq_len: int
     windows: bool = False
+
+    def facts(self) -> dict[str, str]:
+        """Where it came from, and how much there is in every split."""
+        batches = ", ".join(f"{split} {len(part):,}" for split, part in self.splits.items())
+        tokens = ", ".join(f"{split} {n:,}" for split, n in self.tokens.items())
+        return {"": self.name, "batches": batches, "tokens": tokens, "sequence length": f"{self.seq_len:,}"}
 
     @property
     def tokens(self) -> dict[str, int]:

@@ -111,8 +111,6 @@ def assemble(folder: Path, shards: list[Path], model: Any, dtype: torch.dtype, s
     model.config.save_pretrained(folder)
     if source is not None and (source / GENERATION).is_file():
         shutil.copyfile(source / GENERATION, folder / GENERATION)
-    if getattr(model.config, "slimformer", None):
-        ragged.write_code(folder)
 
 
 def _link(source: Path, target: Path) -> None:

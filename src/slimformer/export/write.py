@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from slimformer.checkpoint.atomic import require_free, writing
 from slimformer.checkpoint.lines import json_text
-from slimformer.checkpoint.save import copy_files
+from slimformer.checkpoint.save import write_belongings
 from slimformer.checkpoint.verify import in_float32
 from slimformer.errors import CannotExport, SequenceTooLong
 from slimformer.export.compare import TOLERANCE, Difference
@@ -77,10 +77,8 @@ def export_model(
         progress("export", 0, 1)
         made = steps(partial)
         model.config.save_pretrained(partial)
-        if loaded.processor is not None and to != "gguf":  # which holds it; transformers would mix the two
-            loaded.processor.save_pretrained(partial)
-        if loaded.companions is not None:
-            copy_files(loaded.companions, partial)
+        processor = loaded.processor if to != "gguf" else None  # which holds it; transformers would mix the two
+        write_belongings(partial, processor, loaded.companions, parts=False)
         (partial / "export.json").write_text(json_text(made.to_dict()), encoding="utf-8")
         progress("export", 1, 1)
     return made

@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from slimformer.arguments import IN_MEMORY, checked
 from slimformer.errors import UnknownArchitecture
+from slimformer.short import Short
 
 Kind = Literal["attn.heads", "ffn.hidden", "attn.qk", "attn.vo"]
 KINDS: tuple[Kind, ...] = ("attn.heads", "ffn.hidden")  # those every block has; ranks are another way to cut heads
@@ -139,14 +140,22 @@ class Site:
         return self.units * self.unit
 
 
-@dataclass(frozen=True)
-class Architecture:
+@dataclass(frozen=True, repr=False)
+class Architecture(Short):
+    """The widths of one model, site by site."""
+
     family: Family
     model_type: str
     blocks: str  # full path to the list of blocks
     n_blocks: int
     hidden: int
     sites: tuple[Site, ...]
+
+    def facts(self) -> dict[str, str]:
+        """Kind, blocks and widths."""
+        sizes: dict[str, list[int]] = {kind: sorted({s.units for s in self if s.kind == kind}) for kind in KINDS}
+        spans = {kind: " … ".join(str(n) for n in sorted({found[0], found[-1]})) for kind, found in sizes.items()}
+        return {"": f"{self.model_type} of {self.n_blocks} blocks", "hidden size": str(self.hidden), **spans}
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.sites)

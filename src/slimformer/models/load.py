@@ -19,11 +19,12 @@ from slimformer.models.packed import is_packed
 from slimformer.models.place import PROCESSOR_FILES, Place, find_place
 from slimformer.models.read import Checkpoint, look_at, read_weights, reason
 from slimformer.models.weight_files import KINDS
+from slimformer.short import Short
 from slimformer.words import option
 
 
-@dataclass(frozen=True)
-class Loaded:
+@dataclass(frozen=True, repr=False)
+class Loaded(Short):
     """A model ready to be described, with the tokenizer or image processor that belongs to it (if any)."""
 
     name: str
@@ -35,9 +36,10 @@ class Loaded:
     opening: dict[str, Any] = field(default_factory=dict)  # what was asked for, see `opening_facts`
     notes: tuple[str, ...] = ()  # what one should know of how it was opened
 
-    def __repr__(self) -> str:
-        kind, device = type(self.model).__name__, self.model.device
-        return f"Loaded({self.name!r}, a {kind} on {device}, stored as {self.dtype})"
+    def facts(self) -> dict[str, str]:
+        """What it is, and where."""
+        precision = str(self.dtype).removeprefix("torch.")
+        return {"": f"{self.name}, a {type(self.model).__name__} on {self.model.device}, stored in {precision}"}
 
 
 def load_model(name: str | Path, opening: Opening = Opening()) -> Loaded:  # noqa: B008

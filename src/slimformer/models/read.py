@@ -119,6 +119,8 @@ def _config(place: Place, opening: Opening, *, supported: bool) -> Any:
         raise ModelBroken(f"{place.name}: config.json cannot be used: {reason(error)}") from error
     if hasattr(config, "transformers_weights"):  # names another file than the one that was looked at
         del config.transformers_weights
+    if "/" in str(config._attn_implementation):  # a kernel, which is code of the hub
+        config._attn_implementation = None
     return config
 
 

@@ -22,7 +22,7 @@ LAYERS = (
     ("report",), ("track",), ("stages",), ("result",),
     ("assess", "probe", "timings", "front", "fisher", "menu", "classify", "pairing", "lm_adapt", "long_context_fit",
      "push"),
-    ("streaming_job", "promise"), ("refine", "lossless", "depth", "long_context", "quantization"),
+    ("streaming_job", "streaming_limits", "promise"), ("refine", "lossless", "depth", "long_context", "quantization"),
     ("workbench", "second_walk"),
     ("sizing", "streaming"), ("pipeline",),
     ("cascade",), ("slimformer",),

@@ -35,9 +35,9 @@ class Kind:
     optional: bool = False  # may it be None? A parameter whose default is None always may
 
 
-def whole(least: int) -> Kind:
+def whole(least: int, *, optional: bool = False) -> Kind:
     """A whole number of at least that."""
-    return Kind(f"a whole number from {least}", lambda x: _is(x, Integral) and x >= least)
+    return Kind(f"a whole number from {least}", lambda x: _is(x, Integral) and x >= least, optional)
 
 
 def instance(wanted: str, *classes: Any) -> Kind:
@@ -70,9 +70,9 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, str) or (_is_list(value) and all(isinstance(name, str) for name in value))
 
 
+FRACTION = Kind("a number", lambda x: _is(x, Real))  # which one, is said better by who knows of what
 NUMBER = Kind("a number", lambda x: _is(x, Real) and not math.isnan(x))
 AT_LEAST_0 = Kind("a number from 0", lambda x: NUMBER.accepts(x) and x >= 0)
-ABOVE_0 = Kind("a finite number above 0", lambda x: NUMBER.accepts(x) and 0 < x < math.inf)
 TEXT = instance("text", str)
 YES_OR_NO = instance("True or False", bool)
 CALLABLE = Kind("a function", callable)
@@ -89,12 +89,13 @@ MODEL = Kind(
 
 KINDS: dict[str, Kind] = {
     "model": MODEL, "data": DATA, "folder": PATH, "processor": ANYTHING,
-    "macs": NUMBER, "params": NUMBER, "latency": NUMBER, "max_kl": ABOVE_0, "size": whole(1), "memory": whole(1),
-    "tokens": whole(1), "samples": whole(1), "seq_len": whole(2), "seed": whole(0),
+    "macs": FRACTION, "params": FRACTION, "latency": FRACTION, "max_kl": NUMBER, "size": whole(1), "memory": whole(1),
+    "tokens": whole(1, optional=True), "samples": whole(1, optional=True), "seq_len": whole(2, optional=True),
+    "seed": whole(0),
     "columns": Kind("a list of names", _are_names, optional=True),
     "eval_data": Kind("a list of data", _is_list), "head_data": PATH,
     "format": TEXT, "refine": YES_OR_NO, "timing": YES_OR_NO, "force": YES_OR_NO, "verify": YES_OR_NO,
-    "bits": whole(1), "group": whole(0), "method": TEXT, "symmetric": YES_OR_NO, "pattern": TEXT,
+    "bits": whole(1), "group": whole(0, optional=True), "method": TEXT, "symmetric": YES_OR_NO, "pattern": TEXT,
     "k": whole(1), "kind": TEXT, "window": whole(0), "keep_exact": whole(0), "steps": whole(1),
     "budgets": Kind("two numbers, the small one first", _are_numbers), "tolerance": AT_LEAST_0, "mean_macs": NUMBER,
     "device": instance("the name of a device, e.g. 'cpu'", str, torch.device),

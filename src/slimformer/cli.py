@@ -321,8 +321,7 @@ def compress(
         "columns": column_names(columns), "timing": timing, **asked, **vars(with_precision(opening, dtype)),
     }  # fmt: skip
     if memory is not None:
-        shown = {"as_json": as_json, "quiet": quiet}
-        return record("compress", by_blocks(model, out_folder, name, memory, how, widths, force, **shown))
+        return record("compress", by_blocks(model, out_folder, name, memory, how, widths, force, as_json, quiet))
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = saved(made(model, name, how, widths, context, progress), out_folder, force, progress)
     record("compress", result.report.to_dict())

@@ -140,7 +140,8 @@ def _show_by_blocks(
 ) -> None:  # fmt: skip
     """What would be kept and the memory it would take; refused as the work would be."""
     from slimformer.report.console import kept, plan_table
-    from slimformer.streaming import foresee, require_streaming_possible
+    from slimformer.streaming import foresee
+    from slimformer.streaming_limits import require_streaming_possible
 
     require_streaming_possible(asked)
     seen = foresee(model, data, memory=size_in_bytes("--memory", memory), **asked)
@@ -164,11 +165,12 @@ def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
 
 
 def by_blocks(
-    model: str, folder: Path, data: str, memory: str, how: dict[str, Any], widths: dict[str, Any], force: bool, *,
+    model: str, folder: Path, data: str, memory: str, how: dict[str, Any], widths: dict[str, Any], force: bool,
     as_json: bool, quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Compress a model that is read block by block, and show the result; the report."""
-    from slimformer.streaming import compress_streamed, require_streaming_possible, streamable
+    from slimformer.streaming import compress_streamed
+    from slimformer.streaming_limits import require_streaming_possible, streamable
 
     streamable(how["recipe"])
     needs_all = {name: widths[name] for name in ("eval_data", "head_data", "bits")}

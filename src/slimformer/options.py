@@ -196,9 +196,9 @@ def opens_model(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def call(**given: Any) -> None:
-        said = {name: given.pop(name) for name in asked}
-        device = usable_device(said.pop("device", on))  # before the work
-        command(opening=Opening(device, **said), **given)
+        opening = Opening(**{"device": on, **{name: given.pop(name) for name in asked}})
+        usable_device(opening.device)  # refused before the work
+        command(opening=opening, **given)
 
     others = list(signature.parameters.values())
     at = list(signature.parameters).index("opening")

@@ -7,7 +7,7 @@ the shell, and can leave a file. `compress` runs them all.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -78,16 +78,15 @@ def compress(
     `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids (sequences × length), or a
     folder of images (none for the recipe `lossless`, which takes no budget either); `eval_data` are measured on beside
     its held-out part. `tokens` limits what is fitted on. The same seed, the same model. `refine` corrects readers on
-    what the cut model really sends them; `head_data` are labelled rows for a head fitted to it. `bits` are 8 or 4, with
-    a step for every `group` weights; `size` chooses budget and bits for so many bytes. Cost: a pass, a Gram matrix and
-    an elimination per width; four passes more to refine.
+    what the cut model sends them; `head_data` are labelled rows for a head fitted to it. `bits` are 8 or 4, with a step
+    for every `group` weights; `size` chooses budget and bits. Cost: a Gram matrix and an elimination per width; 5 passes.
     """
+    given = {"macs": macs, "params": params, "latency": latency, "max_kl": max_kl, "size": size}
+    budget = _asked(chosen := load_recipe(recipe), refine, given)
     loaded, seconds = _opened(model, processor, Opening(**opening))
-    chosen = load_recipe(recipe)
     storage = _allowed(loaded, chosen, Storage(bits, group, size), head_data, max_kl)
     if chosen.rewrites:
-        return _lossless(loaded, chosen, (macs, params, latency, max_kl), format, seq_len, progress)
-    budget = _asked(chosen, max_kl, size, refine, macs=macs, params=params, latency=latency)
+        return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
     if budget.by != "latency":  # before the long work
         afford(sequence_length(loaded.model, describe(loaded.model), seq_len))
@@ -103,15 +102,6 @@ def compress(
     small, report = _reheaded(bench, kept.made, report, head_data, data, columns, samples)
     report = beside(report, loaded, kept.made.model, others, known=report.data)
     return Result(small, kept.made.plan, report, loaded, kept.quantized)
-
-
-def _lossless(
-    loaded: Loaded, recipe: Recipe, budgets: tuple[float | None, ...], format: str, seq_len: int | None,
-    progress: Progress,
-) -> Result:  # fmt: skip
-    """What changes no output, if no budget was given."""
-    require_budget_allowed(recipe, given=any(budget is not None for budget in budgets))
-    return Result(*make_lossless(loaded, recipe, format=format, seq_len=seq_len, progress=progress), loaded)
 
 
 def _allowed(
@@ -203,22 +193,25 @@ def _read_all(
     return found, beside
 
 
-def _asked(
-    recipe: Recipe, max_kl: float | None, size: int | None, refine: bool | None, **fractions: float | None
-) -> Budget:
-    """The one budget that was given; none but the whole model where a divergence or a size is."""
+def _asked(recipe: Recipe, refine: bool | None, given: Mapping[str, float | None]) -> Budget:
+    """The one budget that was given; none but the whole model where a divergence or a size is, or nothing is cut."""
+    if recipe.rewrites:
+        require_budget_allowed(recipe, given=any(value is not None for value in given.values()))
+        return Budget(1.0)
     if recipe.sequence != "none":
         raise BudgetOutOfReach(
             f"the recipe {recipe.name!r} keeps every weight, so it has no budget; call slimformer.group_keys with a k"
         )
-    if recipe.depth != "none" and max_kl is not None:  # it is promised along a front, and there is none of depth
+    if (
+        recipe.depth != "none" and given["max_kl"] is not None
+    ):  # it is promised along a front, and there is none of depth
         raise BudgetOutOfReach(
             f"the recipe {recipe.name!r} takes a budget, not {option('max_kl')}; give {either('macs', 'params')}"
         )
     if recipe.depth != "none" and refine:
         raise UnknownMethod(f"the recipe {recipe.name!r} has no refinement: its maps are fitted where blocks go")
-    by = require_one({**fractions, "max_kl": max_kl, "size": size})
-    return Budget(1.0) if by in ("max_kl", "size") else budget_of(**{by: fractions[by]})
+    by = require_one(given)
+    return Budget(1.0) if by in ("max_kl", "size") else budget_of(**{by: given[by]})
 
 
 def _affordable(

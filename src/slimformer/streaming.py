@@ -11,7 +11,6 @@ the energy of the stream they are added to, in place of the Fisher metric and of
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from slimformer.checkpoint.save import write_belongings
 from slimformer.checkpoint.shards import assemble, outside_tensors, write_tensors
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.decompose import Curve
-from slimformer.errors import BudgetOutOfReach, CannotWrite, PlanDoesNotFit, UnknownMethod, WorkTorn
+from slimformer.errors import CannotWrite, PlanDoesNotFit, WorkTorn
 from slimformer.evaluate.compare import compare
 from slimformer.evaluate.perplexity import pieces
 from slimformer.menu import menu
@@ -65,7 +64,7 @@ from slimformer.stages import (
     versions,
 )
 from slimformer.streaming_job import Job, asked_before, job_for, require_whole, work_folder
-from slimformer.words import either, option
+from slimformer.streaming_limits import on_the_cpu, streamable
 from slimformer.workbench import timed
 
 NOTE = (
@@ -187,32 +186,6 @@ def foresee(
     plan = even_plan(skeleton.loaded.model, budget=budget, recipe=chosen, format=format, seq_len=seq_len)
     promise = Promise(skeleton, length, memory, chosen.refine if refine is None else refine)
     return Foreseen(skeleton.architecture, plan, promise.before_opening(data))
-
-
-def on_the_cpu(opening: Opening) -> Opening:
-    """How to open what is walked block by block: on the CPU, in a precision it is good at; refused otherwise."""
-    if str(opening.device) not in ("auto", "cpu"):
-        raise UnknownMethod(
-            f"{option('memory')} is for the CPU; {option('device', str(opening.device))} holds the "
-            "whole model; leave one "
-            "of them out"
-        )
-    if opening.dtype not in (torch.float32, torch.float64):
-        raise UnknownMethod(
-            f"{option('dtype', opening.dtype)} is for accelerators; block by block work in float32 (the result is "
-            "stored in the precision of the original all the same)"
-        )
-    return replace(opening, device="cpu")
-
-
-def streamable(recipe: Recipe) -> Recipe:
-    """The recipe as far as it can be followed block by block; refused where it asks for something else."""
-    if recipe.rewrites or recipe.depth != "none" or recipe.sequence != "none" or recipe.ffn in ("bypass", "linear"):
-        raise UnknownMethod(
-            f"the recipe {recipe.name!r} cannot be followed block by block; use balanced, uniform or stat, or leave "
-            f"{option('memory')} out"
-        )
-    return recipe.model_copy(update={"metric": "squares", "ffn": "neurons"})
 
 
 def _fingerprint(skeleton: Skeleton, progress: Progress) -> str:
@@ -392,16 +365,3 @@ def _save(
         sketch(partial, Opening("cpu", skeleton.dtype))
         if whole and anonymous_memory() + 3 * report.small.params * 4 <= memory:
             verify_reload(load(partial), partial)
-
-
-def require_streaming_possible(asked: dict[str, Any], **others: Any) -> None:
-    """Refuse what cannot be had block by block."""
-    if not {"macs", "params"} & asked.keys():
-        raise BudgetOutOfReach(
-            f"with {option('memory')} give {either('macs', 'params')}; other budgets need the whole model"
-        )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UnknownMethod(f"{option('memory')} is for one process; leave it or torchrun out")
-    given = [name for name, value in others.items() if value]
-    if given:
-        raise UnknownMethod(f"{option(given[0])} needs the whole model; leave it or {option('memory')} out")

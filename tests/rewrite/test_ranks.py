@@ -111,7 +111,7 @@ def test_full_ranks_may_be_called_plain_and_others_may_not(model_type, tmp_path)
     same.save_pretrained(tmp_path)
     assert torch.equal(logits(load(tmp_path), padded(model)), logits(model, padded(model)))
     with pytest.raises(
-        PlanDoesNotFit, match=r"cut by rank cannot be said in a stock config \(.*\); use --format ragged"
+        PlanDoesNotFit, match=r"cut by rank cannot be said in a stock config \(.*\); use format='ragged'"
     ):
         state_sizes(tiny_ranked(model_type, "narrow keys"), describe(model), "plain")
 

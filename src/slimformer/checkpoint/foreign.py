@@ -1,8 +1,8 @@
 """Code of others stays behind: no file that is written makes a loader run it.
 
 A folder may name code in its configs (`auto_map`, `custom_pipelines`, a kernel of the hub as `attn_implementation`),
-have its loader trust it (`trust_remote_code`), or hold it as files. What was opened may bring all of these along, in the
-config of a model and in what its tokenizer saves. Only `modeling_slimformer.py` is ours.
+have its loader trust it (`trust_remote_code`), or hold it as files. What was opened may bring all of these along, in
+the config of a model and in what its tokenizer saves. Only `modeling_slimformer.py` is ours.
 """
 
 from __future__ import annotations

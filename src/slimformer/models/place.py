@@ -74,21 +74,29 @@ def _local(name: str, *, only: bool) -> Path | None:
 def _fetched(name: str, opening: Opening) -> Path:
     """A copy of what the hub has: small files first, because they say which weights there are."""
     code = ("*.py",) if opening.trust_remote_code else ()
+    small = [*COMPANIONS, *PROCESSOR_FILES, *code]
     try:
-        folder = Path(
-            snapshot_download(name, revision=opening.revision, allow_patterns=[*COMPANIONS, *PROCESSOR_FILES, *code])
-        )
+        folder = Path(snapshot_download(name, revision=opening.revision, allow_patterns=small))
         snapshot_download(name, revision=folder.name, allow_patterns=_weights_of(folder))
     except Exception as error:  # of the network, the hub and its client, each in several kinds
-        at = "" if opening.revision is None else f" at revision {opening.revision!r}"
-        raise ModelNotFound(
-            f"{name!r} is neither a folder here nor a model the hub gives{at}; check the name and the network"
-        ) from error
+        folder = _cached(name, opening, error)
     if not any((folder / file).is_file() for file in (SINGLE, INDEX)):
         raise ModelNotFound(
             f"{name}: the hub has no {SINGLE} of it; weights in pickles are not read, convert them first (SECURITY.md)"
         )
     return folder
+
+
+def _cached(name: str, opening: Opening, error: Exception) -> Path:
+    """What was fetched before, by whatever program; it may lack licences and the like, which is no reason to refuse."""
+    try:
+        revision, files = opening.revision, ["config.json"]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files, local_files_only=True))
+    except Exception:
+        at = "" if opening.revision is None else f" at revision {opening.revision!r}"
+        raise ModelNotFound(
+            f"{name!r} is neither a folder here nor a model the hub gives{at}; check the name and the network"
+        ) from error
 
 
 def _weights_of(folder: Path) -> list[str]:

@@ -33,8 +33,8 @@ from slimformer.refine import refine
 from slimformer.rewrite.surgery import round_weights
 from slimformer.shell import size_in_bytes
 from slimformer.streaming import anonymous_memory, compress_streamed
-from slimformer.streaming_limits import streamable
 from slimformer.streaming_job import job_for, work_folder
+from slimformer.streaming_limits import streamable
 from terminal import compress, done, refused
 
 ROOM = 8 * 10**9

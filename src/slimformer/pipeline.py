@@ -79,7 +79,7 @@ def compress(
     folder of images (none for the recipe `lossless`, which takes no budget either); `eval_data` are measured on beside
     its held-out part. `tokens` limits what is fitted on. The same seed, the same model. `refine` corrects readers on
     what the cut model sends them; `head_data` are labelled rows for a head fitted to it. `bits` are 8 or 4, with a step
-    for every `group` weights; `size` chooses budget and bits. Cost: a Gram matrix and an elimination per width; 5 passes.
+    for every `group` weights; `size` chooses budget and bits. Cost: an elimination per width, five passes.
     """
     given = {"macs": macs, "params": params, "latency": latency, "max_kl": max_kl, "size": size}
     budget = _asked(chosen := load_recipe(recipe), refine, given)

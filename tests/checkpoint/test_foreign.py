@@ -103,7 +103,7 @@ def test_a_model_in_memory_may_carry_it_too(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.init_kwargs["auto_map"] = {"AutoTokenizer": [f"{MARK}.T", None]}
     data = str(write_table(tmp_path / "table.tsv"))
-    result = slimformer.compress(model, data, macs=0.6, tokens=600, processor=tokenizer, timing=False, format="plain")
+    result = slimformer.compress(model, data, macs=0.8, tokens=600, processor=tokenizer, timing=False, format="plain")
     result.save(tmp_path / "out")
     assert not mentions(tmp_path / "out")
 
@@ -183,7 +183,7 @@ def test_modelling_code_is_not_run_and_that_is_said(tmp_path):
         if trusted:  # the rest of the stranger would run
             shutil.copy(save_tiny(tmp_path / "kept", "llama") / "tokenizer_config.json", folder)
             change(folder / "config.json", auto_map={"AutoModel": f"{MARK}.M"})
-        with pytest.warns(Opened, match=rf"brings code of its own \({MARK}.M\), which is not run; opened as a Llama"):
+        with pytest.warns(Opened, match="brings code of its own for its model, which is not run; opened as a Llama"):
             load_model(folder, Opening("cpu", trust_remote_code=trusted))
     assert not (folder / "ran").exists()
 

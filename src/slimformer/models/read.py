@@ -127,14 +127,11 @@ def _config(place: Place, opening: Opening, *, supported: bool) -> Any:
 def _foreign_code(checkpoint: Checkpoint) -> str:
     """A note where a checkpoint brings code for its model, because another forward pass is not seen in the weights."""
     said = getattr(checkpoint.config, "auto_map", None)
-    models = (
-        {auto: code for auto, code in said.items() if auto.startswith("AutoModel")} if isinstance(said, dict) else {}
-    )
-    foreign = sorted({str(code) for code in models.values() if not str(code).startswith(OWN_CODE)})
-    if not foreign:
+    codes = [str(code) for auto, code in said.items() if auto.startswith("AutoModel")] if isinstance(said, dict) else []
+    if all(code.startswith(OWN_CODE) for code in codes):
         return ""
     kind = checkpoint.choice.model_class.__name__
-    return f"{checkpoint.place.name} brings code of its own ({foreign[0][:80]}), which is not run; opened as a {kind}"
+    return f"{checkpoint.place.name} brings code of its own for its model, which is not run; opened as a {kind}"
 
 
 def read_config(where: object, path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What arguments of public functions may be, in one table, by the names all of them share.
 
-`checked` looks at the arguments of a call before anything is done. What is of the wrong kind is one line
+`check_arguments` looks at the arguments of a call before anything is done. What is of the wrong kind is one line
 (`WrongArgument`) that says what to give; what only a model or its data can tell is left to whoever knows them.
 """
 
@@ -109,17 +109,17 @@ KINDS: dict[str, Kind] = {
 
 
 @overload
-def checked(function: Callable[P, R], /) -> Callable[P, R]: ...
+def check_arguments(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
-def checked(**own: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def checked(function: Any = None, /, **own: Kind) -> Any:
+def check_arguments(**own: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def check_arguments(function: Any = None, /, **own: Kind) -> Any:
     """Check the arguments of every call; `own` are kinds that only this function has, or has otherwise."""
     if function is None:
-        return lambda found: checked(found) if not own else _checked(found, {**KINDS, **own})
-    return _checked(function, KINDS)
+        return lambda found: _checking(found, {**KINDS, **own})
+    return _checking(function, KINDS)
 
 
-def _checked(function: Callable[..., R], kinds: Mapping[str, Kind]) -> Callable[..., R]:
+def _checking(function: Callable[..., R], kinds: Mapping[str, Kind]) -> Callable[..., R]:
     signature = inspect.signature(function)
     named = [p for p in signature.parameters.values() if p.name != "self" and p.kind is not p.VAR_KEYWORD]
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.arguments import checked, instance
+from slimformer.arguments import check_arguments, instance
 from slimformer.calibrate.gather import vocabulary
 from slimformer.calibrate.store import Statistics
 from slimformer.calibrate.text import Batch
@@ -156,7 +156,7 @@ class CascadeResult(Short):
         """What both models make of other inputs; `report/cascade.py` turns it into numbers. Cost: a pass of both."""
         return paired(*(observe(m, batches, progress=progress) for m in (self.cascade.small, self.cascade.large)))
 
-    @checked
+    @check_arguments
     def save(
         self, folder: str | Path, *, report: dict[str, Any] | None = None, force: bool = False, verify: bool = True
     ) -> Path:
@@ -172,7 +172,7 @@ class CascadeResult(Short):
         return Path(folder)
 
 
-@checked(
+@check_arguments(
     loaded=instance("a model as load_model opens it", Loaded), statistics=instance("statistics", Statistics),
     curves=instance("curves by name", Mapping), select_batches=instance("a list of batches", Sequence),
     refine_on=instance("splits of batches by name", Mapping), recipe=RECIPE,
@@ -251,7 +251,7 @@ def cut(
     return small.eval(), plan
 
 
-@checked
+@check_arguments
 def load_cascade(
     folder: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> Cascade:

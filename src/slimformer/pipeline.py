@@ -7,7 +7,7 @@ the shell, and can leave a file. `compress` runs them all.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.arguments import checked
+from slimformer.arguments import check_arguments
 from slimformer.assess import beside, evaluate
 from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.documents import Source
@@ -36,13 +36,13 @@ from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
 from slimformer.report.report import Report
 from slimformer.result import Result
 from slimformer.rewrite.surgery import round_weights
-from slimformer.sizing import Storage, Stored, best_within, require_storage_allowed, stored
+from slimformer.sizing import Storage, Stored, best_within, require_storage_goes_with, require_storage_possible, stored
 from slimformer.stages import Progress, silent
 from slimformer.words import either, option
 from slimformer.workbench import Bench, Made, priced, require_certifiable, smallest_certified, timed, workbench
 
 
-@checked(recipe=RECIPE)
+@check_arguments(recipe=RECIPE)
 def compress(
     model: str | Path | PreTrainedModel,
     data: Source | Tensor = "builtin",
@@ -81,10 +81,11 @@ def compress(
     what the cut model sends them; `head_data` are labelled rows for a head fitted to it. `bits` are 8 or 4, with a step
     for every `group` weights; `size` chooses budget and bits. Cost: an elimination per width, five passes.
     """
-    given = {"macs": macs, "params": params, "latency": latency, "max_kl": max_kl, "size": size}
-    budget = _asked(chosen := load_recipe(recipe), refine, given)
+    chosen, storage = load_recipe(recipe), Storage(bits, group, size)
+    require_storage_goes_with(chosen, storage, alone=head_data is None and max_kl is None)
+    budget = _asked(chosen, refine, macs=macs, params=params, latency=latency, max_kl=max_kl, size=size)
     loaded, seconds = _opened(model, processor, Opening(**opening))
-    storage = _allowed(loaded, chosen, Storage(bits, group, size), head_data, max_kl)
+    _require_possible(loaded, chosen, storage, head_data)
     if chosen.rewrites:
         return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
@@ -104,15 +105,11 @@ def compress(
     return Result(small, kept.made.plan, report, loaded, kept.quantized)
 
 
-def _allowed(
-    loaded: Loaded, recipe: Recipe, storage: Storage, head_data: str | Path | None, max_kl: float | None
-) -> Storage:
-    """The storage asked for; refused, before the long work, where things cannot be had together."""
-    alone = head_data is None and max_kl is None
-    require_storage_allowed(loaded.model, loaded.dtype, recipe, storage, alone=alone)
+def _require_possible(loaded: Loaded, recipe: Recipe, storage: Storage, head_data: str | Path | None) -> None:
+    """Refuse, before the long work, what this model cannot have."""
+    require_storage_possible(loaded.model, loaded.dtype, storage)
     if head_data is not None:
         require_headroom(loaded.model, lossless=bool(recipe.rewrites), shallow=recipe.depth != "none")
-    return storage
 
 
 def _made(bench: Bench, budget: Budget, max_kl: float | None, storage: Storage) -> tuple[Stored, dict[str, Any]]:
@@ -128,7 +125,7 @@ def _made(bench: Bench, budget: Budget, max_kl: float | None, storage: Storage) 
     return kept, {"certificate": certificate, "front": front}
 
 
-@checked(recipe=RECIPE)
+@check_arguments(recipe=RECIPE)
 def group_keys(
     model: str | Path | PreTrainedModel,
     data: Source | Tensor = "builtin",
@@ -193,7 +190,7 @@ def _read_all(
     return found, beside
 
 
-def _asked(recipe: Recipe, refine: bool | None, given: Mapping[str, float | None]) -> Budget:
+def _asked(recipe: Recipe, refine: bool | None, **given: float | None) -> Budget:
     """The one budget that was given; none but the whole model where a divergence or a size is, or nothing is cut."""
     if recipe.rewrites:
         require_budget_allowed(recipe, given=any(value is not None for value in given.values()))

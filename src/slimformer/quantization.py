@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.arguments import MODEL, Kind, checked
+from slimformer.arguments import MODEL, Kind, check_arguments
 from slimformer.assess import describe_result, is_stored_packed, measure, thin_data
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather
@@ -72,7 +72,7 @@ def pattern_of(text: str) -> Pattern:
     raise BudgetOutOfReach(f"the pattern {text!r} is not understood; give 2:4, or the share of zeros, e.g. 0.5")
 
 
-@checked(model=MODEL_OR_LOADED)
+@check_arguments(model=MODEL_OR_LOADED)
 def quantize(
     model: str | Path | PreTrainedModel | Loaded,
     data: Source | Tensor = "builtin",
@@ -110,7 +110,7 @@ def quantize(
     return Result(rounded.model, plan, report, loaded, rounded)
 
 
-@checked(model=MODEL_OR_LOADED)
+@check_arguments(model=MODEL_OR_LOADED)
 def sparsify(
     model: str | Path | PreTrainedModel | Loaded,
     data: Source | Tensor = "builtin",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from slimformer.arguments import checked
+from slimformer.arguments import check_arguments
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
 from slimformer.quantize.apply import Quantized
@@ -30,7 +30,7 @@ class Result(Short):
         """What its report says."""
         return self.report.facts()
 
-    @checked
+    @check_arguments
     def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
         """Write a checkpoint that loads like any other; it is reloaded in a fresh process before it is put in place."""
         return save_result(

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from slimformer.errors import BudgetOutOfReach, SlimformerError
-from slimformer.models.opening import Opened, Opening, usable_precision
+from slimformer.models.opening import Opening, OpeningNote, usable_precision
 from slimformer.plan.budget import NOUNS, Budget, budget_of
 from slimformer.words import shell_words
 
@@ -64,11 +64,11 @@ def run(app: typer.Typer, err: Console) -> int:
 def _notes_on(err: Console) -> Iterator[None]:
     """What is to be said of how a model was opened goes to standard error."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always", Opened)
+        warnings.simplefilter("always", OpeningNote)
         before = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, Opened):
+            if issubclass(category, OpeningNote):
                 err.print(f"note: {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
             else:
                 before(message, category, *rest, **more)

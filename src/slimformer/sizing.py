@@ -57,10 +57,8 @@ class Stored:
     sizing: dict[str, Any] | None = field(default=None, compare=False)  # what was tried for a size
 
 
-def require_storage_allowed(
-    model: PreTrainedModel, dtype: torch.dtype, recipe: Recipe, storage: Storage, *, alone: bool
-) -> None:
-    """Refuse, before the work, what cannot be had: `alone` says that nothing else was asked for that excludes it."""
+def require_storage_goes_with(recipe: Recipe, storage: Storage, *, alone: bool) -> None:
+    """Refuse what cannot be had together: `alone` says that nothing else was asked for that excludes it."""
     if not storage.asked:
         return
     if recipe.rewrites or recipe.depth != "none" or recipe.sequence != "none" or not alone:
@@ -69,6 +67,12 @@ def require_storage_allowed(
             f"{option('max_kl')} or {option('head_data')}; run `slimformer quantize` on the result"
         )
     grid_of(storage.bits or BITS[0], storage.group)
+
+
+def require_storage_possible(model: PreTrainedModel, dtype: torch.dtype, storage: Storage) -> None:
+    """Refuse, before the work, what this model cannot be stored as."""
+    if not storage.asked:
+        return
     require_savable(model)
     if storage.size is not None and not list(shares(model, dtype, storage)):
         whole = _on_disk(model, dtype, None)

@@ -19,7 +19,7 @@ from typing import Any, Unpack
 import torch
 from transformers import PreTrainedModel
 
-from slimformer.arguments import ON_DISK, checked
+from slimformer.arguments import ON_DISK, check_arguments
 from slimformer.assess import data_provenance, describe_result, thin_data
 from slimformer.calibrate.collect import collect, ending_in
 from slimformer.calibrate.documents import Source
@@ -102,7 +102,7 @@ class _Task:
     seconds: dict[str, float]
 
 
-@checked(model=ON_DISK, recipe=RECIPE)
+@check_arguments(model=ON_DISK, recipe=RECIPE)
 def compress_streamed(
     model: str | Path,
     folder: str | Path,

@@ -13,16 +13,17 @@ import torch
 from safetensors.torch import save_file
 
 import slimformer
-from families import tiny, tiny_image_processor, tiny_tokenizer
+from families import tiny, tiny_tokenizer
 from slimformer.checkpoint.foreign import strip_foreign_code
+from slimformer.lab.data.tokenizer import open_tokenizer
 from slimformer.models.load import load_model
-from slimformer.models.opening import Opened, Opening
+from slimformer.models.opening import Opening, OpeningNote
 from slimformer.nn import ragged
 from terminal import done, refused, save_tiny, write_images, write_table, write_texts
 
 pytestmark = [
     pytest.mark.usefixtures("trusting"),
-    pytest.mark.filterwarnings("ignore::slimformer.models.opening.Opened"),
+    pytest.mark.filterwarnings("ignore::slimformer.models.opening.OpeningNote"),
 ]
 MARK = "stranger"
 CODE = 'import pathlib; pathlib.Path("{}").touch()\n'
@@ -183,11 +184,13 @@ def test_modelling_code_is_not_run_and_that_is_said(tmp_path):
         if trusted:  # the rest of the stranger would run
             shutil.copy(save_tiny(tmp_path / "kept", "llama") / "tokenizer_config.json", folder)
             change(folder / "config.json", auto_map={"AutoModel": f"{MARK}.M"})
-        with pytest.warns(Opened, match="brings code of its own for its model, which is not run; opened as a Llama"):
+        with pytest.warns(OpeningNote, match="brings code of its own for its model, which is not run"):
             load_model(folder, Opening("cpu", trust_remote_code=trusted))
     assert not (folder / "ran").exists()
 
 
-def test_image_processors_are_read_without_their_code(tmp_path):
-    tiny_image_processor().save_pretrained(tmp_path / "one")
-    assert load_model(stranger(tmp_path / MARK, "vit"), Opening("cpu")).processor is not None
+def test_processors_and_tokenizers_of_the_lab_are_read_without_their_code(tmp_path):
+    vit, llama = stranger(tmp_path / "vit", "vit"), stranger(tmp_path / MARK, "llama")
+    assert load_model(vit, Opening("cpu")).processor is not None
+    assert open_tokenizer(str(llama)).pad_token == "<pad>"
+    assert not (vit / "ran").exists() and not (llama / "ran").exists()

@@ -14,7 +14,7 @@ from slimformer.checkpoint.load import load
 from slimformer.checkpoint.reload import outputs_of
 from slimformer.checkpoint.save import save
 from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
-from slimformer.models.opening import Opened
+from slimformer.models.opening import OpeningNote
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_ragged_folder_that_names_no_class_opens_as_what_its_weights_are(folde
     config = json.loads((folder / "config.json").read_text())
     del config["architectures"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.warns(Opened, match="names no class; its weights are those of a LlamaForCausalLM"):
+    with pytest.warns(OpeningNote, match="names no class; its weights are those of a LlamaForCausalLM"):
         assert type(load(folder)).__name__ == "LlamaForCausalLM"
     assert type(load(folder, model_class="AutoModel")).__name__ == "LlamaModel"
 

@@ -19,13 +19,13 @@ from families import MODEL_TYPES, STOCK_TYPES, heads, tiny, tiny_ragged, tiny_to
 from slimformer.decompose.rounding import Grid
 from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError, UnknownArchitecture, WrongArgument
 from slimformer.models.load import load_model
-from slimformer.models.opening import Opened, Opening, usable_device, usable_precision
+from slimformer.models.opening import Opening, OpeningNote, usable_device, usable_precision
 from slimformer.models.stream import sketch
 from slimformer.quantize.apply import quantized
 from slimformer.quantize.pack import packed
 from terminal import done, refused, save_tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore::slimformer.models.opening.Opened")
+pytestmark = pytest.mark.filterwarnings("ignore::slimformer.models.opening.OpeningNote")
 CPU = Opening("cpu")
 OPENERS: dict[str, Callable[[Path], Any]] = {
     "load_model": lambda folder: load_model(folder, CPU),
@@ -103,7 +103,7 @@ def test_tables_that_are_computed_now_and_second_heads_may_be_in_the_files(tmp_p
     second = {"cls.seq_relationship.weight": torch.zeros(2, 32), "cls.seq_relationship.bias": torch.zeros(2)}
     pooler = {"bert.pooler.dense.weight": torch.zeros(32, 32), "bert.pooler.dense.bias": torch.zeros(32)}
     with_weights(tmp_path / "bert", **{"bert.embeddings.position_ids": torch.arange(64)[None]}, **second, **pooler)
-    with pytest.warns(Opened, match=r"hold 2 weights \(cls.seq_relationship.bias, .*BertForMaskedLM does not have"):
+    with pytest.warns(OpeningNote, match=r"2 weights \(cls.seq_relationship.bias, .*BertForMaskedLM does not have"):
         assert load_model(tmp_path / "bert", CPU).notes
     save_tiny(tmp_path / "llama", "llama")
     with_weights(tmp_path / "llama", **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
@@ -133,7 +133,7 @@ def test_a_class_nobody_has_is_told_by_the_weights(model_type, head, tmp_path):
         with_config(tmp_path, architectures=said)
         for opener in openers(model_type).values():
             with pytest.warns(
-                Opened, match=f"its weights are those of a {type(model).__name__}, so it is opened as one"
+                OpeningNote, match=f"its weights are those of a {type(model).__name__}, so it is opened as one"
             ):
                 opened = opener(tmp_path)
         assert type(getattr(opened, "loaded", opened)).__name__ in ("Loaded", type(model).__name__)

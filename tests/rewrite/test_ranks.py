@@ -295,7 +295,7 @@ def test_ranks_that_do_not_fit_the_weights_are_noticed(tmp_path):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     config["slimformer"]["ranks"]["1"]["vo"] += 1
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelBroken, match=r"the weights do not have the sizes config.json states"):
+    with pytest.raises(ModelBroken, match=r"they do not have the sizes config.json states"):
         load(tmp_path / "out")
 
 

@@ -8,7 +8,7 @@ from typing import Unpack
 
 from transformers import PreTrainedModel
 
-from slimformer.arguments import checked
+from slimformer.arguments import check_arguments
 from slimformer.errors import ModelNotFound
 from slimformer.models.load import load_model, on_device
 from slimformer.models.opening import Opening, OpeningOptions, say, usable_device
@@ -19,7 +19,7 @@ from slimformer.nn import ragged
 AS_STORED = Opening(device="cpu", dtype=None)
 
 
-@checked
+@check_arguments
 def load(folder: str | Path, **opening: Unpack[OpeningOptions]) -> PreTrainedModel:
     """The model in `folder` (or behind a hub id), with the head it was saved with, ready for inference.
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from slimformer.checkpoint import lock
 from slimformer.checkpoint.atomic import require_free, writing, writing_file
+from slimformer.checkpoint.save import write_belongings
 from slimformer.errors import ExperimentChanged, ReportNotFound
 from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment, RunSettings, checked
@@ -66,7 +67,7 @@ class LabFolder:
         if run.save_models and not found["note"]:
             with writing(self.model_folder(run), force=True) as place:
                 model.save_pretrained(place)
-                processor.save_pretrained(place)
+                write_belongings(place, processor, None)
                 told = {"slimformer_lab": 1, "run": run.name, "digest": run.digest(), "validation": found["validation"]}
                 (place / "lab.json").write_text(json.dumps(told, indent=1))
         with writing_file(self.run_file(run), force=True) as file:

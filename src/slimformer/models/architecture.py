@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from slimformer.arguments import IN_MEMORY, checked
+from slimformer.arguments import IN_MEMORY, check_arguments
 from slimformer.errors import UnknownArchitecture
 from slimformer.short import Short
 
@@ -209,7 +209,7 @@ def is_pre_norm(model: PreTrainedModel, family: Family) -> bool:
     return family.norms_after is None or (family.ffn_norm is not None and bool(model.config.do_layer_norm_before))
 
 
-@checked(model=IN_MEMORY)
+@check_arguments(model=IN_MEMORY)
 def describe(model: PreTrainedModel) -> Architecture:
     """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
     from slimformer.models import family_of

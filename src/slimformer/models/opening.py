@@ -38,14 +38,14 @@ class OpeningOptions(TypedDict, total=False):
 OPTIONS = tuple(field.name for field in fields(Opening))
 
 
-class Opened(UserWarning):
+class OpeningNote(UserWarning):
     """A model was opened otherwise than its folder says. The command line prints it as a note."""
 
 
 def say(notes: list[str]) -> None:
     """Let notes on how a model was opened be seen, from Python as warnings."""
     for note in notes:
-        warnings.warn(note, Opened, stacklevel=3)
+        warnings.warn(note, OpeningNote, stacklevel=3)
 
 
 def usable_device(device: str | torch.device) -> str:

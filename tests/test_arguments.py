@@ -14,7 +14,7 @@ from families import tiny
 from slimformer import arguments, quantization
 from slimformer.calibrate.store import Statistics
 from slimformer.cascade import Cascade, CascadeResult
-from slimformer.errors import SlimformerError, WrongArgument
+from slimformer.errors import SlimformerError, UnknownArchitecture, WrongArgument
 from slimformer.models.load import Loaded
 from slimformer.models.opening import OPTIONS
 from slimformer.result import Result
@@ -86,6 +86,11 @@ def test_an_unknown_argument_is_pythons_own_mistake():
 def test_what_is_no_model_cannot_be_described(model):
     with pytest.raises(WrongArgument, match="a model of transformers"):
         slimformer.describe(model)
+
+
+def test_a_known_type_with_other_modules_is_one_line():
+    with pytest.raises(UnknownArchitecture, match="OPTDecoder: its modules are not those of the opt family"):
+        slimformer.describe(tiny("opt").get_decoder())
 
 
 def test_results_are_saved_under_names_of_folders():

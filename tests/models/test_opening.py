@@ -18,8 +18,10 @@ import slimformer
 from families import MODEL_TYPES, STOCK_TYPES, heads, tiny, tiny_ragged, tiny_tokenizer
 from slimformer.decompose.rounding import Grid
 from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError, UnknownArchitecture, WrongArgument
+from slimformer.models.class_choice import choose_class
 from slimformer.models.load import load_model
 from slimformer.models.opening import Opening, OpeningNote, usable_device, usable_precision
+from slimformer.models.registered import class_named
 from slimformer.models.stream import sketch
 from slimformer.quantize.apply import quantized
 from slimformer.quantize.pack import packed
@@ -138,6 +140,30 @@ def test_a_class_nobody_has_is_told_by_the_weights(model_type, head, tmp_path):
                 opened = opener(tmp_path)
         assert type(getattr(opened, "loaded", opened)).__name__ in ("Loaded", type(model).__name__)
     assert type(load_model(tmp_path, CPU).model) is type(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "opened"),
+    [
+        ("BertForTokenClassification", {}, "BertForTokenClassification"),
+        ("BertForPreTraining", {}, "BertForMaskedLM"),  # of its two heads the one that is supported
+        ("BertForSequenceClassification", {"LayerNorm.weight": "LayerNorm.gamma"}, "BertForSequenceClassification"),
+        ("GPT2DoubleHeadsModel", {}, "GPT2DoubleHeadsModel"),  # which no Auto class knows
+        ("BertForMultipleChoice", {}, None),
+    ],
+)
+def test_heads_are_told_apart_by_their_weights(kind, change, opened):
+    model = class_named(kind)(tiny("gpt2" if kind.startswith("GPT2") else "bert").config)
+    names = [name for name in model.state_dict() if name not in model.all_tied_weights_keys]
+    for new, old in change.items():
+        names = [name.replace(new, old) for name in names]
+    model.config.architectures = None
+    if opened is None:  # its weights are those of a classifier with one class
+        names.append("something.else")
+        with pytest.raises(UnknownArchitecture, match="no class for models of type 'bert' has the weights"):
+            choose_class(model.config, names, None, "here")
+    else:
+        assert choose_class(model.config, names, None, "here").model_class.__name__ == opened
 
 
 def test_a_type_that_contradicts_class_and_weights_is_one_line(tmp_path):

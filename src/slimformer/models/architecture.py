@@ -216,8 +216,13 @@ def describe(model: PreTrainedModel) -> Architecture:
 
     family = family_of(model.config)
     path = base_path(model) + family.blocks
-    blocks = model.get_submodule(path)
-    sites = [site for i, block in enumerate(blocks.children()) for site in _sites(family, f"{path}.{i}", i, block)]
+    try:
+        blocks = model.get_submodule(path)
+        sites = [site for i, block in enumerate(blocks.children()) for site in _sites(family, f"{path}.{i}", i, block)]
+    except AttributeError as error:  # code of somebody else under a known model_type
+        raise UnknownArchitecture(
+            f"{type(model).__name__}: its modules are not those of the {family.name} family ({error})"
+        ) from error
     if not sites:
         raise UnknownArchitecture(
             f"{type(model).__name__}: there is no block under {path!r}, so there is nothing to shrink"

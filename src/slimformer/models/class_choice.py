@@ -7,6 +7,7 @@ head, a pooler): anything else means that config.json describes another model th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -93,7 +94,7 @@ def class_asked(name: str, config: Any) -> type[PreTrainedModel]:
 
 
 def classes_for(config: Any) -> dict[type[PreTrainedModel], list[str]]:
-    """Every class an Auto class has for a config, with the names of these Auto classes."""
+    """Every class for a config, with the names of the Auto classes that have it; some heads no Auto class knows."""
     found: dict[type[PreTrainedModel], list[str]] = {}
     for auto in sorted(name for name in vars(modeling_auto) if name.startswith("AutoModel")):
         mapping = getattr(getattr(modeling_auto, auto), "_model_mapping", None)
@@ -102,6 +103,11 @@ def classes_for(config: Any) -> dict[type[PreTrainedModel], list[str]]:
         classes = mapping[type(config)]
         for one in classes if isinstance(classes, tuple) else (classes,):
             found.setdefault(one, []).append(auto)
+    modules = [sys.modules[one.__module__] for one in found if _opens(one, config)]
+    for one in (each for module in modules for each in vars(module).values()):
+        known = isinstance(one, type) and issubclass(one, PreTrainedModel) and one.config_class is type(config)
+        if known and one.__name__.endswith(HEADS):
+            found.setdefault(one, [])
     return found
 
 

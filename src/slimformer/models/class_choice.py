@@ -7,6 +7,7 @@ head, a pooler): anything else means that config.json describes another model th
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -193,7 +194,7 @@ def _on_meta(config: Any, classes: Iterable[type[PreTrainedModel]]) -> Iterator[
     for one in classes:
         try:
             with torch.device("meta"):
-                model = one(config)
+                model = one(copy.deepcopy(config))  # some classes change it, such as the number of labels
         except Exception:  # a head may want fields that are not there
             continue
         yield model

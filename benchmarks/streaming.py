@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 
 from cells import HERE, deciding_code, write_json
 from slimformer import compress
-from slimformer.models.stream import INDEX
+from slimformer.models.weight_files import INDEX
 from slimformer.plan.recipe import load_recipe
 from slimformer.stages import versions
 from slimformer.streaming import anonymous_memory, compress_streamed

@@ -17,7 +17,7 @@ from slimformer.calibrate.collect import collect
 from slimformer.calibrate.text import Batch
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import weight_of
-from slimformer.models.registered import class_of
+from slimformer.models.registered import class_named
 from slimformer.plan import Budget, Plan, allocate
 from slimformer.plan.profile import profile_site
 from slimformer.plan.recipe import load_recipe
@@ -74,7 +74,7 @@ def model_class(model_type: str, head: str) -> Any:
     name = _STEM[model_type] + _SUFFIX[head]
     if FAMILIES[model_type].image:
         name = name.replace("ForSequence", "ForImage")
-    return class_of([{"GPT2ForCausalLM": "GPT2LMHeadModel"}.get(name, name)], "tests")
+    return class_named({"GPT2ForCausalLM": "GPT2LMHeadModel"}.get(name, name))
 
 
 def tiny(model_type: str, head: str | None = None, *, seed: int = 0, **sizes: Any) -> PreTrainedModel:

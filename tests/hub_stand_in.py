@@ -1,4 +1,4 @@
-"""A hub on this machine: what huggingface_hub asks of the real one to create a repository and commit to it."""
+"""A hub on this machine: what huggingface_hub asks of the real one to commit to a repository, and to read from one."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Hub:
     commits: int = 0
     asked: list[str] = field(default_factory=list)
     cards: list[str] = field(default_factory=list)
+    models: dict[str, dict[str, bytes]] = field(default_factory=dict)  # to read: "name@revision" → files
 
 
 @contextmanager
@@ -67,16 +68,30 @@ def _answering(hub: Hub) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(body)
 
+        def _give(self, commit: str, content: bytes) -> None:
+            self.send_response(200)
+            self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", commit)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
         def _answer(self) -> None:
             path, body = self.path.split("?")[0], self._read()
             hub.asked.append(f"{self.command} {path}")
             stored = path.startswith("/store/")  # addresses of large files carry their own permission
             if not stored and self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 return self._say({"error": f"not {self.headers.get('Authorization')}"}, 401)
+            if "/resolve/" in path:
+                name, _, rest = path[1:].partition("/resolve/")
+                commit, _, file = rest.partition("/")
+                content = _files_at(hub, name, commit).get(file)
+                return self._say({"error": "not found"}, 404) if content is None else self._give(commit, content)
             found = answer(hub, self.command, path, body)
             return self._say({"error": "not found"}, 404) if found is None else self._say(*found)
 
-        do_GET = do_POST = do_PUT = _answer
+        do_GET = do_HEAD = do_POST = do_PUT = _answer
 
     return Answer
 
@@ -99,7 +114,30 @@ def answer(hub: Hub, command: str, path: str, body: bytes) -> tuple[Any, int] | 
         return {}, 200
     if path.startswith("/store/"):
         return {}, 200
-    return _of_repository(hub, path, body)
+    return _of_model(hub, path) or _of_repository(hub, path, body)
+
+
+def commit_of(key: str) -> str:
+    """The commit a revision of a model is at."""
+    return hashlib.sha1(key.encode()).hexdigest()
+
+
+def _files_at(hub: Hub, name: str, commit: str) -> dict[str, bytes]:
+    return next((files for key, files in hub.models.items() if key.startswith(name) and commit_of(key) == commit), {})
+
+
+def _of_model(hub: Hub, path: str) -> tuple[Any, int] | None:
+    """What is said of models that can be read."""
+    for key in hub.models:
+        name, _, revision = key.partition("@")
+        if path == f"/api/models/{name}/revision/{revision}":
+            return {"id": name, "private": False, "sha": commit_of(key), "siblings": [], "tags": []}, 200
+        if path == f"/api/models/{name}/tree/{commit_of(key)}":
+            files = hub.models[key].items()
+            return [
+                {"type": "file", "path": p, "size": len(c), "oid": hashlib.sha1(c).hexdigest()} for p, c in files
+            ], 200
+    return None
 
 
 def _of_repository(hub: Hub, path: str, body: bytes) -> tuple[Any, int] | None:

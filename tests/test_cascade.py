@@ -342,7 +342,7 @@ def test_models_of_different_tasks_are_refused() -> None:
 
 def test_a_threshold_is_a_number_of_nats() -> None:
     for wrong in (-0.1, math.nan):
-        with pytest.raises(ValueError, match="0 or more nats"):
+        with pytest.raises(ValueError, match="a number of nats from 0"):
             classifiers("bert", wrong)
 
 

@@ -106,7 +106,7 @@ def test_what_is_not_offered_is_named(options, wrong, shelf, tmp_path):
 @pytest.mark.parametrize(
     ("more", "wrong"),
     [
-        (("--size", "60MB", "--macs", 0.5), "--size is a budget of its own"),
+        (("--size", "60MB", "--macs", 0.5), "one budget is needed"),
         (("--size", "big"), "'big' is not a size"),
         (("--size", "1B"), "1 bytes were asked for"),
         (("--macs", 0.5, "--bits", 4, "--dry-run"), "not how they are stored; leave --bits out"),

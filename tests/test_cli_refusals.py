@@ -33,7 +33,7 @@ def llama(shelf, tmp_path):
         (["nope"], "No such command 'nope'"),
         (["compress"], "Missing argument 'MODEL'; see slimformer compress --help"),
         (["compress", "x", "--macs"], "requires an argument"),
-        (["compress", "x"], "one budget is needed: --macs, --params or --latency"),
+        (["compress", "x"], "one budget is needed: --macs, --params, --latency, --max-kl or --size (found none)"),
         (["compress", "x", "--macs", "0.5"], "give --out DIR"),
         (["compress", "x", "--macs", "0.5", "--bogus"], "No such option"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--tokens", "0"], "greater than or equal to 1"),
@@ -41,9 +41,9 @@ def llama(shelf, tmp_path):
         (["compress", "x", "--macs", "0.5", "--out", "y", "--seed", "-1"], "greater than or equal to 0"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--recipe", "nope"], "choose from balanced, bypass, depth"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--recipe", "nope.yaml"], "No such file"),
-        (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "cuda:99"], "--device 'cuda:99' cannot be used"),
-        (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "meta"], "--device 'meta' cannot be used"),
-        (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "banana"], "choose from cpu, cuda, mps, auto"),
+        (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "cuda:99"], "--device cuda:99 cannot be used"),
+        (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "meta"], "--device meta cannot be used"),
+        (["compress", "x", "--macs", "0.5", "--out", "y", "--device", "banana"], "; here is cpu, or leave it out"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--dtype", "int8"], "choose from float32, float64"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--dtype", "bfloat16"], "on a CPU calibrate in float32"),
         (["recipes", "show", "nope"], "there is no recipe 'nope'"),
@@ -166,14 +166,15 @@ DAMAGES = {
     "no model_type": (with_config(model_type=None), "names no model_type"),
     "unsupported type": (with_config(model_type="mamba"), "models of type 'mamba' are not supported; supported: bert"),
     "unknown type": (with_config(model_type="frobnicate"), "models of type 'frobnicate' are not supported"),
-    "unknown class": (with_config(architectures=["OddForCausalLM"]), "which transformers does not have"),
+    "a class of another type": (with_config(model_type="bert"), "not belong to its model_type 'bert', and no class"),
     "a field of the wrong kind": (with_config(hidden_size="wide"), "config.json cannot be used"),
     "sizes that do not fit": (with_config(hidden_size=64), "they do not have the sizes config.json states"),
     "more blocks than weights": (with_config(num_hidden_layers=5), "weights that config.json promises are missing"),
-    "no blocks": (with_config(num_hidden_layers=0), "there is nothing to shrink"),
+    "fewer blocks than weights": (with_config(num_hidden_layers=2), "its files hold 9 weights (model.layers.2."),
+    "no blocks": (with_config(num_hidden_layers=0), "its files hold 27 weights"),
     "weights cut short": (cut("model.safetensors"), "the weights cannot be read"),
     "weights empty": (cut("model.safetensors", 0), "the weights cannot be read"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "the weights cannot be read"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
     "NaN": (with_weights(poisoned), "hold NaN or infinite values (model.layers.1"),
     "infinite activations": (with_weights(blown_up), "blocks.1.ffn.hidden: NaN or infinite activations"),
     "infinite logits": (with_weights(lambda w: w["lm_head.weight"].mul_(1e38)), "NaN or infinite"),
@@ -467,8 +468,10 @@ def test_a_plan_is_replaced_with_force_only(stats, tmp_path):
 
 
 @pytest.mark.parametrize("said", [7, {"a": 1}, [[]], ["AutoTokenizer"], ["NoSuchModel"], "pipeline"])
-def test_a_config_that_names_no_model_class_is_one_line(said, shelf, tmp_path):
+def test_a_config_that_names_no_model_class_is_opened_by_its_weights_with_a_note(said, shelf, tmp_path):
     folder = Path(shutil.copytree(shelf / "llama", tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": said}))
-    assert "names the class" in refused("inspect", folder)
+    opened = done("inspect", folder, "--json")
+    assert json.loads(opened.out)["class"] == "LlamaForCausalLM"
+    assert opened.err.startswith("note: ") and "its weights are those of a LlamaForCausalLM" in opened.err

@@ -123,7 +123,7 @@ def test_sliding_windows_cut_models_and_short_texts_are_refused():
     with pytest.raises(CannotGroup, match="slide a window"):
         require_groupable(sliding, describe(sliding), Wanted(16))
     llama = tiny("llama")
-    with pytest.raises(CannotGroup, match="nothing to gain; give a smaller --k"):
+    with pytest.raises(CannotGroup, match="nothing to gain; give a smaller k="):
         sequence_length_for(llama, describe(llama), Wanted(64), None)
     with pytest.raises(SlimformerError, match="keeps every weight"):
         slimformer.compress(llama, token_rows(48), recipe="long-context", macs=0.5)

@@ -22,8 +22,7 @@ from slimformer.errors import BudgetOutOfReach, NotLossless
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
 from slimformer.models.demo import DEMOS
-from slimformer.models.load import load_model
-from slimformer.pipeline import in_memory
+from slimformer.models.load import in_memory, load_model
 from slimformer.plan.recipe import LosslessRewrite, load_recipe
 from slimformer.rewrite.exact import Scope
 from slimformer.rewrite.lossless import REWRITES, offers, rewritten
@@ -112,7 +111,7 @@ def test_a_lossless_result_can_be_compressed_further(folder, shelf, tmp_path):
 
 def test_a_stock_model_that_lost_only_biases_is_told_how_to_stay_stock():
     biases = slimformer.compress(tiny("bert"), recipe="lossless")
-    assert biases.plan.format == "ragged" and "--format plain" in biases.report.lossless["hint"]
+    assert biases.plan.format == "ragged" and "format='plain'" in biases.report.lossless["hint"]
     assert slimformer.compress(tiny("bert"), recipe="lossless", format="plain").report.lossless["hint"] is None
     assert slimformer.compress(planted("opt", *WORDS), recipe="lossless").report.lossless["hint"] is None
 

@@ -26,13 +26,15 @@ from slimformer.errors import ModelBroken, NotEnoughMemory, OutputExists, Slimfo
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
-from slimformer.models.stream import INDEX, sketch
+from slimformer.models.stream import sketch
+from slimformer.models.weight_files import INDEX
 from slimformer.plan.recipe import load_recipe
 from slimformer.refine import refine
 from slimformer.rewrite.surgery import round_weights
 from slimformer.shell import size_in_bytes
-from slimformer.streaming import anonymous_memory, compress_streamed, streamable
+from slimformer.streaming import anonymous_memory, compress_streamed
 from slimformer.streaming_job import job_for, work_folder
+from slimformer.streaming_limits import streamable
 from terminal import compress, done, refused
 
 ROOM = 8 * 10**9
@@ -225,7 +227,7 @@ def test_the_estimate_of_memory_is_kept(tmp_path, refined):
 
 def test_too_little_memory_is_refused_before_the_work(tmp_path):
     folder = saved(tmp_path / "dense", "llama")
-    with pytest.raises(NotEnoughMemory, match=r"--memory 50 MB is not enough: this model needs .* at most, in"):
+    with pytest.raises(NotEnoughMemory, match=r"memory=… 50 MB is not enough: this model needs .* at most, in"):
         compress_streamed(folder, tmp_path / "small", IDS, memory=50 * 10**6, macs=0.5)
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
 
@@ -268,11 +270,13 @@ def test_names_that_do_not_match_are_refused_with_the_first(tmp_path):
     index = json.loads((folder / INDEX).read_text())
     file = folder / index["weight_map"].pop("model.norm.weight")
     (folder / INDEX).write_text(json.dumps(index))
+    whole = load_file(file)
+    save_file({name: tensor for name, tensor in whole.items() if name != "model.norm.weight"}, file)
     with pytest.raises(ModelBroken, match=r"cannot be streamed: model\.norm\.weight is not in its files"):
         sketch(folder).read_outside()
     index["weight_map"]["model.norm.weight"] = file.name
     (folder / INDEX).write_text(json.dumps(index))
-    save_file({**load_file(file), "model.norm.weight": torch.full((32,), torch.nan)}, file)
+    save_file({**whole, "model.norm.weight": torch.full((32,), torch.nan)}, file)
     with pytest.raises(ModelBroken, match="NaN"):
         sketch(folder).read_outside().fingerprint()
 

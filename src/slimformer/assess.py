@@ -28,6 +28,7 @@ from slimformer.plan.cost import Size, block_cost, kv_cache_bytes, outside_macs,
 from slimformer.report.report import Footprint, Report
 from slimformer.rewrite.sizes import auto_class
 from slimformer.stages import Progress, silent, versions
+from slimformer.words import option
 
 TOKENS_PER_COORDINATE = 10  # below it the least-squares refit follows the noise of the sample
 PROMPT = "The main idea of this"
@@ -58,7 +59,7 @@ def beside(
         found.append({
             "name": data.name, "hash": data.hash, "tokens": sum(batch.tokens for batch in batches), "metrics": metrics
         })  # fmt: skip
-        notes += [f"--eval-data {data.name}: {note}" for note in said]
+        notes += [f"{option('eval_data')} {data.name}: {note}" for note in said]
     return replace(report, other_data=found, warnings=notes)
 
 
@@ -71,7 +72,7 @@ def thin_data(architecture: Architecture, data: Data) -> list[str]:
         return []
     return [
         f"fitted on {tokens:,} tokens, which is few for the {widest.width:,} coordinates of {widest.name}; "
-        f"give {wanted:,} or more with --tokens"
+        f"give {wanted:,} or more with {option('tokens')}"
     ]
 
 
@@ -93,7 +94,14 @@ def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenan
         sites=site_table(architecture, after, dropped_blocks(plan.sizes)),
         data=data_provenance(architecture, p.data, p.data_hash, p.seed, p.tokens) if (p := provenance) else {},
         versions=versions(),
+        warnings=list(loaded.notes),
+        opening=_opening(loaded),
     )
+
+
+def _opening(loaded: Loaded) -> dict[str, Any]:
+    """What a report says of how the dense model was opened."""
+    return {"device": str(loaded.model.device), **loaded.opening}
 
 
 def measure(
@@ -148,7 +156,7 @@ def evaluate_pair(
         dense=_as_stored(loaded, footprint(loaded.model, before, data.seq_len, loaded.dtype)),
         small=_as_stored(small, footprint(small.model, after, data.seq_len, small.dtype)),
         sites=site_table(before, after, gone),
-        versions=versions(), warnings=notes,
+        versions=versions(), warnings=[*loaded.notes, *small.notes, *notes], opening=_opening(loaded),
     )  # fmt: skip
     report = measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
     calibrated = made.get("data")
@@ -161,16 +169,18 @@ def require_relatives(loaded: Loaded, small: Loaded) -> None:
     kinds = [type(one.model).__name__ for one in (small, loaded)]
     if kinds[0] != kinds[1]:
         raise PlanDoesNotFit(
-            f"{small.name} is a {kinds[0]}, {loaded.name} a {kinds[1]}; give the model it came from with --against"
+            f"{small.name} is a {kinds[0]}, {loaded.name} a {kinds[1]}; give the model it came "
+            f"from with {option('loaded')}"
         )
     if before.n_blocks != after.n_blocks + len(_dropped(small)) or before.hidden != after.hidden:
         raise PlanDoesNotFit(
             f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
-            f"{before.hidden}; give the model it came from with --against"
+            f"{before.hidden}; give the model it came from with {option('loaded')}"
         )
     if not _same_ends(loaded.model, small.model, image=before.family.image):
         raise PlanDoesNotFit(
-            f"{small.name} and {loaded.name} differ in vocabulary or labels; give the model it came from with --against"
+            f"{small.name} and {loaded.name} differ in vocabulary or labels; give the model it came from "
+            f"with {option('loaded')}"
         )
 
 
@@ -192,7 +202,9 @@ def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Ba
         note = f"{small} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
         return everything(data), [note] if again else []
     if known.get("seed") != data.seed:
-        raise PlanDoesNotFit(f"{small} was calibrated on these data with --seed {known.get('seed')}; use the same seed")
+        raise PlanDoesNotFit(
+            f"{small} was calibrated on these data with {option('seed', known.get('seed'))}; use the same seed"
+        )
     return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
 
 

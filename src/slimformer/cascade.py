@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from slimformer.arguments import check_arguments, instance
 from slimformer.calibrate.gather import vocabulary
 from slimformer.calibrate.store import Statistics
 from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_cascade, save_cascade
 from slimformer.decompose import Curve
-from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture
+from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture, WrongArgument
 from slimformer.evaluate.answers import classes, logits_of, observe, read_windows, require_answers
 from slimformer.evaluate.compare import is_language_model
 from slimformer.evaluate.perplexity import evaluating
@@ -43,10 +44,12 @@ from slimformer.evaluate.routing import (
 )
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
-from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
 from slimformer.refine import refine
 from slimformer.rewrite.surgery import round_weights
+from slimformer.short import Short
 from slimformer.stages import Progress, carry_out, make_plan, require_apart, require_same_model, silent
+from slimformer.words import option
 
 TOLERANCE = 0.005  # half a point of accuracy, or half a percent of perplexity
 
@@ -70,8 +73,8 @@ class Scored:
     entropy: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Cascade:
+@dataclass(frozen=True, eq=False, repr=False)
+class Cascade(Short):
     """Two models of one task, routed by the entropy of the small one; `threshold` in nats.
 
     `macs` are the prices of both as fractions of the dense model's block MACs.
@@ -84,8 +87,13 @@ class Cascade:
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:
-            raise ValueError(f"a threshold is 0 or more nats, not {self.threshold}")
+            raise WrongArgument(f"{option('threshold', self.threshold)} is not a number of nats from 0")
         require_same_task(self.small, self.large)
+
+    def facts(self) -> dict[str, str]:
+        """Which models, what they cost and where one hands on to the other."""
+        costs = f"{self.macs[0]:.3f} and {self.macs[1]:.3f} of the dense block MACs"
+        return {"": f"two {type(self.small).__name__}", "costs": costs, "threshold": f"{self.threshold:.4g} nats"}
 
     @property
     def scores_text(self) -> bool:
@@ -128,21 +136,27 @@ class Cascade:
         return self.macs[0] + self.macs[1] * float(routed.double().mean())
 
 
-@dataclass(frozen=True)
-class CascadeResult:
+@dataclass(frozen=True, repr=False)
+class CascadeResult(Short):
     """A cascade, and what it was made from: `outcomes` and `point` are those of the select split."""
 
     cascade: Cascade
     record: CascadeRecord
     plans: dict[str, Plan | None]
-    outcomes: Outcomes = field(repr=False)
+    outcomes: Outcomes
     point: Point
-    loaded: Loaded = field(repr=False)
+    loaded: Loaded
+
+    def facts(self) -> dict[str, str]:
+        """Those of the cascade, and what it does where its threshold was set."""
+        on = f"{self.point.macs:.3f} of the dense block MACs, {self.point.routed:.1%} handed on"
+        return {**self.cascade.facts(), "": f"{self.loaded.name}, cut twice", "on select": on}
 
     def measured(self, batches: Sequence[Batch], *, progress: Progress = silent) -> Outcomes:
         """What both models make of other inputs; `report/cascade.py` turns it into numbers. Cost: a pass of both."""
         return paired(*(observe(m, batches, progress=progress) for m in (self.cascade.small, self.cascade.large)))
 
+    @check_arguments
     def save(
         self, folder: str | Path, *, report: dict[str, Any] | None = None, force: bool = False, verify: bool = True
     ) -> Path:
@@ -158,6 +172,11 @@ class CascadeResult:
         return Path(folder)
 
 
+@check_arguments(
+    loaded=instance("a model as load_model opens it", Loaded), statistics=instance("statistics", Statistics),
+    curves=instance("curves by name", Mapping), select_batches=instance("a list of batches", Sequence),
+    refine_on=instance("splits of batches by name", Mapping), recipe=RECIPE,
+)  # fmt: skip
 def make_cascade(
     loaded: Loaded,
     statistics: Statistics,
@@ -165,7 +184,7 @@ def make_cascade(
     select_batches: Sequence[Batch],
     *,
     budgets: tuple[float, float] = (0.4, 1.0),
-    recipe: str | Recipe = "balanced",
+    recipe: str | Path | Recipe = "balanced",
     format: str = "ragged",
     tolerance: float = TOLERANCE,
     mean_macs: float | None = None,
@@ -182,7 +201,7 @@ def make_cascade(
     """
     _require_nested(budgets)
     require_answers(loaded.model)
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    chosen = load_recipe(recipe)
     cuts = [
         cut(loaded, statistics, curves, macs, chosen, format=format, refine_on=refine_on, progress=progress)
         for macs in budgets
@@ -232,6 +251,7 @@ def cut(
     return small.eval(), plan
 
 
+@check_arguments
 def load_cascade(
     folder: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> Cascade:

@@ -41,6 +41,7 @@ from slimformer.models.load import Loaded
 from slimformer.report.report import Report
 from slimformer.rewrite.sizes import auto_class
 from slimformer.stages import Progress, silent
+from slimformer.words import option
 
 FORMAT = 1
 LOOKED_AT = 256  # labels that tell classes from numbers
@@ -180,7 +181,7 @@ def targets(chunk: Chunk, target: str) -> Any:
     try:
         return np.array([float(label) for label in chunk.labels])  # type: ignore[arg-type]
     except ValueError as error:
-        raise DataUnreadable(f"a label is no number ({error}); use --target classes") from None
+        raise DataUnreadable(f"a label is no number ({error}); use {option('target', 'classes')}") from None
 
 
 def score(
@@ -309,11 +310,13 @@ def require_headroom(model: PreTrainedModel, *, lossless: bool = False, shallow:
     """Refuse, before the long work, a fresh head where there is nothing to mend or no place for it."""
     if lossless:
         raise HeadDoesNotFit(
-            "a recipe that changes no output leaves the old head as good as it was; use --head-data with a budget"
+            f"a recipe that changes no output leaves the old head as good as it was; use {option('head_data')} with a "
+            "budget"
         )
     if shallow:
         raise HeadDoesNotFit(
-            "--head-data belongs to cuts of heads and neurons; with fewer blocks compress first and give the result to "
+            f"{option('head_data')} belongs to cuts of heads and neurons; with fewer blocks "
+            "compress first and give the result to "
             "`slimformer probe`"
         )
     if not is_bare(model):

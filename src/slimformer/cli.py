@@ -39,12 +39,13 @@ from slimformer.cli_lab import lab_app
 from slimformer.cli_quantize import QUANTIZE
 from slimformer.cli_recipes import recipes_app
 from slimformer.cli_report import REPORT
+from slimformer.models.opening import Opening
 from slimformer.options import (
+    AS_USUAL,
     BUILTIN,
     AsJson,
     Columns,
     DataOption,
-    Device,
     DryRun,
     Dtype,
     EvalData,
@@ -80,6 +81,7 @@ from slimformer.options import (
     Tokens,
     Track,
     Window,
+    opens_model,
 )
 from slimformer.shell import (
     budget as budget_from,
@@ -91,8 +93,7 @@ from slimformer.shell import (
     progress_bars,
     require_alone,
     run,
-    usable_device,
-    usable_precision,
+    with_precision,
 )
 
 app = typer.Typer(
@@ -134,6 +135,7 @@ for command, example in INSPECT.items():
 
 
 @app.command(epilog="Example: slimformer calibrate demo:smollm2 --data builtin --out stats")
+@opens_model
 def calibrate(
     model: Model,
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the statistics to")],
@@ -143,7 +145,7 @@ def calibrate(
     samples: Samples = None,
     seq_len: SeqLen = None,
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     dtype: Dtype = "float32",
     paths: Paths = True,
     force: Force = False,
@@ -162,7 +164,8 @@ def calibrate(
     name = joined(data)
     stages.require_apart(out_folder, model, name, *name.split(","))
     require_free(out_folder, force)
-    loaded, batches = read_both(model, name, columns, tokens, samples, seq_len, seed, device, dtype)
+    how = with_precision(opening, dtype)
+    loaded, batches = read_both(model, how, name, columns, tokens, samples, seq_len, seed)
     stages.require_together(loaded, batches)
     place = TemporaryDirectory() if is_follower() else writing(out_folder, force=force)
     with progress_bars(err, hidden=quiet or as_json) as progress, place as folder:
@@ -176,6 +179,7 @@ def calibrate(
 
 
 @app.command(epilog="Example: slimformer plan stats --macs 0.7 --out plan.json")
+@opens_model
 def plan(
     stats: Stats,
     macs: Macs = None,
@@ -187,6 +191,7 @@ def plan(
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
     model: Source = "",
+    opening: Opening = AS_USUAL,
     seed: NoSeed = 0,
     force: Force = False,
     as_json: AsJson = False,
@@ -206,7 +211,7 @@ def plan(
     statistics = open_statistics(stats)
     require_plan(out_file)
     require_free_file(out_file, force)
-    loaded = loaded_for(statistics, model)
+    loaded = loaded_for(statistics, model, opening)
     dense = loaded.model
     with progress_bars(err, hidden=quiet or as_json) as progress:
         curves = curves_of(loaded, statistics, chosen, progress)
@@ -218,11 +223,13 @@ def plan(
 
 
 @app.command(epilog="Example: slimformer apply stats plan.json --out smaller")
+@opens_model
 def apply(
     stats: Stats,
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="the plan.json `slimformer plan` wrote")],
     out_folder: OutFolder,
     model: Source = "",
+    opening: Opening = AS_USUAL,
     seed: NoSeed = 0,
     force: Force = False,
     as_json: AsJson = False,
@@ -239,7 +246,7 @@ def apply(
     made, statistics = Plan.load(plan_file), open_statistics(stats)
     stages.require_apart(out_folder, stats, plan_file, model or statistics.provenance.model)
     require_free(out_folder, force)
-    loaded = loaded_for(statistics, model)
+    loaded = loaded_for(statistics, model, opening)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         small = stages.replay(made, loaded.model, statistics, progress=progress)
         made = recounted(made, describe(loaded.model))
@@ -258,6 +265,7 @@ def apply(
     "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller\n\n"
     "Larger than memory: slimformer compress ./llama --macs 0.5 --memory 4GB --no-refine --out smaller"
 )
+@opens_model
 def compress(
     model: Model,
     macs: Macs = None,
@@ -275,7 +283,7 @@ def compress(
     samples: Samples = None,
     seq_len: SeqLen = None,
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     dtype: Dtype = "float32",
     refine: Refine = None,
     head_data: HeadData = None,
@@ -304,16 +312,16 @@ def compress(
     context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
     asked = budget_asked(chosen, macs, params, latency, max_kl, size)
     if dry_run:
-        return show_dry_run(model, asked, {**widths, "memory": memory}, chosen, name, seq_len, as_json, quiet)
-    place, record = usable_device(device), tracker(track)
+        how = {**widths, "memory": memory, "opening": opening}
+        return show_dry_run(model, asked, how, chosen, name, seq_len, as_json, quiet)
+    record = tracker(track)
     out_folder = require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
-    how: dict[str, Any] = {
-        "recipe": chosen, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed, "device": place,
-        "columns": column_names(columns), "dtype": usable_precision(dtype, place), "timing": timing, **asked,
+    how = {
+        "recipe": chosen, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed,
+        "columns": column_names(columns), "timing": timing, **asked, **vars(with_precision(opening, dtype)),
     }  # fmt: skip
     if memory is not None:
-        shown = {"as_json": as_json, "quiet": quiet}
-        return record("compress", by_blocks(model, out_folder, name, memory, how, widths, force, **shown))
+        return record("compress", by_blocks(model, out_folder, name, memory, how, widths, force, as_json, quiet))
     with progress_bars(err, hidden=quiet or as_json) as progress:
         result = saved(made(model, name, how, widths, context, progress), out_folder, force, progress)
     record("compress", result.report.to_dict())

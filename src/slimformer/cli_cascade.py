@@ -12,12 +12,13 @@ import typer
 
 from slimformer.cli_front import curves_of, emit, err, loaded_for, out
 from slimformer.errors import BudgetOutOfReach, SlimformerError
+from slimformer.models.opening import Opening
 from slimformer.options import (
+    AS_USUAL,
     BUILTIN,
     AsJson,
     Columns,
     DataOption,
-    Device,
     Dtype,
     Force,
     Format,
@@ -30,8 +31,9 @@ from slimformer.options import (
     Source,
     Tokens,
     Verify,
+    opens_model,
 )
-from slimformer.shell import column_names, joined, progress_bars, python_line, usable_device, usable_precision
+from slimformer.shell import column_names, joined, progress_bars, python_line, with_precision
 
 From = Annotated[
     str, typer.Argument(metavar="MODEL|STATS", help="a classifier or language model, or what `calibrate` made of one")
@@ -65,6 +67,7 @@ class Ready:
     notes: list[str] = field(default_factory=list)
 
 
+@opens_model
 def cascade(
     source: From,
     out_folder: Folder,
@@ -81,7 +84,7 @@ def cascade(
     refine: Refine = None,
     model: Source = "",
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     dtype: Dtype = "float32",
     verify: Verify = True,
     force: Force = False,
@@ -111,11 +114,11 @@ def cascade(
     reading = {"tokens": tokens, "samples": samples, "columns": column_names(columns)}
     with progress_bars(err, hidden=quiet or as_json) as progress, tempfile.TemporaryDirectory() as scratch:
         if (Path(source) / "stats.json").is_file():
-            ready = _from_statistics(Path(source), model, name, reading, chosen, refine, progress)
+            ready = _from_statistics(Path(source), (model, opening), name, reading, chosen, refine, progress)
         else:
             reading |= {"seq_len": seq_len, "seed": seed}
             how = (both, chosen, format, refine, Path(scratch), progress)
-            ready = _from_model(source, _opened(device, dtype), name, reading, *how)
+            ready = _from_model(source, with_precision(opening, dtype), name, reading, *how)
         made = make_cascade(
             ready.loaded, ready.statistics, ready.curves, ready.splits["select"], budgets=both, recipe=chosen,
             format=format, tolerance=tolerance, mean_macs=mean_macs, refine_on=ready.refine_on, progress=progress,
@@ -140,12 +143,6 @@ def _show(found: dict[str, Any], folder: Path) -> None:
     typer.echo(f"\nsaved in {folder}; load it with:\n  {line}")
 
 
-def _opened(device: str, dtype: str) -> dict[str, Any]:
-    """How to open a model."""
-    place = usable_device(device)
-    return {"device": place, "dtype": usable_precision(dtype, place)}
-
-
 def two_budgets(text: str) -> tuple[float, float]:
     """The two fractions in "0.3,1", the small one first."""
     from slimformer.front import budgets_of
@@ -157,7 +154,7 @@ def two_budgets(text: str) -> tuple[float, float]:
 
 
 def _from_model(
-    source: str, opened: dict[str, Any], data: str, reading: dict[str, Any], budgets: tuple[float, float], recipe: Any,
+    source: str, opening: Opening, data: str, reading: dict[str, Any], budgets: tuple[float, float], recipe: Any,
     format: str, refine: bool | None, scratch: Path, progress: Any,
 ) -> Ready:  # fmt: skip
     """Calibrate anew; statistics live in `scratch`."""
@@ -169,7 +166,7 @@ def _from_model(
     from slimformer.plan import Budget, check_budget
     from slimformer.workbench import workbench
 
-    loaded = load_model(source, **opened)
+    loaded = load_model(source, opening)
     require_answers(loaded.model)
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, reading["seq_len"])
@@ -185,8 +182,9 @@ def _from_model(
 
 
 def _from_statistics(
-    stats: Path, moved: str, data: str, reading: dict[str, Any], recipe: Any, refine: bool | None, progress: Any
-) -> Ready:
+    stats: Path, source: tuple[str, Opening], data: str, reading: dict[str, Any], recipe: Any, refine: bool | None,
+    progress: Any,
+) -> Ready:  # fmt: skip
     """Use a calibration that is there; sequence length and seed are its own."""
     from slimformer.assess import data_provenance
     from slimformer.calibrate.gather import gather
@@ -196,7 +194,7 @@ def _from_statistics(
 
     statistics = open_statistics(stats)
     made = statistics.provenance
-    loaded = loaded_for(statistics, moved)
+    loaded = loaded_for(statistics, *source)
     require_answers(loaded.model)
     architecture = describe(loaded.model)
     read = gather(

@@ -11,6 +11,7 @@ from rich.console import Console
 from slimformer.cli_front import emit, saved_line
 from slimformer.errors import SlimformerError
 from slimformer.plan import require_budget_allowed
+from slimformer.plan.budget import require_one
 from slimformer.shell import budget as budget_from
 from slimformer.shell import progress_bars, size_in_bytes
 
@@ -34,16 +35,14 @@ def budget_asked(
         if (macs, params, latency, size) != (None,) * 4:
             raise SlimformerError(f"the recipe {recipe.name!r} keeps every weight; give --k, not --macs or --params")
         return {} if max_kl is None else {"max_kl": max_kl}
-    if size is not None:
-        if (macs, params, latency, max_kl) != (None,) * 4:
-            raise SlimformerError("--size is a budget of its own; give it, or --macs, --params, --latency or --max-kl")
-        return {"size": size_in_bytes("--size", size)}
-    if max_kl is None:
-        budget = budget_from(macs, params, latency)
-        return {budget.by: budget.fraction}
-    if (macs, params, latency) != (None, None, None):
-        raise SlimformerError("--max-kl is a budget of its own; give it, or --macs, --params or --latency")
-    return {"max_kl": max_kl}
+    texts = {"macs": macs, "params": params, "latency": latency, "max_kl": max_kl, "size": size}
+    by = require_one(texts)
+    if by == "size":
+        return {"size": size_in_bytes("--size", str(size))}
+    if by == "max_kl":
+        return {"max_kl": max_kl}
+    budget = budget_from(macs, params, latency)
+    return {budget.by: budget.fraction}
 
 
 def storage_asked(recipe: Any, bits: int | None, group: int | None, size: str | None) -> dict[str, Any]:
@@ -118,7 +117,7 @@ def show_dry_run(
     from slimformer.workbench import priced
 
     if recipe.rewrites:
-        return _show_offers(model, recipe, how["format"], seq_len, as_json, quiet)
+        return _show_offers(model, recipe, how, seq_len, as_json, quiet)
     if recipe.sequence != "none":
         raise SlimformerError(f"--dry-run shows sizes, and the recipe {recipe.name!r} changes none")
     if "max_kl" in asked or "size" in asked:
@@ -128,8 +127,9 @@ def show_dry_run(
     format = how["format"]
     if how["memory"] is not None:
         given = {**asked, "recipe": recipe, "format": format, "seq_len": seq_len, "refine": how["refine"]}
+        given["opening"] = how["opening"]
         return _show_by_blocks(model, data, how["memory"], given, as_json, quiet)
-    loaded = load_model(model)
+    loaded = load_model(model, how["opening"])
     budget = priced(budget_of(**asked), loaded.model, sequence_length(loaded.model, describe(loaded.model), seq_len))
     made = stages.even_plan(loaded.model, budget=budget, recipe=recipe, format=format, seq_len=seq_len)
     emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(loaded.model), made))))
@@ -140,9 +140,10 @@ def _show_by_blocks(
 ) -> None:  # fmt: skip
     """What would be kept and the memory it would take; refused as the work would be."""
     from slimformer.report.console import kept, plan_table
-    from slimformer.streaming import foresee, require_streaming_possible
+    from slimformer.streaming import foresee
+    from slimformer.streaming_limits import require_streaming_possible
 
-    require_streaming_possible(asked, device="cpu")
+    require_streaming_possible(asked)
     seen = foresee(model, data, memory=size_in_bytes("--memory", memory), **asked)
 
     def tables() -> None:
@@ -164,16 +165,17 @@ def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
 
 
 def by_blocks(
-    model: str, folder: Path, data: str, memory: str, how: dict[str, Any], widths: dict[str, Any], force: bool, *,
+    model: str, folder: Path, data: str, memory: str, how: dict[str, Any], widths: dict[str, Any], force: bool,
     as_json: bool, quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Compress a model that is read block by block, and show the result; the report."""
-    from slimformer.streaming import compress_streamed, require_streaming_possible, streamable
+    from slimformer.streaming import compress_streamed
+    from slimformer.streaming_limits import require_streaming_possible, streamable
 
     streamable(how["recipe"])
     needs_all = {name: widths[name] for name in ("eval_data", "head_data", "bits")}
-    require_streaming_possible(how, device=how["device"], **needs_all)
-    asked = {name: value for name, value in how.items() if name not in ("device", "timing")}
+    require_streaming_possible(how, **needs_all)
+    asked = {name: value for name, value in how.items() if name != "timing"}
     hidden = quiet or as_json
 
     def say(line: str) -> None:
@@ -189,7 +191,7 @@ def by_blocks(
     return done.report.to_dict()
 
 
-def _show_offers(model: str, recipe: Any, format: str, seq_len: int | None, as_json: bool, quiet: bool) -> None:
+def _show_offers(model: str, recipe: Any, how: dict[str, Any], seq_len: int | None, as_json: bool, quiet: bool) -> None:
     from slimformer.calibrate.gather import sequence_length
     from slimformer.models import describe
     from slimformer.models.load import load_model
@@ -198,8 +200,9 @@ def _show_offers(model: str, recipe: Any, format: str, seq_len: int | None, as_j
     from slimformer.rewrite.exact import Scope
     from slimformer.rewrite.lossless import offers
 
+    format = how["format"]
     require_format(format)
-    loaded = load_model(model)
+    loaded = load_model(model, how["opening"])
     architecture = describe(loaded.model)
     found = [
         offer.to_json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,12 @@ from rich.console import Console
 
 from slimformer.cli_front import emit, read_both, read_data
 from slimformer.errors import ReportNotFound, SlimformerError
+from slimformer.models.opening import Opening
 from slimformer.options import (
+    AS_USUAL,
     BUILTIN,
     AsJson,
     Columns,
-    Device,
     EvalData,
     EvalTokens,
     Quiet,
@@ -24,8 +26,9 @@ from slimformer.options import (
     SeqLen,
     Timing,
     Track,
+    opens_model,
 )
-from slimformer.shell import column_names, joined, progress_bars, usable_device
+from slimformer.shell import column_names, joined, progress_bars
 
 err = Console(stderr=True)
 out = Console()
@@ -35,6 +38,7 @@ Against = Annotated[str, typer.Option(metavar="MODEL", help="the dense model it 
 Record = Annotated[bool, typer.Option("--record", help="also write the result into DIR/report.json")]
 
 
+@opens_model
 def eval_(
     folder: Small,
     against: Against,
@@ -66,7 +70,7 @@ def eval_(
     threshold: Annotated[float, typer.Option(metavar="X", help="squad_v2: null score above which to be silent")] = 0.0,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="rows read at once, with --task")] = 16,
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     timing: Timing = True,
     track: Track = None,
     record: Record = False,
@@ -82,7 +86,7 @@ def eval_(
             raise SlimformerError("--record is for the scores of a --task; give one")
         how = {"columns": columns, "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
         sources = (joined(data or BUILTIN), *(eval_data or ()))
-        return _on_data(folder, against, sources, how, device, timing, track, as_json, quiet)
+        return _on_data(folder, against, sources, how, opening, timing, track, as_json, quiet)
     from slimformer.evaluate.task import Options
 
     _require_task_options(several=bool(eval_data) or len(data or ()) > 1, limited=tokens is not None or not timing)
@@ -91,7 +95,7 @@ def eval_(
         joined(data) if data else None, names or None, seq_len, samples, batch_size, threshold, stride, longest, n_best,
         seed=seed,
     )  # fmt: skip
-    _on_task(folder, against, task, asked, device, track, record, as_json, quiet)
+    _on_task(folder, against, task, asked, opening, track, record, as_json, quiet)
 
 
 def _require_task_options(*, several: bool, limited: bool) -> None:
@@ -106,7 +110,7 @@ def _require_task_options(*, several: bool, limited: bool) -> None:
 
 
 def _on_data(
-    folder: str, against: str, sources: tuple[str, ...], how: dict[str, Any], device: str, timing: bool,
+    folder: str, against: str, sources: tuple[str, ...], how: dict[str, Any], opening: Opening, timing: bool,
     track: str | None, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     from slimformer import assess
@@ -114,8 +118,8 @@ def _on_data(
     from slimformer.report.console import show
     from slimformer.track import tracker
 
-    recorded, small = tracker(track), load_model(folder, device=usable_device(device))
-    loaded, batches = read_both(against, sources[0], device=device, dtype="float32", purpose="evaluation", **how)
+    recorded, small = tracker(track), load_model(folder, _of_small(opening))
+    loaded, batches = read_both(against, opening, sources[0], purpose="evaluation", **how)
     beside = [read_data(loaded, name, purpose="evaluation", **how) for name in sources[1:]]
     with progress_bars(err, hidden=quiet or as_json) as progress:
         report = assess.evaluate_pair(loaded, small, batches, beside, timing=timing, progress=progress)
@@ -124,11 +128,9 @@ def _on_data(
 
 
 def _on_task(
-    folder: str, against: str, task: str, how: Any, device: str, track: str | None, record: bool, as_json: bool,
+    folder: str, against: str, task: str, how: Any, opening: Opening, track: str | None, record: bool, as_json: bool,
     quiet: bool,
 ) -> None:  # fmt: skip
-    from dataclasses import replace
-
     from slimformer import assess
     from slimformer.evaluate.task import evaluate_task, require_task
     from slimformer.report.report import strict
@@ -141,7 +143,7 @@ def _on_task(
         _recorded(folder)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         progress("load", 0, 1)
-        loaded, small = _pair(folder, against, device)
+        loaded, small = _pair(folder, against, opening)
         progress("load", 1, 1)
         progress(task, 0, 1)
         report = evaluate_task(task, loaded, small, how)
@@ -153,6 +155,7 @@ def _on_task(
     emit(found, as_json, quiet, lambda: out.print(task_table(found)))
 
 
+@opens_model
 def bench(
     folder: Small,
     against: Against,
@@ -166,7 +169,7 @@ def bench(
         int | None, typer.Option(min=1, metavar="N", help="threads of one operation", show_default="as torch has it")
     ] = None,
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     track: Track = None,
     record: Record = False,
     as_json: AsJson = False,
@@ -187,7 +190,7 @@ def bench(
         if threads is not None:
             torch.set_num_threads(threads)
         with progress_bars(err, hidden=quiet or as_json) as progress:
-            loaded, small = _pair(folder, against, device)
+            loaded, small = _pair(folder, against, opening)
             found = measure(
                 loaded.model, small.model, names=(loaded.name, small.name), batch_sizes=sizes, seq_len=seq_len,
                 new_tokens=new_tokens, repeats=repeats, seed=seed, progress=progress,
@@ -200,15 +203,19 @@ def bench(
     emit(found, as_json, quiet, lambda: out.print(bench_table(found)))
 
 
-def _pair(folder: str, against: str, device: str) -> tuple[Any, Any]:
+def _pair(folder: str, against: str, opening: Opening) -> tuple[Any, Any]:
     """Both models on one device, the one made from the other as far as can be told."""
     from slimformer.assess import require_relatives
     from slimformer.models.load import load_model
 
-    place = usable_device(device)
-    small, loaded = load_model(folder, device=place), load_model(against, device=place)
+    small, loaded = load_model(folder, _of_small(opening)), load_model(against, opening)
     require_relatives(loaded, small)
     return loaded, small
+
+
+def _of_small(opening: Opening) -> Opening:
+    """The smaller model is opened as what it was made from is, but for what is said of a model on the hub."""
+    return replace(opening, revision=None, trust_remote_code=False)
 
 
 def _batch_sizes(text: str) -> list[int]:

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from slimformer.cli_front import emit, err
-from slimformer.options import AsJson, Force, Model, NoSeed, Quiet
+from slimformer.models.opening import Opening
+from slimformer.options import AsJson, Force, Model, NoSeed, Quiet, opens_model
 from slimformer.shell import progress_bars, python_line
 
+ON_CPU = Opening("cpu")  # files are traced and compared there
 To = Annotated[str, typer.Option("--to", metavar="NAME", help="onnx, torch (a torch.export program) or gguf")]
 Int8 = Annotated[bool, typer.Option("--int8", help="onnx: weights to int8, by dynamic quantization")]
 Quant = Annotated[
@@ -26,6 +28,7 @@ OutFolder = Annotated[
 Verify = Annotated[bool, typer.Option(help="run the file and compare its outputs with those of the model")]
 
 
+@opens_model
 def export(
     model: Model,
     to: To,
@@ -33,6 +36,7 @@ def export(
     int8: Int8 = False,
     quant: Quant = None,
     seq_len: FixedLength = None,
+    opening: Opening = ON_CPU,
     seed: NoSeed = 0,
     verify: Verify = True,
     force: Force = False,
@@ -53,7 +57,7 @@ def export(
     require_free(out_folder, force)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         progress("load", 0, 1)
-        loaded = load_model(model)
+        loaded = load_model(model, opening)
         progress("load", 1, 1)
         made = export_model(
             loaded, out_folder, to=to, int8=int8, quant=quant, seq_len=seq_len, verify=verify, force=force,

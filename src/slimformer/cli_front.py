@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from slimformer.errors import OutputExists, SlimformerError
+from slimformer.models.opening import Opening
 from slimformer.options import (
+    AS_USUAL,
     BUILTIN,
     AsJson,
     Columns,
@@ -32,6 +34,7 @@ from slimformer.options import (
     Stats,
     Tokens,
     Verify,
+    opens_model,
 )
 from slimformer.shell import budget as budget_from
 from slimformer.shell import (
@@ -40,8 +43,6 @@ from slimformer.shell import (
     precision,
     progress_bars,
     python_line,
-    usable_device,
-    usable_precision,
 )
 
 err = Console(stderr=True)
@@ -51,6 +52,7 @@ Budgets = Annotated[
 ]
 
 
+@opens_model
 def cut(
     stats: Stats,
     out_folder: OutFolder,
@@ -60,6 +62,7 @@ def cut(
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
     model: Source = "",
+    opening: Opening = AS_USUAL,
     seed: NoSeed = 0,
     verify: Verify = True,
     force: Force = False,
@@ -78,7 +81,7 @@ def cut(
     budget, chosen, statistics = budget_from(macs, params, latency), load_recipe(recipe), open_statistics(stats)
     stages.require_apart(out_folder, stats, model or statistics.provenance.model)
     require_free(out_folder, force)
-    loaded = loaded_for(statistics, model)
+    loaded = loaded_for(statistics, model, opening)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         curves = curves_of(loaded, statistics, chosen, progress)
         budget = priced(budget, loaded.model, statistics.provenance.seq_len, progress)
@@ -93,6 +96,7 @@ def cut(
     emit(report.to_dict(), as_json, quiet, lambda: saved_line(out_folder, report))
 
 
+@opens_model
 def frontier(
     stats: Stats,
     out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="write the front as JSON")] = None,
@@ -100,6 +104,7 @@ def frontier(
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
     model: Source = "",
+    opening: Opening = AS_USUAL,
     seed: NoSeed = 0,
     force: Force = False,
     as_json: AsJson = False,
@@ -111,7 +116,7 @@ def frontier(
     if out_file is not None:
         require_free_file(out_file, force)
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        *_, points = _front(stats, budgets, recipe, format, model, progress)
+        *_, points = _front(stats, budgets, recipe, format, (model, opening), progress)
     rows = [point.to_json() for point in points]
     found = {"slimformer_front": 1, "recipe": recipe, "format": format, "points": rows}
     if out_file is not None:
@@ -120,6 +125,7 @@ def frontier(
     emit(found, as_json, quiet, lambda: out.print(front_table(rows)))
 
 
+@opens_model
 def sweep(
     stats: Stats,
     data: DataOption = BUILTIN,
@@ -130,6 +136,7 @@ def sweep(
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
     model: Source = "",
+    opening: Opening = AS_USUAL,
     seed: NoSeed = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -144,7 +151,7 @@ def sweep(
     from slimformer.models import describe
 
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        loaded, statistics, curves, points = _front(stats, budgets, recipe, format, model, progress)
+        loaded, statistics, curves, points = _front(stats, budgets, recipe, format, (model, opening), progress)
         made = statistics.provenance
         read = gather(
             joined(data), loaded.model, loaded.processor, describe(loaded.model), seq_len=made.seq_len, tokens=tokens,
@@ -171,13 +178,15 @@ FRONT: dict[Callable[..., None], str] = {
 }
 
 
-def _front(stats: Path, budgets: str, recipe: str, format: str, model: str, progress: Any) -> tuple[Any, ...]:
+def _front(
+    stats: Path, budgets: str, recipe: str, format: str, source: tuple[str, Opening], progress: Any
+) -> tuple[Any, ...]:
     from slimformer import front
     from slimformer.calibrate.store import open_statistics
     from slimformer.plan.recipe import load_recipe
 
     chosen, statistics, wanted = load_recipe(recipe), open_statistics(stats), front.budgets_of(budgets)
-    loaded = loaded_for(statistics, model)
+    loaded = loaded_for(statistics, *source)
     curves = curves_of(loaded, statistics, chosen, progress)
     points = front.frontier(loaded.model, statistics, curves, chosen, format=format, budgets=wanted)
     return loaded, statistics, curves, points
@@ -220,22 +229,22 @@ def front_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def loaded_for(statistics: Any, moved: str) -> Any:
+def loaded_for(statistics: Any, moved: str, opening: Opening) -> Any:
     """The model the statistics are of, in the precision they were made in: then every route gives the same bits."""
     from slimformer.models.load import load_model
 
-    return load_model(moved or statistics.provenance.model, dtype=precision(statistics.provenance.dtype))
+    how = replace(opening, dtype=precision(statistics.provenance.dtype))
+    return load_model(moved or statistics.provenance.model, how)
 
 
 def read_both(
-    model: str, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
-    device: str, dtype: str, purpose: Any = "calibration",
+    model: str, opening: Opening, data: str, columns: str, tokens: int | None, samples: int | None,
+    seq_len: int | None, seed: int, purpose: Any = "calibration",
 ) -> tuple[Any, Any]:  # fmt: skip
-    """A model and its data, in the precision and on the device asked for."""
+    """A model, opened as asked for, and its data."""
     from slimformer.models.load import load_model
 
-    place = usable_device(device)
-    loaded = load_model(model, dtype=usable_precision(dtype, place), device=place)
+    loaded = load_model(model, opening)
     return loaded, read_data(loaded, data, columns, tokens, samples, seq_len, seed, purpose)
 
 

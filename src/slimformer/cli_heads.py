@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_front import emit
+from slimformer.models.opening import Opening
 from slimformer.options import (
+    AS_USUAL,
     AsJson,
     Columns,
     DataOption,
-    Device,
     Force,
     Model,
     Quiet,
@@ -22,9 +23,10 @@ from slimformer.options import (
     Seed,
     SeqLen,
     Tokens,
+    opens_model,
 )
 from slimformer.report.heads import show_adapted, show_match, show_probe
-from slimformer.shell import column_names, joined, progress_bars, usable_device
+from slimformer.shell import column_names, joined, progress_bars
 
 err = Console(stderr=True)
 out = Console()
@@ -75,6 +77,7 @@ MapOut = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="save 
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="save the model with its head here")]
 
 
+@opens_model
 def probe(
     model: Model,
     data: Labelled,
@@ -92,7 +95,7 @@ def probe(
     samples: Samples = None,
     seq_len: Length = 128,
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -109,7 +112,7 @@ def probe(
         require_apart(out_folder, model, data, eval_data)
         require_free(out_folder, force)
         _require_room(kind, compare)
-    loaded = load_model(model, device=usable_device(device))
+    loaded = load_model(model, opening)
     if out_folder is not None:
         _require_place(loaded, pools)
     how: dict[str, Any] = {"columns": column_names(columns), "label": label or None, "samples": samples, "seed": seed}
@@ -131,6 +134,7 @@ def probe(
     emit(report, as_json, quiet, lambda: show_probe(report, out_folder, out))
 
 
+@opens_model
 def match(
     source: Side,
     target: Side2,
@@ -142,7 +146,7 @@ def match(
     samples: Samples = None,
     seq_len: Length = 64,
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -159,7 +163,7 @@ def match(
     methods = _methods(method)
     if not data and not (pairing.is_features(source) and pairing.is_features(target)):
         raise DataNotFound("models are matched on things both read; name them with --data, e.g. captions.jsonl")
-    how: dict[str, Any] = {"seq_len": seq_len, "device": usable_device(device), "samples": samples}
+    how: dict[str, Any] = {"seq_len": seq_len, "opening": opening, "samples": samples}
     with progress_bars(err, hidden=quiet or as_json) as progress:
         X, Y = (
             pairing.read_features(name)[:samples] if pairing.is_features(name)
@@ -173,6 +177,7 @@ def match(
     emit(report, as_json, quiet, lambda: show_match(report, out_folder, out))
 
 
+@opens_model
 def adapt(
     model: Model,
     data: DataOption,
@@ -186,7 +191,7 @@ def adapt(
     samples: Samples = None,
     seq_len: SeqLen = None,
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -203,7 +208,7 @@ def adapt(
     if out_folder is not None:
         require_apart(out_folder, model, *name.split(","), source_data)
         require_free(out_folder, force)
-    loaded = load_model(model, device=usable_device(device))
+    loaded = load_model(model, opening)
     how: dict[str, Any] = {
         "seq_len": seq_len, "tokens": tokens, "samples": samples, "columns": column_names(columns), "seed": seed
     }  # fmt: skip
@@ -256,10 +261,7 @@ def _save_adapted(loaded: Any, adapted: Any, folder: Path, report: dict[str, Any
     adapted = adapted.to(loaded.dtype)
     with writing(folder, force=force) as partial:
         checkpoint.write_model(adapted, partial)
-        if loaded.processor is not None:
-            loaded.processor.save_pretrained(partial)
-        if loaded.companions is not None:
-            checkpoint.copy_companions(loaded.companions, partial)
+        checkpoint.write_belongings(partial, loaded.processor, loaded.companions)
         (partial / "adapt.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
         checkpoint.verify_reload(adapted, partial)
 

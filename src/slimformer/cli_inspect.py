@@ -13,8 +13,21 @@ from rich.console import Console
 
 from slimformer.cli_front import emit
 from slimformer.errors import SlimformerError, TooFewTokens
-from slimformer.options import BUILTIN, AsJson, Columns, DataOption, Device, Force, Model, Quiet, Seed, SeqLen
-from slimformer.shell import column_names, joined, progress_bars, usable_device
+from slimformer.models.opening import Opening
+from slimformer.options import (
+    AS_USUAL,
+    BUILTIN,
+    AsJson,
+    Columns,
+    DataOption,
+    Force,
+    Model,
+    Quiet,
+    Seed,
+    SeqLen,
+    opens_model,
+)
+from slimformer.shell import column_names, joined, progress_bars
 
 err = Console(stderr=True)
 out = Console()
@@ -39,6 +52,7 @@ Figures = Annotated[
 ]
 
 
+@opens_model
 def inspect(
     model: Model,
     data: Data = None,
@@ -49,7 +63,7 @@ def inspect(
     tokens: LookTokens = TOKENS,
     seq_len: SeqLen = None,
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -72,7 +86,7 @@ def inspect(
     asked = _lengths(lengths, names)
     if figures is not None:
         _require_figures(figures, force)
-    loaded = load_model(model, device=usable_device(device))
+    loaded = load_model(model, opening)
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
     read = partial(_read, loaded, architecture, {"columns": column_names(columns), "seed": seed})
@@ -96,6 +110,7 @@ def inspect(
     emit(found, as_json, quiet, tables)
 
 
+@opens_model
 def attention(
     model: Model,
     data: DataOption = BUILTIN,
@@ -104,7 +119,7 @@ def attention(
     share: Annotated[float, typer.Option(metavar="FRACTION", help="of the energy of attention to keep")] = 0.95,
     columns: Columns = "",
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -122,7 +137,7 @@ def attention(
         raise SlimformerError(f"--share {share}: a fraction between 0 and 1, e.g. 0.95")
     if sequences < 2:
         raise SlimformerError("--sequences 1: directions are fitted on a half of the texts and tried on the others")
-    loaded = load_model(model, device=usable_device(device))
+    loaded = load_model(model, opening)
     architecture, name = describe(loaded.model), joined(data)
     if architecture.family.image:
         raise SlimformerError("this looks along texts; for the attention of image models see slimformer inspect")

@@ -10,12 +10,13 @@ import typer
 from rich.console import Console
 
 from slimformer.cli_compress import require_place, saved, show_result
+from slimformer.models.opening import Opening
 from slimformer.options import (
+    AS_USUAL,
     BUILTIN,
     AsJson,
     Columns,
     DataOption,
-    Device,
     Force,
     OutFolder,
     Quiet,
@@ -25,8 +26,9 @@ from slimformer.options import (
     Timing,
     Tokens,
     Verify,
+    opens_model,
 )
-from slimformer.shell import column_names, joined, progress_bars, usable_device
+from slimformer.shell import column_names, joined, progress_bars
 
 err = Console(stderr=True)
 
@@ -49,6 +51,7 @@ Sparsity = Annotated[
 ]
 
 
+@opens_model
 def quantize(
     model: Narrowable,
     out_folder: OutFolder,
@@ -62,7 +65,7 @@ def quantize(
     samples: Samples = None,
     seq_len: SeqLen = None,
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     timing: Timing = False,
     verify: Verify = True,
     force: Force = False,
@@ -79,9 +82,10 @@ def quantize(
     quantization.grid_of(bits, group)
     reading = {"columns": column_names(columns), "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
     asked = {"bits": bits, "group": group, "method": method, "symmetric": symmetric, **reading}
-    _run(quantization.quantize, model, data, out_folder, asked, device, timing, verify, force, as_json, quiet)
+    _run(quantization.quantize, model, data, out_folder, asked, opening, timing, verify, force, as_json, quiet)
 
 
+@opens_model
 def sparsify(
     model: Narrowable,
     out_folder: OutFolder,
@@ -93,7 +97,7 @@ def sparsify(
     samples: Samples = None,
     seq_len: SeqLen = None,
     seed: Seed = 0,
-    device: Device = "cpu",
+    opening: Opening = AS_USUAL,
     timing: Timing = False,
     verify: Verify = True,
     force: Force = False,
@@ -109,18 +113,18 @@ def sparsify(
     quantization.pattern_of(pattern)
     reading = {"columns": column_names(columns), "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
     asked = {"pattern": pattern, "method": method, **reading}
-    _run(quantization.sparsify, model, data, out_folder, asked, device, timing, verify, force, as_json, quiet)
+    _run(quantization.sparsify, model, data, out_folder, asked, opening, timing, verify, force, as_json, quiet)
 
 
 def _run(
-    make: Callable[..., Any], model: str, data: list[str], folder: Path, asked: dict[str, Any], device: str,
+    make: Callable[..., Any], model: str, data: list[str], folder: Path, asked: dict[str, Any], opening: Opening,
     timing: bool, verify: bool, force: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     from slimformer.models.load import load_model
 
     name = joined(data)
     require_place(folder, force, model, name, *name.split(","))
-    loaded = load_model(model, device=usable_device(device))
+    loaded = load_model(model, opening)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         made = make(loaded, name, timing=timing, progress=progress, **asked)
         result = saved(made, folder, force, progress, verify=verify)

@@ -5,6 +5,10 @@ class SlimformerError(Exception):
     """A fact the user can act on; the command line prints it in one line and exits with 2."""
 
 
+class WrongArgument(SlimformerError, ValueError):
+    """An argument is of the wrong kind, or outside of what it may be."""
+
+
 class UnknownArchitecture(SlimformerError):
     """The model is of a type no family describes."""
 

@@ -21,6 +21,7 @@ from slimformer.errors import NotFinite
 from slimformer.evaluate.fidelity import has_outcomes, outcomes
 from slimformer.models import describe
 from slimformer.stages import Progress, silent
+from slimformer.words import option
 
 TOKENS = 4096
 ROWS = 2  # sequences that go through the model together: their activations are all kept until the way back
@@ -112,5 +113,5 @@ def _require_finite(sums: dict[str, Tensor]) -> None:
         if not bool(torch.isfinite(G.diagonal()).all()):
             raise NotFinite(
                 f"{name}: NaN or infinite gradients during calibration; check the weights, "
-                "or calibrate with --dtype float32"
+                f"or calibrate with {option('dtype', torch.float32)}"
             )

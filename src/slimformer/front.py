@@ -18,6 +18,7 @@ from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.compare import compare
 from slimformer.models import describe
 from slimformer.plan import Budget, Plan, ffn_of
+from slimformer.plan.budget import require_fraction
 from slimformer.plan.ffn import curve_name
 from slimformer.plan.profile import least_cost
 from slimformer.plan.recipe import Recipe
@@ -121,8 +122,7 @@ def budgets_of(text: str) -> list[float]:
     except ValueError:
         raise BudgetOutOfReach(f"{text!r} is not a list of fractions; give budgets like 0.9,0.7,0.5") from None
     for fraction in found:
-        if not 0 < fraction <= 1:
-            raise BudgetOutOfReach(f"{fraction:g} is not a fraction of the MACs to keep; give numbers above 0, up to 1")
+        require_fraction(fraction)
     return found
 
 

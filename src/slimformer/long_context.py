@@ -37,6 +37,7 @@ from slimformer.plan import Edit, Plan
 from slimformer.plan.recipe import Recipe
 from slimformer.report.report import Report
 from slimformer.stages import Progress, silent
+from slimformer.words import option
 
 KINDS = ("cluster", "mean", *FIXED)
 LIMIT = 0.05  # of the harm, where none is given
@@ -80,8 +81,9 @@ def sequence_length_for(model: PreTrainedModel, architecture: Architecture, want
     if length <= exact:
         kept = f"k {wanted.k} and a window of {wanted.window}" if causal else f"k {wanted.k}"
         raise CannotGroup(
-            f"texts of {length:,} tokens are exact with {kept}, so there is nothing to gain; give a smaller --k or a "
-            f"longer --seq-len (the model reads {most:,} tokens)"
+            f"texts of {length:,} tokens are exact with {kept}, so there is nothing to gain; give a "
+            f"smaller {option('k')} "
+            f"or a longer {option('seq_len')} (the model reads {most:,} tokens)"
         )
     return length
 
@@ -150,9 +152,9 @@ def make_long_context(
         least = min(trials, key=lambda trial: trial["layers"])["harm"] if trials else math.nan
         raise CannotGroup(
             f"no layer can be grouped: the mildest alone changes outputs by {least:.3g} (limit {wanted.limit:g}); give "
-            "a larger --k or --max-kl"
+            f"a larger {option('k')} or {option('max_kl')}"
             if trials
-            else f"--keep-exact {wanted.keep_exact} leaves none of {len(layers)} layers to group"
+            else f"{option('keep_exact', wanted.keep_exact)} leaves none of {len(layers)} layers to group"
         )
     if wanted.keep_exact is not None:
         harm(count)
@@ -256,7 +258,7 @@ def _require_long(batches: Sequence[Batch], wanted: Wanted, *, causal: bool) -> 
     if longest <= exact:
         raise TooFewTokens(
             f"the longest text has {longest:,} tokens, and up to {exact:,} all is exact; give longer texts or a "
-            "smaller --k"
+            f"smaller {option('k')}"
         )
 
 

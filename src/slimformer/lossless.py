@@ -24,6 +24,7 @@ from slimformer.report.report import Report
 from slimformer.rewrite.exact import Scope
 from slimformer.rewrite.lossless import rewritten
 from slimformer.stages import Progress, silent
+from slimformer.words import option
 
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5}  # the most an output may move, as a share of the largest
 
@@ -49,7 +50,7 @@ def make_lossless(
     if not moved <= ROUNDING[dtype]:
         raise NotLossless(
             f"the rewrites changed an output by {moved:.1e} of the largest, which is more than rounding; "
-            "compute in another precision with --dtype float64"
+            f"compute in another precision with {option('dtype', torch.float64)}"
         )
     plan = _plan(loaded.model, architecture, describe(small), recipe, small, length)
     report = describe_result(loaded, small, plan)
@@ -66,7 +67,10 @@ def _hint(plan: Plan) -> str | None:
     """A few numbers are seldom worth a config of one's own."""
     if plan.format == "plain" or any(edit.keep < edit.of for edit in plan.edits) or plan.macs < 1:
         return None
-    return "only biases went, and without them the config is no longer a stock one; --format plain keeps them"
+    return (
+        "only biases went, and without them the config is no longer a stock one; "
+        f"{option('format', 'plain')} keeps them"
+    )
 
 
 def largest_change(dense: PreTrainedModel, small: PreTrainedModel) -> tuple[float, torch.dtype]:

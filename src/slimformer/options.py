@@ -1,9 +1,14 @@
 """The options of the commands, each said once: name, kind of value, help."""
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from slimformer.models.opening import Opening, usable_device
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="a folder, a hub id, demo:smollm2 or demo:minilm")]
 Stats = Annotated[Path, typer.Argument(metavar="STATS", help="the folder `slimformer calibrate` wrote")]
@@ -132,7 +137,20 @@ Seed = Annotated[int, typer.Option(min=0, metavar="N", help="decides the splits;
 NoSeed = Annotated[
     int, typer.Option("--seed", min=0, metavar="N", help="every command takes one; in this one nothing is drawn")
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, mps, or auto")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, mps, or auto: the best that is here")]
+ModelClass = Annotated[
+    str | None,
+    typer.Option(
+        "--class", metavar="NAME", help="open MODEL as this class, e.g. AutoModelForSequenceClassification",
+        show_default="by config.json",
+    ),
+]  # fmt: skip
+Revision = Annotated[
+    str | None, typer.Option(metavar="NAME", help="branch, tag or commit of a hub model", show_default="main")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="run the code of MODEL's config and tokenizer (see SECURITY.md)")
+]
 Dtype = Annotated[
     str, typer.Option(metavar="NAME", help="precision to compute in: float32, float64, bfloat16 or float16")
 ]
@@ -157,3 +175,33 @@ Track = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, no tables")]
 Force = Annotated[bool, typer.Option("--force", help="replace an earlier result of slimformer at the same place")]
+AS_USUAL = Opening()
+
+
+def opens_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say how a model is opened; it takes them as one `opening`.
+
+    A command that has no use for a device says so by a parameter `opening` on the CPU.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    on = signature.parameters["opening"].default.device
+    asked: dict[str, tuple[Any, Any]] = {
+        **({"device": (Device, on)} if on == AS_USUAL.device else {}), "model_class": (ModelClass, None),
+        "revision": (Revision, None), "trust_remote_code": (TrustRemoteCode, False),
+    }  # fmt: skip
+    options = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind, default=default)
+        for name, (kind, default) in asked.items()
+    ]
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        opening = Opening(**{"device": on, **{name: given.pop(name) for name in asked}})
+        usable_device(opening.device)  # refused before the work
+        command(opening=opening, **given)
+
+    others = list(signature.parameters.values())
+    at = list(signature.parameters).index("opening")
+    call.__signature__ = signature.replace(parameters=[*others[:at], *options, *others[at + 1 :]])  # type: ignore
+    call.__annotations__ = {p.name: p.annotation for p in call.__signature__.parameters.values()}  # type: ignore
+    return call

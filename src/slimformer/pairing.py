@@ -26,6 +26,7 @@ from slimformer.heads.features import feature_chunks, readings_of
 from slimformer.heads.match import METHODS, SET_ASIDE, Match, match, ranks, without_hubs
 from slimformer.models import family_of
 from slimformer.models.load import load_model
+from slimformer.models.opening import Opening
 from slimformer.stages import Progress, silent
 
 AT = (1, 5, 10)
@@ -69,11 +70,11 @@ def read_features(path: str | Path) -> Tensor:
 
 
 def model_features(
-    name: str, data: str, *, pool: str | None = None, seq_len: int = 64, device: str = "cpu",
+    name: str, data: str, *, pool: str | None = None, seq_len: int = 64, opening: Opening = Opening(),  # noqa: B008
     samples: int | None = None, progress: Progress = silent,
 ) -> Tensor:  # fmt: skip
     """Features a model gives to the images or texts of `data`, one row for each, in order."""
-    loaded = load_model(name, device=device)
+    loaded = load_model(name, opening)
     family = family_of(loaded.model.config)
     documents = things(data, image=family.image, samples=samples)
     reading = readings_of(loaded.model, (pool or ("cls" if family.image else "mean"),))[0]

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from slimformer.arguments import check_arguments
 from slimformer.assess import beside, evaluate
 from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.documents import Source
@@ -24,22 +24,25 @@ from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.calibrate.tasks import Purpose
 from slimformer.classify import held_out_texts, rehead, require_headroom
 from slimformer.depth import blocks_to_drop, make_shallow
-from slimformer.errors import BudgetOutOfReach, ModelBroken, UnknownMethod
+from slimformer.errors import BudgetOutOfReach, UnknownMethod
 from slimformer.long_context import STEPS, Wanted, compress_context, require_groupable, sequence_length_for
 from slimformer.lossless import make_lossless
 from slimformer.models import describe
-from slimformer.models.load import Loaded, load_model, require_usable
+from slimformer.models.load import Loaded, open_for_work
+from slimformer.models.opening import Opening, OpeningOptions
 from slimformer.plan import Budget, check_budget, require_budget_allowed
-from slimformer.plan.budget import budget_of
-from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.plan.budget import budget_of, require_one
+from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
 from slimformer.report.report import Report
 from slimformer.result import Result
 from slimformer.rewrite.surgery import round_weights
-from slimformer.sizing import Storage, Stored, best_within, require_storage_allowed, stored
+from slimformer.sizing import Storage, Stored, best_within, require_storage_goes_with, require_storage_possible, stored
 from slimformer.stages import Progress, silent
+from slimformer.words import either, option
 from slimformer.workbench import Bench, Made, priced, require_certifiable, smallest_certified, timed, workbench
 
 
+@check_arguments(recipe=RECIPE)
 def compress(
     model: str | Path | PreTrainedModel,
     data: Source | Tensor = "builtin",
@@ -48,7 +51,7 @@ def compress(
     params: float | None = None,
     latency: float | None = None,
     max_kl: float | None = None,
-    recipe: str | Recipe = "balanced",
+    recipe: str | Path | Recipe = "balanced",
     format: str = "ragged",
     processor: Any = None,
     seq_len: int | None = None,
@@ -57,8 +60,6 @@ def compress(
     columns: Sequence[str] | None = None,
     eval_data: Sequence[Source] = (),
     seed: int = 0,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
     refine: bool | None = None,
     head_data: str | Path | None = None,
     size: int | None = None,
@@ -66,25 +67,27 @@ def compress(
     group: int | None = 32,
     timing: bool = True,
     progress: Progress = silent,
+    **opening: Unpack[OpeningOptions],
 ) -> Result:
     """Shrink `model` to a fraction of its block MACs (`macs`), block parameters (`params`) or measured block latency
     on this machine (`latency`), without retraining; or to the smallest model of a front whose mean KL divergence from
     the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md).
 
-    `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`; `device` and
-    `dtype` are then its own). `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids
-    (sequences × length), or a folder of images (none for the recipe `lossless`, which takes no budget either);
-    `eval_data` are measured on beside its held-out part. `tokens` limits what is fitted on. The same seed, the same
-    model. `refine` corrects readers on what the cut model really sends them; `head_data` are labelled rows for a head
-    fitted to it. `bits` are 8 or 4, with a step for every `group` weights; `size` chooses budget and bits for so many
-    bytes. Cost: a pass, a Gram matrix and an elimination per width; four passes more to refine.
+    `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`). How a model
+    is opened say `device`, `dtype`, `revision`, `trust_remote_code` and `model_class` (`models.opening.Opening`).
+    `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids (sequences × length), or a
+    folder of images (none for the recipe `lossless`, which takes no budget either); `eval_data` are measured on beside
+    its held-out part. `tokens` limits what is fitted on. The same seed, the same model. `refine` corrects readers on
+    what the cut model sends them; `head_data` are labelled rows for a head fitted to it. `bits` are 8 or 4, with a step
+    for every `group` weights; `size` chooses budget and bits. Cost: an elimination per width, five passes.
     """
-    loaded, seconds = _opened(model, processor, dtype, device)
-    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
-    storage = _allowed(loaded, chosen, Storage(bits, group, size), head_data, max_kl)
+    chosen, storage = load_recipe(recipe), Storage(bits, group, size)
+    require_storage_goes_with(chosen, storage, alone=head_data is None and max_kl is None)
+    budget = _asked(chosen, refine, macs=macs, params=params, latency=latency, max_kl=max_kl, size=size)
+    loaded, seconds = _opened(model, processor, Opening(**opening))
+    _require_possible(loaded, chosen, storage, head_data)
     if chosen.rewrites:
-        return _lossless(loaded, chosen, (macs, params, latency, max_kl), format, seq_len, progress)
-    budget = _asked(chosen, max_kl, size, refine, macs=macs, params=params, latency=latency)
+        return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
     afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
     if budget.by != "latency":  # before the long work
         afford(sequence_length(loaded.model, describe(loaded.model), seq_len))
@@ -102,24 +105,11 @@ def compress(
     return Result(small, kept.made.plan, report, loaded, kept.quantized)
 
 
-def _lossless(
-    loaded: Loaded, recipe: Recipe, budgets: tuple[float | None, ...], format: str, seq_len: int | None,
-    progress: Progress,
-) -> Result:  # fmt: skip
-    """What changes no output, if no budget was given."""
-    require_budget_allowed(recipe, given=any(budget is not None for budget in budgets))
-    return Result(*make_lossless(loaded, recipe, format=format, seq_len=seq_len, progress=progress), loaded)
-
-
-def _allowed(
-    loaded: Loaded, recipe: Recipe, storage: Storage, head_data: str | Path | None, max_kl: float | None
-) -> Storage:
-    """The storage asked for; refused, before the long work, where things cannot be had together."""
-    alone = head_data is None and max_kl is None
-    require_storage_allowed(loaded.model, loaded.dtype, recipe, storage, alone=alone)
+def _require_possible(loaded: Loaded, recipe: Recipe, storage: Storage, head_data: str | Path | None) -> None:
+    """Refuse, before the long work, what this model cannot have."""
+    require_storage_possible(loaded.model, loaded.dtype, storage)
     if head_data is not None:
         require_headroom(loaded.model, lossless=bool(recipe.rewrites), shallow=recipe.depth != "none")
-    return storage
 
 
 def _made(bench: Bench, budget: Budget, max_kl: float | None, storage: Storage) -> tuple[Stored, dict[str, Any]]:
@@ -135,6 +125,7 @@ def _made(bench: Bench, budget: Budget, max_kl: float | None, storage: Storage) 
     return kept, {"certificate": certificate, "front": front}
 
 
+@check_arguments(recipe=RECIPE)
 def group_keys(
     model: str | Path | PreTrainedModel,
     data: Source | Tensor = "builtin",
@@ -145,17 +136,16 @@ def group_keys(
     keep_exact: int | None = None,
     max_kl: float | None = None,
     steps: int = STEPS,
-    recipe: str | Recipe = "long-context",
+    recipe: str | Path | Recipe = "long-context",
     processor: Any = None,
     seq_len: int | None = None,
     tokens: int | None = None,
     samples: int | None = None,
     columns: Sequence[str] | None = None,
     seed: int = 0,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
     timing: bool = True,
     progress: Progress = silent,
+    **opening: Unpack[OpeningOptions],
 ) -> Result:
     """Let attention of `model` run over `k` groups of keys (docs/methods/linformer.md); the weights stay.
 
@@ -164,8 +154,8 @@ def group_keys(
     for encoders least-squares and learned (`steps` of training). Cost: see `long_context.make_long_context`.
     """
     lead_only()
-    loaded, seconds = _opened(model, processor, dtype, device)
-    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    loaded, seconds = _opened(model, processor, Opening(**opening))
+    chosen = load_recipe(recipe)
     wanted = Wanted(k, kind or chosen.sequence, window, keep_exact, max_kl, steps)
     architecture = describe(loaded.model)
     require_groupable(loaded.model, architecture, wanted)
@@ -178,15 +168,11 @@ def group_keys(
     return Result(small, plan, replace(report, seconds=seconds), loaded)
 
 
-def _opened(
-    model: str | Path | PreTrainedModel, processor: Any, dtype: torch.dtype, device: str
-) -> tuple[Loaded, dict[str, float]]:
+def _opened(model: str | Path | PreTrainedModel, processor: Any, opening: Opening) -> tuple[Loaded, dict[str, float]]:
     """The model, and the seconds of every stage so far."""
     seconds: dict[str, float] = {}
     with timed(seconds, "load"):
-        if isinstance(model, PreTrainedModel):
-            return in_memory(model, processor), seconds
-        return load_model(model, dtype=dtype, device=device), seconds
+        return open_for_work(model, processor, opening), seconds
 
 
 def _read_all(
@@ -204,24 +190,25 @@ def _read_all(
     return found, beside
 
 
-def _asked(
-    recipe: Recipe, max_kl: float | None, size: int | None, refine: bool | None, **fractions: float | None
-) -> Budget:
-    """The one budget that was given; none but the whole model where a divergence or a size is."""
+def _asked(recipe: Recipe, refine: bool | None, **given: float | None) -> Budget:
+    """The one budget that was given; none but the whole model where a divergence or a size is, or nothing is cut."""
+    if recipe.rewrites:
+        require_budget_allowed(recipe, given=any(value is not None for value in given.values()))
+        return Budget(1.0)
     if recipe.sequence != "none":
         raise BudgetOutOfReach(
             f"the recipe {recipe.name!r} keeps every weight, so it has no budget; call slimformer.group_keys with a k"
         )
-    if recipe.depth != "none" and max_kl is not None:  # it is promised along a front, and there is none of depth
-        raise BudgetOutOfReach(f"the recipe {recipe.name!r} takes a budget, not max_kl; give macs or params")
+    if (
+        recipe.depth != "none" and given["max_kl"] is not None
+    ):  # it is promised along a front, and there is none of depth
+        raise BudgetOutOfReach(
+            f"the recipe {recipe.name!r} takes a budget, not {option('max_kl')}; give {either('macs', 'params')}"
+        )
     if recipe.depth != "none" and refine:
         raise UnknownMethod(f"the recipe {recipe.name!r} has no refinement: its maps are fitted where blocks go")
-    if max_kl is None and size is None:
-        return budget_of(**fractions)
-    if any(fraction is not None for fraction in fractions.values()):
-        what = "max_kl looks for the smallest" if size is None else "a size looks for the best"
-        raise BudgetOutOfReach(f"{what} budget itself; give it, or a budget, not both")
-    return Budget(1.0)
+    by = require_one(given)
+    return Budget(1.0) if by in ("max_kl", "size") else budget_of(**{by: given[by]})
 
 
 def _affordable(
@@ -272,16 +259,3 @@ def _reheaded(
     with timed(bench.seconds, "head"):
         kept_out = held_out_texts(data, bench.loaded, columns=columns, samples=samples, seed=bench.data.seed)
         return rehead(bench.loaded, made.model, report, head_data, kept_out, bench.data, columns, bench.progress)
-
-
-def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:
-    """A model that is already here. It is put into evaluation mode and otherwise left as it is."""
-    require_usable(model, type(model).__name__)
-    away = next((key for key, parameter in model.named_parameters() if parameter.is_meta), None)
-    if away is not None:
-        raise ModelBroken(
-            f"{type(model).__name__}: weights are not in memory but offloaded ({away}); give the folder to "
-            "compress_streamed (`compress --memory`), which reads them block by block"
-        )
-    name = getattr(model.config, "name_or_path", "") or type(model).__name__
-    return Loaded(name, model.eval(), processor, None, model.dtype)

@@ -27,6 +27,7 @@ from slimformer.errors import CannotWrite
 from slimformer.models.architecture import reads_windows
 from slimformer.models.stream import Skeleton
 from slimformer.plan.memory import DOUBLE, Estimate, Load, estimate_memory, in_words, require_memory
+from slimformer.words import option
 
 BATCHES = (8, 4, 2, 1)  # rows at a time: as many as fit
 TEXT = 8  # times the size of its file that a text takes while it is cut into documents; more than half for non-Latin
@@ -187,5 +188,5 @@ def require_disk(needed: int, folder: Path) -> None:
     if needed > free:
         raise CannotWrite(
             f"the work takes about {in_words(needed)} of disk in {folder}, and {in_words(free)} are free there; free "
-            "some space, or choose another place with --out"
+            f"some space, or choose another place with {option('folder')}"
         )

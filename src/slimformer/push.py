@@ -21,6 +21,7 @@ from slimformer.report.card import is_hub_id
 from slimformer.report.hub_card import card_for_hub
 from slimformer.report.page import read_report
 from slimformer.report.report import Footprint, Report
+from slimformer.words import option
 
 CARD = "README.md"
 PARTIAL = re.compile(r"\.(partial|old)-")  # of a run that is going on, or was killed
@@ -94,7 +95,8 @@ def _create(api: Any, parcel: Parcel) -> None:
     created = api.create_repo(parcel.repository, private=True if parcel.private else None, exist_ok=True)
     if parcel.private and not api.repo_info(created.repo_id).private:
         raise CannotPush(
-            f"{parcel.repository} is there already and public; choose another name, or leave out --private"
+            f"{parcel.repository} is there already and public; choose another name, or leave out "
+            f"{option('private', True)}"
         )
 
 
@@ -160,7 +162,7 @@ def _files(folder: Path) -> list[str]:
 def _notes(report: Report, base_model: str | None) -> list[str]:
     notes = []
     if base_model is None and not is_hub_id(report.model):
-        notes.append("the card does not say what the model was made from; give --base-model ORG/NAME")
+        notes.append(f"the card does not say what the model was made from; give {option('base_model', 'ORG/NAME')}")
     places = [report.model, str(report.data.get("name", ""))]
     if any(re.match(r"[/~]|[A-Za-z]:[/\\]", place) for place in places):
         notes.append("report.json says where model or data lay on this machine; edit it if nobody should know")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from slimformer.arguments import MODEL, Kind, check_arguments
 from slimformer.assess import describe_result, is_stored_packed, measure, thin_data
 from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather
@@ -24,7 +25,8 @@ from slimformer.decompose.sparse import Pattern
 from slimformer.errors import AlreadyRounded, BudgetOutOfReach, PlanDoesNotFit
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint
-from slimformer.models.load import Loaded, load_model
+from slimformer.models.load import Loaded, open_for_work
+from slimformer.models.opening import OPTIONS, Opening
 from slimformer.nn.long_context import FIELD
 from slimformer.plan import Edit, Plan
 from slimformer.quantize.apply import Method, Quantized, quantized, sparsified
@@ -37,6 +39,7 @@ from slimformer.stages import Progress, silent
 
 BITS = (8, 4)
 GROUPS = (32, 64, 128)
+MODEL_OR_LOADED = Kind(MODEL.wanted, lambda x: isinstance(x, Loaded) or MODEL.accepts(x))
 
 
 def grid_of(bits: int, group: int | None, *, symmetric: bool = True) -> Grid:
@@ -69,8 +72,9 @@ def pattern_of(text: str) -> Pattern:
     raise BudgetOutOfReach(f"the pattern {text!r} is not understood; give 2:4, or the share of zeros, e.g. 0.5")
 
 
+@check_arguments(model=MODEL_OR_LOADED)
 def quantize(
-    model: str | Path | Loaded,
+    model: str | Path | PreTrainedModel | Loaded,
     data: Source | Tensor = "builtin",
     *,
     bits: int = 4,
@@ -78,17 +82,20 @@ def quantize(
     method: Method = "gptq",
     symmetric: bool = True,
     timing: bool = True,
+    processor: Any = None,
     progress: Progress = silent,
-    **reading: Any,
+    **how: Any,
 ) -> Result:
     """Store the linear layers of all blocks in 8 or 4 bits, with a step for every `group` weights of a row.
 
     "gptq" rounds so that later weights make up for earlier ones, on the fit split of `data`; "nearest" fits nothing.
-    What is reported is measured on the report split. `reading` goes to `calibrate.gather.gather` (seq_len, tokens,
-    samples, columns, seed). Cost of "gptq": three passes over the fitted tokens, and d³ for every width d.
+    What is reported is measured on the report split. `how` says how data are read (seq_len, tokens, samples, columns,
+    seed) and how a model is opened (`models.opening.Opening`). Cost of "gptq": three passes over the fitted tokens, and
+    d³ for every width d.
     """
     grid = grid_of(bits, group, symmetric=symmetric)
-    loaded = model if isinstance(model, Loaded) else load_model(model)
+    opening, reading = _divided(how)
+    loaded = open_for_work(model, processor, opening)
     require_savable(loaded.model, symmetric=symmetric)
     found = _gathered(loaded, data, reading)
     rounded = rounded_on(loaded.model, grid, found, method, progress)
@@ -103,22 +110,25 @@ def quantize(
     return Result(rounded.model, plan, report, loaded, rounded)
 
 
+@check_arguments(model=MODEL_OR_LOADED)
 def sparsify(
-    model: str | Path | Loaded,
+    model: str | Path | PreTrainedModel | Loaded,
     data: Source | Tensor = "builtin",
     *,
     pattern: str = "2:4",
     method: Any = "sparsegpt",
     timing: bool = True,
+    processor: Any = None,
     progress: Progress = silent,
-    **reading: Any,
+    **how: Any,
 ) -> Result:
     """Set weights of the linear layers of all blocks to zero, two of four or a share anywhere, and refit the others.
 
     The checkpoint holds the zeros as zeros: it is no smaller, and no faster on hardware that does not look for them.
     """
     chosen = pattern_of(pattern)
-    loaded = model if isinstance(model, Loaded) else load_model(model)
+    opening, reading = _divided(how)
+    loaded = open_for_work(model, processor, opening)
     if is_stored_packed(loaded):
         raise AlreadyRounded(
             f"{loaded.name}: its weights are in fewer bits already; sparsify first, then quantize: zeros are kept"
@@ -136,6 +146,12 @@ def sparsify(
     report = replace(describe_result(loaded, sparse.model, plan), recipe=f"sparse {chosen.name}", quantization=facts)
     report = _measured(report, loaded, sparse.model, found, timing, progress, fitted=method == "sparsegpt")
     return Result(sparse.model, plan, report, loaded)
+
+
+def _divided(how: dict[str, Any]) -> tuple[Opening, dict[str, Any]]:
+    """How to open the model, and how to read the data."""
+    opening = {name: value for name, value in how.items() if name in OPTIONS}
+    return Opening(**opening), {name: value for name, value in how.items() if name not in OPTIONS}
 
 
 def require_savable(model: PreTrainedModel, *, symmetric: bool = True) -> None:

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from slimformer.arguments import check_arguments
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
 from slimformer.quantize.apply import Quantized
 from slimformer.report.report import Report
+from slimformer.short import Short
 from slimformer.stages import save_result
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Short):
     """A smaller model, what was decided, and what it did; `quantized` where its weights are stored in fewer bits."""
 
     model: PreTrainedModel
     plan: Plan
     report: Report
-    loaded: Loaded = field(repr=False)
-    quantized: Quantized | None = field(default=None, repr=False)
+    loaded: Loaded
+    quantized: Quantized | None = None
 
+    def facts(self) -> dict[str, str]:
+        """What its report says."""
+        return self.report.facts()
+
+    @check_arguments
     def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
         """Write a checkpoint that loads like any other; it is reloaded in a fresh process before it is put in place."""
         return save_result(

@@ -11,7 +11,9 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
+from typing import Any
 
 import torch
 import typer
@@ -19,7 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from slimformer.errors import BudgetOutOfReach, SlimformerError
+from slimformer.models.opening import Opening, OpeningNote, usable_precision
 from slimformer.plan.budget import NOUNS, Budget, budget_of
+from slimformer.words import shell_words
 
 BAD_INPUT = 2
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -38,7 +42,7 @@ def run(app: typer.Typer, err: Console) -> int:
     """Run the commands; say facts in one line."""
     quieten()
     try:
-        with _stoppable():
+        with _stoppable(), shell_words(), _notes_on(err):
             return int(typer.main.get_command(app).main(prog_name="slimformer", standalone_mode=False) or 0)
     except SlimformerError as error:
         return _say(err, str(error))
@@ -54,6 +58,23 @@ def run(app: typer.Typer, err: Console) -> int:
         if fact is None:
             raise
         return _say(err, fact)
+
+
+@contextmanager
+def _notes_on(err: Console) -> Iterator[None]:
+    """What is to be said of how a model was opened goes to standard error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", OpeningNote)
+        before = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, OpeningNote):
+                err.print(f"note: {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+            else:
+                before(message, category, *rest, **more)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 def _fact(error: Exception) -> str | None:
@@ -153,16 +174,21 @@ def python_line(code: str) -> str:
 def budget(macs: str | None, params: str | None = None, latency: str | None = None) -> Budget:
     """The one budget given on the command line."""
     texts = {"macs": macs, "params": params, "latency": latency}
-    return budget_of(**{by: _fraction(by, text) for by, text in texts.items() if text is not None})
+    return budget_of(**{by: None if text is None else fraction(by, text) for by, text in texts.items()})
 
 
-def _fraction(by: str, text: str) -> float:
+def fraction(by: str, text: str) -> float:
+    """The number in a text; percents are understood and refused."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
-        return float(text)
+        found = float(number)
     except ValueError:
         raise BudgetOutOfReach(
             f"--{by} {text!r} is not a number; give the fraction of the {NOUNS[by]} to keep, e.g. 0.5"
         ) from None
+    if percent:
+        raise BudgetOutOfReach(f"--{by} {text} is not a fraction; did you mean {found / 100:g}?")
+    return found
 
 
 def size_in_bytes(option: str, text: str) -> int:
@@ -193,21 +219,9 @@ def column_names(text: str) -> list[str] | None:
     return [name.strip() for name in text.split(",") if name.strip()] or None
 
 
-def usable_device(name: str) -> str:
-    """A device that is here; the best one for `auto`."""
-    if name == "auto":
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        name = str(found) if found else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:  # under torchrun every process has a card of its own
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
-    try:
-        torch.empty(1, device=name).cpu()  # meta tensors can be made, but hold nothing
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0][:100]
-        raise SlimformerError(
-            f"--device {name!r} cannot be used here ({reason}); choose from cpu, cuda, mps, auto"
-        ) from None
-    return name
+def with_precision(opening: Opening, dtype: str) -> Opening:
+    """How to open a model that is calibrated in this precision."""
+    return replace(opening, dtype=usable_precision(precision(dtype), opening.device))
 
 
 def precision(name: str) -> torch.dtype:
@@ -216,13 +230,3 @@ def precision(name: str) -> torch.dtype:
     if name not in known:
         raise SlimformerError(f"--dtype {name!r} is not known; choose from {', '.join(known)}")
     return known[name]
-
-
-def usable_precision(name: str, device: str) -> torch.dtype:
-    """The data type to run a model in. Half precision on a CPU is slow at best and crashes some: it is refused."""
-    if name.endswith("16") and torch.device(device).type == "cpu":
-        raise SlimformerError(
-            f"--dtype {name} is for accelerators; on a CPU calibrate in float32 (the result is stored in the precision "
-            "of the original all the same)"
-        )
-    return precision(name)

@@ -27,6 +27,7 @@ from slimformer.quantization import BITS, grid_of, quantization_facts, require_s
 from slimformer.quantize.apply import Quantized
 from slimformer.quantize.collect import linear_layers
 from slimformer.quantize.pack import stored_bytes, stored_tensors
+from slimformer.words import option
 from slimformer.workbench import Bench, Made, timed
 
 TRIES = 3  # steps take more than planned where no group fits a width; then a little less is kept
@@ -56,18 +57,22 @@ class Stored:
     sizing: dict[str, Any] | None = field(default=None, compare=False)  # what was tried for a size
 
 
-def require_storage_allowed(
-    model: PreTrainedModel, dtype: torch.dtype, recipe: Recipe, storage: Storage, *, alone: bool
-) -> None:
-    """Refuse, before the work, what cannot be had: `alone` says that nothing else was asked for that excludes it."""
+def require_storage_goes_with(recipe: Recipe, storage: Storage, *, alone: bool) -> None:
+    """Refuse what cannot be had together: `alone` says that nothing else was asked for that excludes it."""
     if not storage.asked:
         return
     if recipe.rewrites or recipe.depth != "none" or recipe.sequence != "none" or not alone:
         raise BudgetOutOfReach(
             "bits and sizes go with budgets of widths, not with recipes that rewrite, drop blocks or group keys, "
-            "--max-kl or --head-data; run `slimformer quantize` on the result"
+            f"{option('max_kl')} or {option('head_data')}; run `slimformer quantize` on the result"
         )
     grid_of(storage.bits or BITS[0], storage.group)
+
+
+def require_storage_possible(model: PreTrainedModel, dtype: torch.dtype, storage: Storage) -> None:
+    """Refuse, before the work, what this model cannot be stored as."""
+    if not storage.asked:
+        return
     require_savable(model)
     if storage.size is not None and not list(shares(model, dtype, storage)):
         whole = _on_disk(model, dtype, None)
@@ -117,7 +122,9 @@ def best_within(bench: Bench, storage: Storage) -> Stored:
             best = found
         tried.append({"bits": bits, "params": found.made.plan.params, "bytes": found.bytes, "harm": harm})
     if best is None:
-        raise BudgetOutOfReach(f"no model of {in_words(size)} can be made of this one; give more, or fewer --bits")
+        raise BudgetOutOfReach(
+            f"no model of {in_words(size)} can be made of this one; give more, or fewer {option('bits')}"
+        )
     return Stored(best.made, best.bytes, best.quantized, best.facts, {"size": size, "candidates": tried})
 
 

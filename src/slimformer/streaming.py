@@ -11,15 +11,15 @@ the energy of the stream they are added to, in place of the Fisher metric and of
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from transformers import PreTrainedModel
 
+from slimformer.arguments import ON_DISK, check_arguments
 from slimformer.assess import data_provenance, describe_result, thin_data
 from slimformer.calibrate.collect import collect, ending_in
 from slimformer.calibrate.documents import Source
@@ -29,27 +29,29 @@ from slimformer.calibrate.store import Statistics, begin, moments_file, open_sta
 from slimformer.checkpoint.atomic import one_clear_line, require_free, writing
 from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.load import load
-from slimformer.checkpoint.save import copy_companions
+from slimformer.checkpoint.save import write_belongings
 from slimformer.checkpoint.shards import assemble, outside_tensors, write_tensors
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.decompose import Curve
-from slimformer.errors import BudgetOutOfReach, CannotWrite, PlanDoesNotFit, UnknownMethod, WorkTorn
+from slimformer.errors import CannotWrite, PlanDoesNotFit, WorkTorn
 from slimformer.evaluate.compare import compare
 from slimformer.evaluate.perplexity import pieces
 from slimformer.menu import menu
 from slimformer.models.architecture import Architecture
+from slimformer.models.opening import Opening, OpeningOptions
 from slimformer.models.ranks import rank_sites
 from slimformer.models.stream import Skeleton, sketch
 from slimformer.plan import Budget, Plan, allocate, check_budget
 from slimformer.plan.budget import budget_of
 from slimformer.plan.memory import Estimate, in_words
-from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
 from slimformer.promise import Promise, anonymous_memory, disk_needed, give_back, past_frozen, require_disk, residence
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
 from slimformer.report.report import Report
 from slimformer.rewrite.sizes import state_sizes
 from slimformer.second_walk import Walked, second_walk
+from slimformer.short import Short
 from slimformer.stages import (
     Progress,
     block_curves,
@@ -62,6 +64,7 @@ from slimformer.stages import (
     versions,
 )
 from slimformer.streaming_job import Job, asked_before, job_for, require_whole, work_folder
+from slimformer.streaming_limits import on_the_cpu, streamable
 from slimformer.workbench import timed
 
 NOTE = (
@@ -70,14 +73,18 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Streamed:
+@dataclass(frozen=True, repr=False)
+class Streamed(Short):
     """A checkpoint that was written block by block: what was decided, what it did, and the memory it was promised."""
 
     folder: Path
     plan: Plan
     report: Report
     estimate: Estimate
+
+    def facts(self) -> dict[str, str]:
+        """What its report says, and where it is."""
+        return {**self.report.facts(), "folder": str(self.folder)}
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,7 @@ class _Task:
     seconds: dict[str, float]
 
 
+@check_arguments(model=ON_DISK, recipe=RECIPE)
 def compress_streamed(
     model: str | Path,
     folder: str | Path,
@@ -103,34 +111,35 @@ def compress_streamed(
     memory: int,
     macs: float | None = None,
     params: float | None = None,
-    recipe: str | Recipe = "balanced",
+    recipe: str | Path | Recipe = "balanced",
     format: str = "ragged",
     seq_len: int | None = None,
     tokens: int | None = None,
     samples: int | None = None,
     columns: Sequence[str] | None = None,
     seed: int = 0,
-    dtype: torch.dtype = torch.float32,
     refine: bool | None = None,
     force: bool = False,
     verify: bool = True,
     progress: Progress = silent,
     say: Any = lambda _line: None,
+    **opening: Unpack[OpeningOptions],
 ) -> Streamed:
     """Shrink a checkpoint to a fraction of its block MACs or parameters within `memory` bytes and write it to `folder`.
 
     Memory is a promise about anonymous memory (`plan.memory`): kept, or refused before the work. The work is kept
-    beside `folder` until it is finished; the same call goes on with it. Cost: that of `pipeline.compress`, and reading
+    beside `folder` until it is finished; the same call goes on with it. `opening` is as for `compress`, but for the
+    device, which is the CPU. Cost: that of `pipeline.compress`, and reading
     the weights three times.
     """
     folder, seconds = Path(folder), dict[str, float]()
     budget = budget_of(macs=macs, params=params)
-    chosen = streamable(load_recipe(recipe) if isinstance(recipe, str) else recipe)
+    chosen = streamable(load_recipe(recipe))
     require_apart(folder, model if isinstance(model, Path) or Path(model).exists() else None)
     require_free(folder, force)
-    require_precision(dtype)
+    how = on_the_cpu(Opening(**opening))
     with timed(seconds, "load"):
-        skeleton = sketch(model, dtype=dtype)
+        skeleton = sketch(model, how)
     length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
     check_budget(skeleton.architecture, budget, seq_len=length, recipe=chosen, format=format)
     refined = chosen.refine if refine is None else refine
@@ -166,36 +175,17 @@ class Foreseen:
 
 def foresee(
     model: str | Path, data: Source | torch.Tensor = "builtin", *, memory: int, macs: float | None = None,
-    params: float | None = None, recipe: str | Recipe = "balanced", format: str = "ragged",
-    seq_len: int | None = None, refine: bool | None = None,
+    params: float | None = None, recipe: str | Path | Recipe = "balanced", format: str = "ragged",
+    seq_len: int | None = None, refine: bool | None = None, opening: Opening = Opening(),  # noqa: B008
 ) -> Foreseen:  # fmt: skip
     """Look without doing: refused where `compress_streamed` would be. Cost: reading config, tokenizer and headers."""
-    chosen = streamable(load_recipe(recipe) if isinstance(recipe, str) else recipe)
-    skeleton = sketch(model)
+    chosen = streamable(load_recipe(recipe))
+    skeleton = sketch(model, on_the_cpu(opening))
     length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
     budget = budget_of(macs=macs, params=params)
     plan = even_plan(skeleton.loaded.model, budget=budget, recipe=chosen, format=format, seq_len=seq_len)
     promise = Promise(skeleton, length, memory, chosen.refine if refine is None else refine)
     return Foreseen(skeleton.architecture, plan, promise.before_opening(data))
-
-
-def require_precision(dtype: torch.dtype) -> None:
-    """Refuse half precision: blocks are walked on the CPU, where it is slow at best."""
-    if dtype not in (torch.float32, torch.float64):
-        raise UnknownMethod(
-            f"dtype {dtype} is for accelerators; block by block work in float32 (the result is stored in the precision "
-            "of the original all the same)"
-        )
-
-
-def streamable(recipe: Recipe) -> Recipe:
-    """The recipe as far as it can be followed block by block; refused where it asks for something else."""
-    if recipe.rewrites or recipe.depth != "none" or recipe.sequence != "none" or recipe.ffn in ("bypass", "linear"):
-        raise UnknownMethod(
-            f"the recipe {recipe.name!r} cannot be followed block by block; use balanced, uniform or stat, or leave "
-            "--memory out"
-        )
-    return recipe.model_copy(update={"metric": "squares", "ffn": "neurons"})
 
 
 def _fingerprint(skeleton: Skeleton, progress: Progress) -> str:
@@ -346,7 +336,8 @@ def _reported(task: _Task, plan: Plan, walked: Walked, statistics: Statistics, c
     )  # fmt: skip
     return replace(
         report, metrics=[metric.to_json() for metric in metrics], front=front, seconds=task.seconds,
-        correction=[asdict(each) for each in walked.corrections], warnings=[NOTE, *thin_data(architecture, data)],
+        correction=[asdict(each) for each in walked.corrections],
+        warnings=[*report.warnings, NOTE, *thin_data(architecture, data)],
         data=data_provenance(architecture, data.name, data.hash, data.seed, data.tokens),
     )  # fmt: skip
 
@@ -363,10 +354,7 @@ def _save(
     shards = [*(job.shard(i) for i in range(skeleton.architecture.n_blocks)), outside]
     with writing(folder, force=force) as partial:
         assemble(partial, shards, small, loaded.dtype, loaded.folder)
-        if loaded.processor is not None:
-            loaded.processor.save_pretrained(partial)
-        if loaded.companions is not None:
-            copy_companions(loaded.companions, partial)
+        write_belongings(partial, loaded.processor, loaded.companions)
         found = report.to_dict()
         texts = {
             "plan.json": plan.to_json(), "report.json": json_text(found),
@@ -374,19 +362,6 @@ def _save(
         }  # fmt: skip
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
-        sketch(partial, dtype=skeleton.dtype)
+        sketch(partial, Opening("cpu", skeleton.dtype))
         if whole and anonymous_memory() + 3 * report.small.params * 4 <= memory:
             verify_reload(load(partial), partial)
-
-
-def require_streaming_possible(asked: dict[str, Any], *, device: str, **others: Any) -> None:
-    """Refuse what cannot be had block by block."""
-    if not {"macs", "params"} & asked.keys():
-        raise BudgetOutOfReach("with --memory give --macs or --params; other budgets need the whole model")
-    if device != "cpu":
-        raise UnknownMethod(f"--memory is for the CPU; --device {device} holds the whole model; leave one of them out")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UnknownMethod("--memory is for one process; leave it or torchrun out")
-    given = [name for name, value in others.items() if value]
-    if given:
-        raise UnknownMethod(f"--{given[0].replace('_', '-')} needs the whole model; leave it or --memory out")

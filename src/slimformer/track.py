@@ -24,6 +24,7 @@ from typing import Any
 
 from slimformer.errors import TrackerNotFound
 from slimformer.report.card import last_name
+from slimformer.words import option
 
 PROJECT = "slimformer"
 SETTINGS = ("model_type", "recipe", "format", "budget", "budget_by", "seq_len")
@@ -50,7 +51,7 @@ def tracker(name: str | None) -> Record:
         raise TrackerNotFound(f"there is no tracker {name!r}; choose from {', '.join(TRACKERS)}")
     if not _installed(name):
         raise TrackerNotFound(
-            f"--track {name} needs the package {name}; install it with pip install 'slimformer[{name}]'"
+            f"{option('track', name)} needs the package {name}; install it with pip install 'slimformer[{name}]'"
         )
     write = TRACKERS[name]
 

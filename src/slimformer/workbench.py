@@ -31,6 +31,7 @@ from slimformer.rewrite.correct import Correction
 from slimformer.rewrite.surgery import round_weights
 from slimformer.stages import Progress, calibrate, carry_out, make_plan, profile, require_together, silent
 from slimformer.timings import latency_table
+from slimformer.words import option
 
 NEARLY_ALL = (0.99, 0.98, 0.97)  # budgets between the first two steps of a front, for small promises
 SHARES = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0)  # of what is promised, as probes predict it
@@ -98,7 +99,9 @@ def smallest_certified(bench: Bench, max_kl: float) -> tuple[Made, dict[str, Any
     fixed = frontier(dense, bench.statistics, bench.curves, bench.recipe, format=bench.format, budgets=steps)
     budgets = budgets_at(fixed, [share * max_kl for share in SHARES])
     if not budgets:
-        raise BudgetOutOfReach("there is nothing to certify: no smaller model can be made; use --format ragged")
+        raise BudgetOutOfReach(
+            f"there is nothing to certify: no smaller model can be made; use {option('format', 'ragged')}"
+        )
     measure = harm_name(dense, batches)
     made: list[Made] = []
 

@@ -130,7 +130,7 @@ def test_without_network_a_local_file_is_asked_for(name):
         read_task(name)
     message = str(caught.value)
     assert message.startswith(f"train of {name} ({TASKS[name].path}) cannot be had: ")
-    assert message.endswith("connect to the network, or give a local file with --data")
+    assert message.endswith("connect to the network, or give a local file with data=…")
     assert "\n" not in message
 
 

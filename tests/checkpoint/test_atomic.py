@@ -76,7 +76,7 @@ def test_an_old_one_comes_back_when_the_rename_fails(tmp_path: Path, monkeypatch
 def test_what_exists_is_refused_before_the_work(tmp_path: Path, write: Writing) -> None:
     with write(tmp_path / "out", force=False) as partial:
         _fill(partial)
-    with pytest.raises(OutputExists, match=r"exists already; .* --force"), write(tmp_path / "out", force=False):
+    with pytest.raises(OutputExists, match=r"exists already; .* force=True"), write(tmp_path / "out", force=False):
         pytest.fail("the work has begun")
 
 

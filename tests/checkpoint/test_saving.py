@@ -76,13 +76,13 @@ def _no_code(folder: Path) -> None:
 def test_a_damaged_save_is_noticed_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], words: str
 ) -> None:
-    write_model = saving.write_model
+    write_belongings = saving.write_belongings
 
-    def write_and_damage(model: transformers.PreTrainedModel, folder: Path) -> None:
-        write_model(model, folder)
+    def write_and_damage(folder: Path, *belongings: object) -> None:
+        write_belongings(folder, *belongings)
         damage(folder)
 
-    monkeypatch.setattr(saving, "write_model", write_and_damage)
+    monkeypatch.setattr(saving, "write_belongings", write_and_damage)
     with pytest.raises(SaveFailed, match=words) as caught:
         save(tiny_ragged(tiny("gpt2")), tmp_path / "out")
     assert os.listdir(tmp_path) == [] and "\n" not in str(caught.value)

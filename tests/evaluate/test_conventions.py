@@ -52,7 +52,7 @@ def test_c4_draws_as_the_papers_do():
 
 @pytest.mark.parametrize("task", ["wikitext2", "c4", "c4-new"])
 def test_a_text_shorter_than_a_window_is_refused(task):
-    with pytest.raises(TooFewTokens, match="--seq-len"):
+    with pytest.raises(TooFewTokens, match="seq_len="):
         token_windows(task, ["w5 w6", "w7"], tiny_tokenizer(), 64)
 
 

@@ -77,5 +77,5 @@ def test_c4_reads_the_first_shard_only():
 
 
 def test_without_a_network_one_line_says_what_to_do():
-    with pytest.raises(DataNotFound, match="give a local file with --data"):
+    with pytest.raises(DataNotFound, match="give a local file with data="):
         text_rows("wikitext2", None)

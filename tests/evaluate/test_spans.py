@@ -92,5 +92,5 @@ def test_a_reader_that_knows_the_place_says_the_answer():
 
 def test_a_question_that_leaves_no_room_is_refused():
     asked = [Question("q", " ".join(["w9"] * 14), "w8 w9", ())]
-    with pytest.raises(SequenceTooLong, match="--seq-len"):
+    with pytest.raises(SequenceTooLong, match="seq_len="):
         parts_of(asked, tiny_tokenizer(), HOW)

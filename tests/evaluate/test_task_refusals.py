@@ -197,5 +197,5 @@ def test_words_that_were_taken_out_are_noted(tmp_path):
 def test_more_new_tokens_than_positions_are_refused():
     model = tiny("gpt2")
     for new in (64, 1000):
-        with pytest.raises(SequenceTooLong, match="--new-tokens"):
+        with pytest.raises(SequenceTooLong, match="new_tokens="):
             bench(model, model, new_tokens=new)

@@ -113,7 +113,7 @@ def gguf_file_vocabulary(size):
 @pytest.mark.parametrize(
     ("make", "tokenizer", "says"),
     [
-        (lambda: tiny_ragged(tiny("llama", vocab_size=SIZE)), of_bytes, "--format plain"),
+        (lambda: tiny_ragged(tiny("llama", vocab_size=SIZE)), of_bytes, "format='plain'"),
         (lambda: tiny("gpt2", vocab_size=SIZE), of_bytes, "onnx or torch"),
         (lambda: tiny("llama", "classify", vocab_size=SIZE), of_bytes, "language models"),
         (lambda: tiny("llama"), tiny_tokenizer, "WordLevel"),

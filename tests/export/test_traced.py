@@ -125,8 +125,8 @@ def test_other_pipelines_have_no_embedding(tmp_path):
     ("how", "error", "says"),
     [
         ({"to": "tflite"}, CannotExport, "onnx, torch, gguf"),
-        ({"to": "torch", "int8": True}, CannotExport, "--to onnx"),
-        ({"to": "onnx", "quant": "q8_0"}, CannotExport, "--int8"),
+        ({"to": "torch", "int8": True}, CannotExport, "to='onnx'"),
+        ({"to": "onnx", "quant": "q8_0"}, CannotExport, "int8=True"),
         ({"to": "gguf", "seq_len": 8}, CannotExport, "any length"),
         ({"to": "torch", "seq_len": 65}, SequenceTooLong, "64 positions"),
     ],

@@ -92,7 +92,7 @@ def test_the_stock_classifier_gives_the_scores_of_the_head(model_type, layer):
 def test_heads_that_no_stock_class_can_hold_are_refused():
     model = tiny("bert", "bare")
     X, y = torch.randn(30, 32), np.arange(30) % 2
-    with pytest.raises(HeadDoesNotFit, match="--pool cls"):
+    with pytest.raises(HeadDoesNotFit, match="pool='cls'"):
         attach(model, AnalyticHead().fit(X, y), Reading("mean", 3))
     with pytest.raises(HeadDoesNotFit, match="random features"):
         attach(model, AnalyticHead("random", random_features=9).fit(X, y), Reading("cls", 3))

@@ -23,7 +23,7 @@ from slimformer.linalg.pairs import Pairs
 from slimformer.menu import menu
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import weight_of
-from slimformer.pipeline import in_memory
+from slimformer.models.load import in_memory
 from slimformer.plan import Budget, allocate
 from slimformer.plan.cost import block_cost
 from slimformer.plan.ffn import joint_of, path_curves, path_sizes

@@ -111,7 +111,7 @@ def test_full_ranks_may_be_called_plain_and_others_may_not(model_type, tmp_path)
     same.save_pretrained(tmp_path)
     assert torch.equal(logits(load(tmp_path), padded(model)), logits(model, padded(model)))
     with pytest.raises(
-        PlanDoesNotFit, match=r"cut by rank cannot be said in a stock config \(.*\); use --format ragged"
+        PlanDoesNotFit, match=r"cut by rank cannot be said in a stock config \(.*\); use format='ragged'"
     ):
         state_sizes(tiny_ranked(model_type, "narrow keys"), describe(model), "plain")
 
@@ -295,7 +295,7 @@ def test_ranks_that_do_not_fit_the_weights_are_noticed(tmp_path):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     config["slimformer"]["ranks"]["1"]["vo"] += 1
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelBroken, match=r"the weights do not have the sizes config.json states"):
+    with pytest.raises(ModelBroken, match=r"they do not have the sizes config.json states"):
         load(tmp_path / "out")
 
 

@@ -32,6 +32,7 @@ from slimformer.errors import TooFewTokens
 from slimformer.linalg.spectra import effective_rank, energies, singular_values
 from slimformer.models import Architecture
 from slimformer.models.ranks import heads_of
+from slimformer.words import option
 
 PIXELS = 64  # a side of a map of mean attention at most
 NULLS = ("iid", "low_rank", "shuffled")
@@ -164,7 +165,7 @@ def full_rows(batches: Sequence[Batch], length: int, most: int) -> list[Batch]:
     if not found:
         raise TooFewTokens(
             f"no text of the data has {length:,} tokens, so there is no attention of that length; give a smaller "
-            "--lengths or longer texts"
+            f"{option('lengths')} or longer texts"
         )
     return found
 

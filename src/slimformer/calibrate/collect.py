@@ -29,6 +29,7 @@ from slimformer.linalg.moments import Moments
 from slimformer.linalg.pairs import Pairs
 from slimformer.models import Architecture, Site
 from slimformer.models.ranks import heads_of
+from slimformer.words import option
 
 Split = str
 SiteMoments = dict[Split, Moments]
@@ -377,5 +378,5 @@ def _require_finite(moments: Mapping[str, SiteMoments]) -> None:
             if not bool(torch.isfinite(m.gram.diagonal()).all()):  # Σ x²: no x hides from it
                 raise NotFinite(
                     f"{name}: NaN or infinite activations during calibration; check the weights, "
-                    "or calibrate with --dtype float32"
+                    f"or calibrate with {option('dtype', torch.float32)}"
                 )

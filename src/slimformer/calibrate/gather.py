@@ -20,14 +20,16 @@ from slimformer.calibrate.text import Batch, batches, data_hash, padded_batches,
 from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
 from slimformer.models import Architecture
 from slimformer.models.architecture import reads_windows
+from slimformer.short import Short
+from slimformer.words import option
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
 SHARE = {"fit": 1.0, "select": 1 / 3, "report": 1 / 2, "certify": 1 / 2}
 CHARACTERS = 4  # per token, about: how long a passage is cut for an encoder that reads seq_len tokens
 
 
-@dataclass(frozen=True)
-class Data:
+@dataclass(frozen=True, repr=False)
+class Data(Short):
     """Batches by split, and what is needed to say where they came from.
 
     `windows`: all splits but *certify* are windows of running text, which has a row for each document.
@@ -39,6 +41,12 @@ class Data:
     seed: int
     seq_len: int
     windows: bool = False
+
+    def facts(self) -> dict[str, str]:
+        """Where it came from, and how much there is in every split."""
+        batches = ", ".join(f"{split} {len(part):,}" for split, part in self.splits.items())
+        tokens = ", ".join(f"{split} {n:,}" for split, n in self.tokens.items())
+        return {"": self.name, "batches": batches, "tokens": tokens, "sequence length": f"{self.seq_len:,}"}
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -199,7 +207,7 @@ def _sides(size: Any) -> tuple[int, int]:
 
 def _folder(source: Any) -> str | Path:
     if not isinstance(source, str | Path) or str(source) == "builtin":
-        raise DataNotFound("a vision model is calibrated on images; give a folder of them with --data")
+        raise DataNotFound(f"a vision model is calibrated on images; give a folder of them with {option('data')}")
     if Path(source).is_file():
         raise DataUnreadable(f"{source} is a file; a vision model is calibrated on images: give a folder of them")
     return source

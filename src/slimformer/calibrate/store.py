@@ -25,6 +25,8 @@ from slimformer.calibrate.collect import BlockMoments, SiteMoments
 from slimformer.decompose.response import Response
 from slimformer.errors import CannotWrite, PlanDoesNotFit
 from slimformer.linalg.moments import Moments
+from slimformer.short import Short
+from slimformer.words import option
 
 FORMAT = 2
 RESPONSE = ("queries", "keys", "planes")
@@ -49,12 +51,21 @@ class Provenance:
     slimformer_stats: int = FORMAT
 
 
-@dataclass(frozen=True)
-class Statistics:
+@dataclass(frozen=True, repr=False)
+class Statistics(Short):
     """Moments of every site, read from disk one block at a time."""
 
     folder: Path
     provenance: Provenance
+
+    def facts(self) -> dict[str, str]:
+        """Of which model, and on which data."""
+        made = self.provenance
+        tokens = ", ".join(f"{split} {n:,}" for split, n in made.tokens.items())
+        return {
+            "": f"{made.model} ({made.model_type}, {made.n_blocks} blocks)", "data": made.data, "tokens": tokens,
+            "sequence length": f"{made.seq_len:,}", "folder": str(self.folder),
+        }  # fmt: skip
 
     def block(self, i: int, splits: Sequence[str] | None = None) -> BlockMoments:
         """The moments of block i: all of them, or those of some splits."""
@@ -153,8 +164,8 @@ def _room(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         raise CannotWrite(
             f"the moments cannot be written to {folder}: {getattr(error, 'strerror', None) or error}; "
-            "free some space there, or choose another place (compress keeps them below TMPDIR, with --memory beside "
-            "--out)"
+            "free some space there, or choose another place (compress keeps them below TMPDIR, "
+            f"with {option('memory')} beside {option('folder')})"
         ) from error
 
 

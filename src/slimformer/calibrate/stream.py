@@ -11,6 +11,7 @@ from slimformer.calibrate.documents import Document
 from slimformer.calibrate.tables import Row, Table, choose_columns, choose_label, open_table
 from slimformer.calibrate.tasks import Purpose, read_data
 from slimformer.errors import ColumnNotFound, DataEmpty
+from slimformer.words import option
 
 LAZY = (".tsv", ".jsonl", ".ndjson", ".parquet")  # read row by row; other tables are read whole
 
@@ -45,7 +46,9 @@ def require_labels(documents: Iterator[Document], name: str) -> Iterator[Documen
     """The same documents; the first without a label ends it in one line."""
     for i, document in enumerate(documents, 1):
         if document.label is None or document.label == "":
-            raise ColumnNotFound(f"row {i} of {name} has no label; name the column that holds it with --label")
+            raise ColumnNotFound(
+                f"row {i} of {name} has no label; name the column that holds it with {option('label')}"
+            )
         yield document
 
 

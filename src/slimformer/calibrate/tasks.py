@@ -23,6 +23,7 @@ from slimformer.calibrate.documents import (
     text_documents,
 )
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, UnknownTask
+from slimformer.words import option
 
 Purpose = Literal["calibration", "evaluation"]
 
@@ -136,7 +137,7 @@ def load_rows(name: str, task: Task, part: str, limit: int | None = None) -> lis
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataNotFound(
             f"{part} of {name} ({task.path}) cannot be had: {reason}; "
-            "connect to the network, or give a local file with --data"
+            f"connect to the network, or give a local file with {option('data')}"
         ) from error
 
 

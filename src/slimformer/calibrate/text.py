@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slimformer.calibrate.documents import Document, Label
 from slimformer.errors import DataUnreadable
+from slimformer.short import Short
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,13 +27,19 @@ ENCODED_AT_ONCE = 64  # documents per call of the tokenizer: few enough to stop 
 CHARACTERS_PER_TOKEN = 64  # no text has longer tokens on average; what lies beyond is not even tokenized
 
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, repr=False)
+class Batch(Short):
     """What a model is called with, on the CPU until `to` is called."""
 
     inputs: dict[str, Tensor]  # input_ids, attention_mask, token_type_ids; or pixel_values
     mask: Tensor | None  # bool, batch × length, True where a position is real; None for images
     labels: Tensor | None = None
+
+    def facts(self) -> dict[str, str]:
+        """Shapes, never values."""
+        shapes = {name: " × ".join(map(str, tensor.shape)) for name, tensor in self.inputs.items()}
+        labelled = "" if self.labels is None else ", with labels"
+        return {"": f"{self.tokens:,} {'images' if self.mask is None else 'tokens'}{labelled}", **shapes}
 
     @property
     def tokens(self) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from slimformer.errors import CannotWrite, OutputExists, SlimformerError
+from slimformer.words import option
 
 OURS = {
     "plan.json": "slimformer_plan", "stats.json": "slimformer_stats", "cascade.json": "slimformer_cascade",
@@ -69,10 +70,14 @@ def require_free(folder: Path, force: bool) -> None:
     if not os.path.lexists(target):
         return
     if not force:
-        raise OutputExists(f"{folder} exists already; choose another folder, or replace it with --force")
+        raise OutputExists(
+            f"{folder} exists already; choose another folder, or replace it with {option('force', True)}"
+        )
     reason = _regret(target)
     if reason:
-        raise OutputExists(f"{folder} is not replaced, even with --force: {reason}; choose another folder")
+        raise OutputExists(
+            f"{folder} is not replaced, even with {option('force', True)}: {reason}; choose another folder"
+        )
 
 
 def require_free_file(path: Path, force: bool) -> None:
@@ -82,10 +87,12 @@ def require_free_file(path: Path, force: bool) -> None:
     if not os.path.lexists(target):
         return
     if not force:
-        raise OutputExists(f"{path} exists already; choose another file, or replace it with --force")
+        raise OutputExists(f"{path} exists already; choose another file, or replace it with {option('force', True)}")
     if target.is_symlink() or not target.is_file():
         kind = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "not a regular file"
-        raise OutputExists(f"{path} is not replaced, even with --force: it is {kind}; choose another file")
+        raise OutputExists(
+            f"{path} is not replaced, even with {option('force', True)}: it is {kind}; choose another file"
+        )
 
 
 def _regret(target: Path) -> str | None:

@@ -21,16 +21,16 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from slimformer.checkpoint.atomic import writing
+from slimformer.checkpoint.foreign import strip_foreign_code
 from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.errors import SaveFailed
-from slimformer.models.registered import travels
 from slimformer.nn import ragged
 from slimformer.plan import Plan
 
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json")
-OTHER_WEIGHTS = shutil.ignore_patterns("*.onnx", "*.h5", "*.ot", "*.msgpack", "openvino*")
+OTHERS = shutil.ignore_patterns("*.onnx", "*.h5", "*.ot", "*.msgpack", "openvino*", "*.py")
 
 
 def save(
@@ -56,10 +56,7 @@ def save(
     """
     with writing(Path(folder), force=force) as partial:
         write_model(model if packed is None else packed, partial)
-        if processor is not None:
-            processor.save_pretrained(partial)
-        if source_folder is not None:
-            copy_companions(Path(source_folder), partial)
+        write_belongings(partial, processor, source_folder)
         _write(partial / "plan.json", plan.to_json() if plan else None)
         _write(partial / "report.json", json_text(report) if report is not None else None)
         _write(partial / "report.html", page)
@@ -69,7 +66,7 @@ def save(
 
 
 def write_model(model: PreTrainedModel, folder: Path) -> None:
-    """Config, generation config and weights; for a ragged model also the file that builds it."""
+    """Config, generation config and weights."""
     generation = getattr(model, "generation_config", None) if model.can_generate() else None
     try:
         if generation is not None:
@@ -83,8 +80,24 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
             model.generation_config = generation
     if generation is not None:  # written as it is: published models hold settings that save_pretrained would refuse
         generation.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
-    if getattr(model.config, "slimformer", None) and travels(model):
+
+
+def write_belongings(folder: Path, processor: Any, source: Path | None, *, parts: bool = True) -> None:
+    """What belongs to a model whose config is written: its tokenizer or image processor, licences, with `parts` those
+    of a sentence-transformers model; and the file that builds a ragged one. No code of others.
+    """
+    if processor is not None:
+        processor.save_pretrained(folder)
+    if source is not None:
+        (copy_companions if parts else copy_files)(Path(source), folder)
+    strip_foreign_code(folder)
+    if _names_own_code(folder):
         ragged.write_code(folder)
+
+
+def _names_own_code(folder: Path) -> bool:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return "slimformer" in config and "auto_map" in config
 
 
 @contextmanager
@@ -103,7 +116,7 @@ def copy_companions(source: Path, folder: Path) -> None:
     modules = _sentence_modules(source)
     for path in modules[1:]:
         if (source / path).is_dir():
-            shutil.copytree(source / path, folder / path, ignore=OTHER_WEIGHTS, dirs_exist_ok=True)
+            shutil.copytree(source / path, folder / path, ignore=OTHERS, dirs_exist_ok=True)
         else:
             (folder / path).mkdir(parents=True, exist_ok=True)  # Normalize has an empty folder, which archives forget
     copy_files(source, folder, LICENCES + (SENTENCE_FILES if modules else ()))
@@ -118,13 +131,19 @@ def copy_files(source: Path, folder: Path, patterns: Sequence[str] = LICENCES) -
 
 
 def _sentence_modules(source: Path) -> list[str]:
-    """Paths of the parts of a sentence-transformers model whose first part, with path "", is the transformer itself."""
+    """Paths of the parts of a sentence-transformers model whose first part, with path "", is the transformer itself.
+
+    None where a part is no class of sentence-transformers: its code stays behind.
+    """
     try:
-        paths = [str(module["path"]) for module in json.loads((source / "modules.json").read_text(encoding="utf-8"))]
+        modules = json.loads((source / "modules.json").read_text(encoding="utf-8"))
+        paths = [str(module["path"]) for module in modules]
+        kinds = [str(module["type"]) for module in modules]
     except (OSError, ValueError, TypeError, KeyError):
         return []
     inside = all((source / path).resolve().is_relative_to(source.resolve()) for path in paths)
-    return paths if inside and paths[:1] == [""] and "" not in paths[1:] else []
+    known = all(kind.startswith("sentence_transformers.") for kind in kinds)
+    return paths if inside and known and paths[:1] == [""] and "" not in paths[1:] else []
 
 
 def _write(path: Path, text: str | None) -> None:

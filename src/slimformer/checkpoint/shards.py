@@ -19,7 +19,8 @@ from slimformer.calibrate.shelf import flush
 from slimformer.checkpoint.atomic import one_clear_line
 from slimformer.errors import WorkTorn
 from slimformer.models import Architecture
-from slimformer.models.stream import INDEX, put
+from slimformer.models.stream import put
+from slimformer.models.weight_files import INDEX
 from slimformer.nn import ragged
 from slimformer.rewrite.sizes import attention_parts, block_sizes
 
@@ -110,8 +111,6 @@ def assemble(folder: Path, shards: list[Path], model: Any, dtype: torch.dtype, s
     model.config.save_pretrained(folder)
     if source is not None and (source / GENERATION).is_file():
         shutil.copyfile(source / GENERATION, folder / GENERATION)
-    if getattr(model.config, "slimformer", None):
-        ragged.write_code(folder)
 
 
 def _link(source: Path, target: Path) -> None:

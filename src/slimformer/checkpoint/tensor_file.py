@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from slimformer.models.stream import KINDS
+from slimformer.models.weight_files import KINDS
 
 ORDER = {dtype: i for i, dtype in enumerate(KINDS)}  # files hold the widest kinds first, and names in their order
 

@@ -25,6 +25,7 @@ from slimformer.evaluate.memory import peak_bytes
 from slimformer.evaluate.perplexity import device_of, evaluating
 from slimformer.evaluate.speed import Latency, compare_latency
 from slimformer.models import describe
+from slimformer.words import option
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _length(model: PreTrainedModel, asked: int | None, new_tokens: int) -> int:
     if room < 1 or (asked is not None and length > room):
         raise SequenceTooLong(
             f"{length if asked else 1:,} tokens and {new_tokens:,} new ones are more than the "
-            f"{positions(model.config):,} positions of the model; lower --seq-len or --new-tokens"
+            f"{positions(model.config):,} positions of the model; lower {option('seq_len')} or {option('new_tokens')}"
         )
     return min(length, room)
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from slimformer.errors import TooFewTokens
+from slimformer.words import option
 
 WINDOWS = 256
 ROWS = 1100  # of C4, enough for 256 windows of 2048 tokens
@@ -41,7 +42,9 @@ def token_windows(task: str, rows: Sequence[str], tokenizer: Any, seq_len: int) 
         stream = stream[: WINDOWS * seq_len]
     count = len(stream) // seq_len
     if count == 0:
-        raise TooFewTokens(f"the text has {len(stream):,} tokens, less than one window of {seq_len:,}; lower --seq-len")
+        raise TooFewTokens(
+            f"the text has {len(stream):,} tokens, less than one window of {seq_len:,}; lower {option('seq_len')}"
+        )
     return stream[: count * seq_len].view(count, seq_len)
 
 
@@ -55,7 +58,7 @@ def _drawn(rows: Sequence[str], tokenizer: Any, seq_len: int) -> Tensor:
         if i not in known:
             known[i] = _encoded(rows[i], tokenizer)
         if len(known) == len(rows) and max(map(len, known.values())) < seq_len:
-            raise TooFewTokens(f"none of the {len(rows):,} documents has {seq_len:,} tokens; lower --seq-len")
+            raise TooFewTokens(f"none of the {len(rows):,} documents has {seq_len:,} tokens; lower {option('seq_len')}")
         stream = known[i]
         if len(stream) >= seq_len:
             # a row of exactly one window is taken whole; the released programs stop there with an error

@@ -19,6 +19,7 @@ from slimformer.calibrate.tables import open_table, read_lines
 from slimformer.calibrate.tasks import TASKS, Task, load_rows, read_task, spread
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable
 from slimformer.evaluate.squad import Question
+from slimformer.words import option
 
 # File names of each part, the more particular first; the empty name is the part a task is reported on.
 GLUE_FILES = ("dev.tsv", "validation*.parquet", "validation.jsonl", "dev.jsonl")
@@ -122,7 +123,7 @@ def squad_questions(task: str, data: str | None, *, limit: int | None = None) ->
     if bare and task == "squad":
         raise DataUnreadable(
             f"{len(bare)} of {len(questions)} questions of {data or task} have no gold answer, the first in row "
-            f"{bare[0] + 1}; version 1 has one for each: give a labelled part, or --task squad_v2"
+            f"{bare[0] + 1}; version 1 has one for each: give a labelled part, or {option('task', 'squad_v2')}"
         )
     return spread(questions, limit)
 
@@ -198,7 +199,9 @@ def _files(task: str, data: str, parts: Sequence[str]) -> dict[str, Path | None]
     """The file of every part: the one given, or those a folder has under their usual names, at least one of them."""
     place = Path(data)
     if not place.exists():
-        raise DataNotFound(f"there is no file or folder {data!r}; give one, or no --data to read {task} from the hub")
+        raise DataNotFound(
+            f"there is no file or folder {data!r}; give one, or no {option('data')} to read {task} from the hub"
+        )
     if not place.is_dir():
         return {"": place}
     found = {part: _first(place, FILES[task][part]) for part in parts}

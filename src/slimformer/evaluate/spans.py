@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from slimformer.errors import DataUnreadable, SequenceTooLong
 from slimformer.evaluate.perplexity import device_of, evaluating
 from slimformer.evaluate.squad import Answer, Question
+from slimformer.words import option
 
 Scores = NDArray[np.float64]
 
@@ -80,7 +81,7 @@ def parts_of(questions: Sequence[Question], tokenizer: Any, how: Reading) -> lis
     if room <= how.stride:
         raise SequenceTooLong(
             f"a question of {longest} tokens and a stride of {how.stride} leave no room in {how.seq_len}; "
-            "raise --seq-len or lower --stride"
+            f"raise {option('seq_len')} or lower {option('stride')}"
         )
     encoding = tokenizer(
         asked, [question.context for question in questions], truncation="only_second", max_length=how.seq_len,

@@ -29,6 +29,7 @@ from slimformer.evaluate.scores import Score, Vector, mean_score, perplexity_sco
 from slimformer.evaluate.spans import Reading, answer_questions
 from slimformer.models.architecture import is_bare
 from slimformer.models.load import Loaded
+from slimformer.words import option
 
 SQUAD = {"squad": 1, "squad_v2": 2}
 TASKS = (*glue.GLUE, *SQUAD, *TEXTS)
@@ -126,7 +127,7 @@ def _length(task: str, dense: Loaded, how: Options) -> int:
     kind = "squad" if task in SQUAD else "text" if task in TEXTS else "glue"
     most = positions(dense.model.config)
     if how.seq_len is not None and how.seq_len > most:
-        raise SequenceTooLong(f"--seq-len {how.seq_len:,} is more than the {most:,} positions of the model")
+        raise SequenceTooLong(f"{option('seq_len', how.seq_len)} is more than the {most:,} positions of the model")
     return how.seq_len or min(LENGTH[kind], most)
 
 

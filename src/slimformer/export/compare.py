@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slimformer.errors import ExportFailed
 from slimformer.export.graph import PER_TOKEN, Graph, outputs_of, sample, trial_shapes
+from slimformer.words import option
 
 TOLERANCE = 1e-4  # of the largest output (or of 1): what another order of summation may change in single precision
 INT8_COSINE = 0.95  # between outputs before and after; random weights give 0.99, and a broken file nothing near it
@@ -70,5 +71,5 @@ def require_alike(found: Difference) -> None:
     if not found.cosine >= INT8_COSINE:
         raise ExportFailed(
             f"int8 changes the outputs too much: their cosine with those of the model is {found.cosine:.3f} (needed is "
-            f"{INT8_COSINE}); export without --int8"
+            f"{INT8_COSINE}); export without {option('int8', True)}"
         )

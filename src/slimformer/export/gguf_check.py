@@ -16,6 +16,7 @@ from slimformer.errors import CannotExport, ExportFailed
 from slimformer.export.compare import Difference, difference, require_close
 from slimformer.export.gguf_file import FILE, Written
 from slimformer.export.graph import Graph, outputs_of
+from slimformer.words import option
 
 TEXT = "Once upon a time, there was a little girl. She didn't know: was it so? Yes (indeed) it was!"
 
@@ -42,7 +43,9 @@ def _read(folder: Path, model: PreTrainedModel, written: Written) -> Any:
     try:
         import accelerate  # noqa: F401
     except ImportError as error:
-        raise CannotExport("reading GGUF back needs accelerate; run: pip install accelerate, or --no-verify") from error
+        raise CannotExport(
+            f"reading GGUF back needs accelerate; run: pip install accelerate, or give {option('verify', False)}"
+        ) from error
     logging.getLogger("transformers.modeling_gguf_pytorch_utils").setLevel(logging.ERROR)
     given = {"config": copy.deepcopy(model.config)} if written.needs_config else {}
     try:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from slimformer.errors import CannotExport
 from slimformer.export.vocabulary import Vocabulary, vocabulary
+from slimformer.words import option
 
 FILE = "model.gguf"
 NAMES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -42,7 +43,7 @@ def require_sayable(model: PreTrainedModel, tokenizer: Any, quant: str) -> None:
     """Refuse, in one line, what the format cannot hold."""
     config, kind = model.config, type(model).__name__
     if quant not in QUANTS:
-        raise CannotExport(f"--quant {quant!r} is not known; choose from {', '.join(QUANTS)}")
+        raise CannotExport(f"{option('quant', quant)} is not known; choose from {', '.join(QUANTS)}")
     if importlib.util.find_spec("gguf") is None:
         raise CannotExport("GGUF needs the package gguf; run: pip install 'slimformer[gguf]'")
     if config.model_type not in NAMES or not kind.endswith("ForCausalLM"):
@@ -51,7 +52,7 @@ def require_sayable(model: PreTrainedModel, tokenizer: Any, quant: str) -> None:
     if getattr(config, "slimformer", None):
         raise CannotExport(
             "the blocks of this model differ in size, and GGUF has one size for all of them; compress with "
-            "--format plain, or export to onnx or torch"
+            f"{option('format', 'plain')}, or export to onnx or torch"
         )
     if tokenizer is None:
         raise CannotExport("GGUF holds the tokenizer, too, and this model has none; put tokenizer.json beside it")

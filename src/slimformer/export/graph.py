@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from slimformer.errors import SequenceTooLong
 from slimformer.models import family_of
+from slimformer.words import option
 
 TEXT_OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 PER_TOKEN = ("start_logits", "end_logits", "last_hidden_state")
@@ -141,7 +142,9 @@ def free_sizes(model: PreTrainedModel, seq_len: int | None) -> list[dict[int, An
         return [{0: batch}]
     if seq_len is not None:
         if seq_len > limit:
-            raise SequenceTooLong(f"--seq-len {seq_len}: the model has {limit} positions; give at most as many")
+            raise SequenceTooLong(
+                f"{option('seq_len', seq_len)}: the model has {limit} positions; give at most as many"
+            )
         return [{0: batch} for _ in input_names(model)]
     sequence = torch.export.Dim("sequence", max=limit)
     return [{0: batch, 1: sequence} for _ in input_names(model)]

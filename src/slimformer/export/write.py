@@ -14,12 +14,13 @@ from transformers import PreTrainedModel
 
 from slimformer.checkpoint.atomic import require_free, writing
 from slimformer.checkpoint.lines import json_text
-from slimformer.checkpoint.save import copy_files
+from slimformer.checkpoint.save import write_belongings
 from slimformer.checkpoint.verify import in_float32
 from slimformer.errors import CannotExport, SequenceTooLong
 from slimformer.export.compare import TOLERANCE, Difference
 from slimformer.export.graph import Graph, free_sizes, longest, pooling_of
 from slimformer.models.load import Loaded
+from slimformer.words import option
 
 FORMAT = 1
 TARGETS = ("onnx", "torch", "gguf")
@@ -76,10 +77,8 @@ def export_model(
         progress("export", 0, 1)
         made = steps(partial)
         model.config.save_pretrained(partial)
-        if loaded.processor is not None and to != "gguf":  # which holds it; transformers would mix the two
-            loaded.processor.save_pretrained(partial)
-        if loaded.companions is not None:
-            copy_files(loaded.companions, partial)
+        processor = loaded.processor if to != "gguf" else None  # which holds it; transformers would mix the two
+        write_belongings(partial, processor, loaded.companions, parts=False)
         (partial / "export.json").write_text(json_text(made.to_dict()), encoding="utf-8")
         progress("export", 1, 1)
     return made
@@ -87,13 +86,15 @@ def export_model(
 
 def _require_sensible(to: str, int8: bool, quant: str | None, seq_len: int | None) -> None:
     if to not in TARGETS:
-        raise CannotExport(f"--to {to!r} is not known; choose from {', '.join(TARGETS)}")
+        raise CannotExport(f"{option('to', to)} is not known; choose from {', '.join(TARGETS)}")
     if int8 and to != "onnx":
-        raise CannotExport(f"--int8 is for --to onnx, not for {to}" + ("; give --quant q8_0" if to == "gguf" else ""))
+        hint = f"; give {option('quant', 'q8_0')}" if to == "gguf" else ""
+        raise CannotExport(f"{option('int8', True)} is for {option('to', 'onnx')}, not for {to}{hint}")
     if quant is not None and to != "gguf":
-        raise CannotExport(f"--quant is for --to gguf, not for {to}" + ("; give --int8" if to == "onnx" else ""))
+        hint = f"; give {option('int8', True)}" if to == "onnx" else ""
+        raise CannotExport(f"{option('quant')} is for {option('to', 'gguf')}, not for {to}{hint}")
     if seq_len is not None and to == "gguf":
-        raise CannotExport("--seq-len is for --to onnx and torch; a GGUF file takes any length")
+        raise CannotExport(f"{option('seq_len')} is for onnx and torch; a GGUF file takes any length")
 
 
 def _steps(
@@ -106,7 +107,7 @@ def _steps(
         require_sayable(model, loaded.processor, quant)
         return lambda folder: _gguf(model, loaded, folder, quant, verify)
     if longest(model) is None and seq_len is not None:
-        raise SequenceTooLong("--seq-len is for text; an image has one size")
+        raise SequenceTooLong(f"{option('seq_len')} is for text; an image has one size")
     free_sizes(model, seq_len)
     if to == "onnx":
         from slimformer.export.onnx_file import require_packages

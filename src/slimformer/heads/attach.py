@@ -26,6 +26,7 @@ from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.features import Reading
 from slimformer.heads.lm_head import constant
 from slimformer.models import family_of
+from slimformer.words import option
 
 EPSILON = 2.0**-12  # a power of two: dividing by it rounds nothing
 PLACES = ("score", "classifier.out_proj", "classifier")  # where stock classifiers keep their last layer
@@ -49,7 +50,7 @@ def attach(model: PreTrainedModel, head: AnalyticHead, reading: Reading, *, pad:
     if reading.pool != wanted:
         raise HeadDoesNotFit(
             f"stock classifiers of {family.name} read the {wanted!r} position, and this head was fitted on "
-            f"{reading.pool!r}; use --pool {wanted}"
+            f"{reading.pool!r}; use {option('pool', wanted)}"
         )
     W, b = rows_of_layer(head)
     config = _config(model, head, reading, pad)

@@ -82,10 +82,7 @@ def _folder(
     """Weights, tokenizer and licences of `source`, the head and the report; verified when the block ends."""
     with writing(folder, force=force) as partial:
         checkpoint.write_model(model, partial)
-        if source.processor is not None:
-            source.processor.save_pretrained(partial)
-        if source.companions is not None:
-            checkpoint.copy_files(source.companions, partial)
+        checkpoint.write_belongings(partial, source.processor, source.companions, parts=False)
         head.save(partial / "head.safetensors")
         _write(partial / "probe.json", report)
         yield partial

@@ -19,9 +19,11 @@ from typing import Any
 
 from slimformer.checkpoint import lock
 from slimformer.checkpoint.atomic import require_free, writing, writing_file
+from slimformer.checkpoint.save import write_belongings
 from slimformer.errors import ExperimentChanged, ReportNotFound
 from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment, RunSettings, checked
+from slimformer.words import option
 
 Found = dict[str, Any]
 LOCK = ".lock"
@@ -65,7 +67,7 @@ class LabFolder:
         if run.save_models and not found["note"]:
             with writing(self.model_folder(run), force=True) as place:
                 model.save_pretrained(place)
-                processor.save_pretrained(place)
+                write_belongings(place, processor, None)
                 told = {"slimformer_lab": 1, "run": run.name, "digest": run.digest(), "validation": found["validation"]}
                 (place / "lab.json").write_text(json.dumps(told, indent=1))
         with writing_file(self.run_file(run), force=True) as file:
@@ -97,7 +99,9 @@ def open_folder(path: Path, runs: Sequence[RunSettings], *, force: bool) -> LabF
     if changed and not force:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise ExperimentChanged(
-            f"{path} has runs of other settings: {changed[0]}{more}; run them again with --force, or give another --out"
+            f"{path} has runs of other settings: {changed[0]}{more}; run them again with "
+            f"{option('force', True)}, or give another "
+            f"{option('folder')}"
         )
     path.mkdir(parents=True, exist_ok=True)
     return folder
@@ -116,7 +120,7 @@ def read_folder(path: Path) -> tuple[Experiment, list[str], list[Found]]:
 
 def alone(folder: LabFolder) -> AbstractContextManager[None]:
     """Keep a second runner out of the folder."""
-    said = f"another `slimformer lab run` is at work in {folder.path}; wait for it, or give another --out"
+    said = f"another `slimformer lab run` is at work in {folder.path}; wait for it, or give another {option('folder')}"
     return lock.alone(folder.path / LOCK, said)
 
 

@@ -9,6 +9,7 @@ from slimformer.lab.feed import Feed, open_feed, read_anew
 from slimformer.lab.folder import LabFolder
 from slimformer.lab.settings import RunSettings
 from slimformer.lab.state import read_head
+from slimformer.words import option
 
 
 def require_same_data(folder: LabFolder, runs: Sequence[RunSettings]) -> None:
@@ -17,8 +18,9 @@ def require_same_data(folder: LabFolder, runs: Sequence[RunSettings]) -> None:
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise ExperimentChanged(
-            f"{folder.path} has runs of other data: {changed[0]}{more}; run them again with --force, forget all with "
-            "--anew, or give another --out"
+            f"{folder.path} has runs of other data: {changed[0]}{more}; run them again with "
+            f"{option('force', True)}, forget all with "
+            f"{option('anew', True)}, or give another {option('folder')}"
         )
 
 

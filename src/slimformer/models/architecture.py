@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from slimformer.arguments import IN_MEMORY, check_arguments
 from slimformer.errors import UnknownArchitecture
+from slimformer.short import Short
 
 Kind = Literal["attn.heads", "ffn.hidden", "attn.qk", "attn.vo"]
 KINDS: tuple[Kind, ...] = ("attn.heads", "ffn.hidden")  # those every block has; ranks are another way to cut heads
@@ -138,14 +140,22 @@ class Site:
         return self.units * self.unit
 
 
-@dataclass(frozen=True)
-class Architecture:
+@dataclass(frozen=True, repr=False)
+class Architecture(Short):
+    """The widths of one model, site by site."""
+
     family: Family
     model_type: str
     blocks: str  # full path to the list of blocks
     n_blocks: int
     hidden: int
     sites: tuple[Site, ...]
+
+    def facts(self) -> dict[str, str]:
+        """Kind, blocks and widths."""
+        sizes: dict[str, list[int]] = {kind: sorted({s.units for s in self if s.kind == kind}) for kind in KINDS}
+        spans = {kind: " … ".join(str(n) for n in sorted({found[0], found[-1]})) for kind, found in sizes.items()}
+        return {"": f"{self.model_type} of {self.n_blocks} blocks", "hidden size": str(self.hidden), **spans}
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.sites)
@@ -199,14 +209,20 @@ def is_pre_norm(model: PreTrainedModel, family: Family) -> bool:
     return family.norms_after is None or (family.ffn_norm is not None and bool(model.config.do_layer_norm_before))
 
 
+@check_arguments(model=IN_MEMORY)
 def describe(model: PreTrainedModel) -> Architecture:
     """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
     from slimformer.models import family_of
 
     family = family_of(model.config)
     path = base_path(model) + family.blocks
-    blocks = model.get_submodule(path)
-    sites = [site for i, block in enumerate(blocks.children()) for site in _sites(family, f"{path}.{i}", i, block)]
+    try:
+        blocks = model.get_submodule(path)
+        sites = [site for i, block in enumerate(blocks.children()) for site in _sites(family, f"{path}.{i}", i, block)]
+    except AttributeError as error:  # code of somebody else under a known model_type
+        raise UnknownArchitecture(
+            f"{type(model).__name__}: its modules are not those of the {family.name} family ({error})"
+        ) from error
     if not sites:
         raise UnknownArchitecture(
             f"{type(model).__name__}: there is no block under {path!r}, so there is nothing to shrink"

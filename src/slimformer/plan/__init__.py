@@ -18,6 +18,7 @@ from slimformer.plan.profile import Ladder, ladders, least_cost
 from slimformer.plan.ranks import rank_ways
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.stat import stat_bert, stat_opt
+from slimformer.words import option
 
 ALLOCATIONS: dict[str, Callable[..., Sizes]] = {
     "uniform": uniform,
@@ -173,7 +174,7 @@ def check_budget(architecture: Architecture, budget: Budget, *, seq_len: int, re
     is_plain = format == "plain"
     if is_plain and len({(site.kind, site.units, site.group) for site in architecture}) > len(KINDS):
         raise BudgetOutOfReach(
-            "the blocks of this model differ in size already, so plain sizes are out; use --format ragged"
+            f"the blocks of this model differ in size already, so plain sizes are out; use {option('format', 'ragged')}"
         )
     least = least_cost(
         architecture, seq_len, multiple_of=recipe.multiple_of, plain=is_plain, allow_empty=recipe.allow_empty,

@@ -17,6 +17,7 @@ from slimformer.errors import BudgetOutOfReach
 from slimformer.plan.budget import Budget, require_fraction
 from slimformer.plan.cost import Size
 from slimformer.plan.profile import Ladder
+from slimformer.words import option
 
 Sizes = dict[str, Size]
 
@@ -26,7 +27,7 @@ def require_reachable(budget: Budget, dense: int, least: int, *, plain: bool) ->
     require_fraction(budget.fraction, budget.by)
     if least > budget.fraction * dense:
         cut = "with uniform sizes the stock config can say (plain)" if plain else "in the ragged format"
-        hint = "; --format ragged can go lower" if plain else ""
+        hint = f"; {option('format', 'ragged')} can go lower" if plain else ""
         minimum = math.ceil(1000 * least / dense) / 1000  # rounded up, so that asking for it works
         raise BudgetOutOfReach(f"{budget} cannot be reached {cut}: the minimum for this model is {minimum:.3f}{hint}")
     return int(budget.fraction * dense)

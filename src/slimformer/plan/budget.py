@@ -11,9 +11,11 @@ from typing import Literal
 from slimformer.errors import BudgetOutOfReach
 from slimformer.models import Architecture, Site
 from slimformer.plan.cost import Size, full_size, site_cost
+from slimformer.words import either, option
 
 Measure = Literal["macs", "params", "latency"]
 MEASURES: tuple[Measure, ...] = ("macs", "params", "latency")
+BUDGETS = (*MEASURES, "max_kl", "size")  # all that `compress` takes
 NOUNS = {"macs": "MACs", "params": "block parameters", "latency": "measured block latency"}
 Point = tuple[int, int, int]  # units, groups, nanoseconds
 
@@ -65,24 +67,32 @@ class Budget:
         return sum(self.price(site, full_size(site), seq_len) for site in architecture)
 
     def __str__(self) -> str:
-        return f"--{self.by} {self.fraction:g}"
+        return option(self.by, self.fraction)
 
 
-def budget_of(*, macs: float | None = None, params: float | None = None, latency: float | None = None) -> Budget:
-    """The one budget that was given."""
-    given = {"macs": macs, "params": params, "latency": latency}
-    asked = [(by, fraction) for by, fraction in given.items() if fraction is not None]
-    if len(asked) != 1:
-        found = ", ".join(f"--{by}" for by, _ in asked) or "none"
-        raise BudgetOutOfReach(f"one budget is needed: --macs, --params or --latency (found {found})")
-    ((by, fraction),) = asked
+def budget_of(**given: float | None) -> Budget:
+    """The one budget that was given; the names are those on offer (`MEASURES`, or some of them)."""
+    by = require_one(given)
+    fraction = given[by]
+    assert fraction is not None
     require_fraction(fraction, by)
     return Budget(fraction, by)  # type: ignore[arg-type]
 
 
+def require_one(given: Mapping[str, object]) -> str:
+    """The name of the one budget that was given; refused where there is none, or more than one."""
+    asked = [name for name, value in given.items() if value is not None]
+    if len(asked) != 1:
+        found = " and ".join(option(name, given[name]) for name in asked) or "none"
+        raise BudgetOutOfReach(f"one budget is needed: {either(*given)} (found {found})")
+    return asked[0]
+
+
 def require_fraction(fraction: float, by: str = "macs") -> None:
-    """Refuse what is not a fraction to keep."""
+    """Refuse what is not a fraction to keep; percents are the usual slip."""
     if not 0 < fraction <= 1:
+        meant = f" (did you mean {fraction / 100:g}?)" if 1 < fraction <= 100 else ""
         raise BudgetOutOfReach(
-            f"--{by} {fraction:g} is not a fraction of the {NOUNS[by]} to keep; give a number above 0, up to 1"
+            f"{option(by, fraction)} is not a fraction of the {NOUNS[by]} to keep; give a number above 0, up to "
+            f"1{meant}"
         )

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from slimformer.errors import NotEnoughMemory
 from slimformer.models import Architecture
 from slimformer.models.architecture import PART
+from slimformer.words import option
 
 DOUBLE = 8
 SLACK, KEPT = 1.05, 64 * 10**6  # what allocators keep for themselves
@@ -34,9 +35,6 @@ MARGIN = 1.02
 LOGITS, SHORT = 2**26, 128  # logits at a time where results are evaluated; positions where a correction is
 COPIED = ((256, 12), (64, 56))  # positions that are compared at once, and bytes a logit takes there: for nll, for KL
 FIRST = ("open", "data", "read")  # phases that know nothing of blocks
-ADVICE = {  # what else helps, and in which phases
-    "a smaller --seq-len": ("collect", "outputs", "correct"), "--no-refine": ("correct",), "less --data": ("data",),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,20 @@ def estimate_memory(
 def require_memory(estimate: Estimate, memory: int) -> None:
     """Refuse before the work what could not be kept to."""
     if estimate.peak > memory:
-        others = [advice for advice, phases in ADVICE.items() if estimate.worst in phases]
+        others = [advice for advice, phases in _advice().items() if estimate.worst in phases]
         raise NotEnoughMemory(
-            f"--memory {in_words(memory)} is not enough: this model needs {estimate}; "
+            f"{option('memory')} {in_words(memory)} is not enough: this model needs {estimate}; "
             f"give {' or '.join([f'{in_words(estimate.enough)} or more', *others])}"
         )
+
+
+def _advice() -> dict[str, tuple[str, ...]]:
+    """What else helps, and in which phases."""
+    return {
+        f"a smaller {option('seq_len')}": ("collect", "outputs", "correct"),
+        option("refine", False): ("correct",),
+        f"less {option('data')}": ("data",),
+    }
 
 
 def in_words(size: int) -> str:

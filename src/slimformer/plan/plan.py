@@ -15,6 +15,7 @@ from slimformer.errors import PlanDoesNotFit
 from slimformer.models import Architecture, Site
 from slimformer.models.ranks import scores_site, values_site
 from slimformer.plan.cost import Size, block_cost
+from slimformer.short import Short
 
 FORMAT = 1
 
@@ -34,8 +35,8 @@ class Edit:
     rank: int = 0
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Short):
     """Every decision, and what it was made for."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -52,6 +53,18 @@ class Plan:
     edits: tuple[Edit, ...]
     by: str = "macs"  # of what: "macs", "params" or "latency"
     metric: str = "squares"  # in which units were ordered: "squares" or "fisher"
+
+    def facts(self) -> dict[str, str]:
+        """What was asked for, what is kept of it, and what of every kind of unit."""
+        kinds: dict[str, list[Edit]] = {}
+        for edit in self.edits:
+            kinds.setdefault(".".join(edit.site.split(".")[2:]), []).append(edit)
+        kept = {kind: f"{sum(e.keep for e in some):,} of {sum(e.of for e in some):,}" for kind, some in kinds.items()}
+        asked = f"{self.budget:g} of {self.by}, at sequence length {self.seq_len:,}"
+        return {
+            "": f"{self.recipe} · {self.format}", "budget": asked,
+            "keeps": f"{self.macs:.3f} of the block MACs, {self.params:.3f} of the blocks' parameters", **kept,
+        }  # fmt: skip
 
     @property
     def sizes(self) -> dict[str, Size]:

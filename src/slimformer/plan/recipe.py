@@ -9,6 +9,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from slimformer.arguments import instance
 from slimformer.errors import UnknownRecipe
 
 LosslessRewrite = Literal[
@@ -57,6 +58,9 @@ class Recipe(BaseModel):
     allow_empty: bool = Field(default=False, description="may a block lose all its neurons?")
 
 
+RECIPE = instance("the name of a recipe, a path to a .yaml file, or a Recipe", str, Path, Recipe)
+
+
 def names() -> list[str]:
     """The recipes that come with the package."""
     return sorted(file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml"))
@@ -80,8 +84,11 @@ def text_of(name: str) -> str:
     return (_folder() / f"{name}.yaml").read_text()
 
 
-def load_recipe(name: str) -> Recipe:
-    """A recipe by name or path, checked."""
+def load_recipe(recipe: str | Path | Recipe) -> Recipe:
+    """A recipe by name or path, checked; one that is loaded already stays as it is."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    name = str(recipe)
     try:
         data = yaml.safe_load(text_of(name))
     except (

@@ -35,9 +35,11 @@ Heard = Callable[[int], None]
 class Quantized:
     """A model that computes with rounded weights, and those weights as they are stored."""
 
-    model: PreTrainedModel
-    layers: Mapping[str, Rounded]
-    errors: Mapping[str, float] = field(default_factory=dict)  # of outputs, relative to their energy; on fitted data
+    model: PreTrainedModel = field(repr=False)
+    layers: Mapping[str, Rounded] = field(repr=False)
+    errors: Mapping[str, float] = field(
+        default_factory=dict, repr=False
+    )  # of outputs, relative to their energy; on fitted data
 
 
 @dataclass(frozen=True)

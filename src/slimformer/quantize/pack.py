@@ -24,6 +24,7 @@ from slimformer.errors import ExtraNotInstalled, UnknownArchitecture
 from slimformer.models.architecture import base_path
 from slimformer.models.packed import WORD, pack
 from slimformer.quantize.apply import Quantized
+from slimformer.words import option
 
 EXTRA = "compressed_tensors"
 NO_ZERO_POINTS = ("5.23.0",)  # these expect packed zero points in the shape of unpacked ones, and refuse their size
@@ -39,7 +40,7 @@ def require_reader(*, symmetric: bool = True) -> None:
     if not symmetric and transformers.__version__ in NO_ZERO_POINTS:
         raise ExtraNotInstalled(
             f"transformers {transformers.__version__} does not open steps from the lowest weight to the highest "
-            "(--no-symmetric); leave it out, or install another version"
+            f"({option('symmetric', False)}); leave it out, or install another version"
         )
 
 

@@ -37,10 +37,23 @@ def model_card(report: Report, *, folder: str) -> str:
         "narrow_line": narrow_line(report.quantization) if report.quantization else "",
         "fresh_head": fresh_head_line(report.head) if report.head else "",
         "data": source_names(report.data.get("name", "the data")),
+        "opened": opening_line(report.opening),
     }
     return environment.from_string(template).render(
         load_class=report.load_class, own_architecture=is_own(report.model_type), **values
     )
+
+
+def opening_line(opening: dict[str, Any]) -> str:
+    """How the dense model was opened, where it was not opened as usual."""
+    at = " ".join(f"{name} {opening[name]}" for name in ("revision", "commit") if opening.get(name))
+    parts = [
+        f"at {at}" if at else "",
+        f"as a {opening['model_class']}" if opening.get("model_class") else "",
+        "with code of its config and tokenizer trusted (trust_remote_code)" if opening.get("trust_remote_code") else "",
+    ]
+    said = ", ".join(part for part in parts if part)
+    return f"The original was opened {said}." if said else ""
 
 
 def narrow_line(facts: dict[str, Any]) -> str:

@@ -15,9 +15,10 @@ from rich.text import Text
 from slimformer.models import Architecture
 from slimformer.plan import Plan
 from slimformer.plan.memory import in_words
-from slimformer.report.card import narrow_line
+from slimformer.report.card import narrow_line, opening_line
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.report import Report
+from slimformer.short import count
 
 
 def show(report: Report, console: Console) -> None:
@@ -89,10 +90,10 @@ def before_after(report: Report) -> RenderableType:
     for column in ("dense", "small", "ratio / difference"):
         table.add_column(column, justify="right")
     dense, small = report.dense, report.small
-    _row(table, f"block MACs / token (T={report.seq_len})", dense.block_macs, small.block_macs, _count)
-    _row(table, "MACs outside blocks / token", dense.outside_macs, small.outside_macs, _count)
-    _row(table, "parameters", dense.params, small.params, _count)
-    _row(table, "  in blocks", dense.block_params, small.block_params, _count)
+    _row(table, f"block MACs / token (T={report.seq_len})", dense.block_macs, small.block_macs, count)
+    _row(table, "MACs outside blocks / token", dense.outside_macs, small.outside_macs, count)
+    _row(table, "parameters", dense.params, small.params, count)
+    _row(table, "  in blocks", dense.block_params, small.block_params, count)
     _row(table, "weights", dense.bytes, small.bytes, _bytes)
     if dense.kv_cache_bytes:
         _row(table, f"KV cache (T={report.seq_len})", dense.kv_cache_bytes, small.kv_cache_bytes, _bytes)
@@ -158,6 +159,9 @@ def _caption(report: Report) -> str:
         runs, threads = report.latency["repeats"], report.latency["threads"]
         plural = "" if threads == 1 else "s"
         parts.append(f"latency: medians of {runs} interleaved runs, {threads} thread{plural}")
+    if report.opening.get("device"):
+        parts.append(f"on {report.opening['device']}")
+    parts.append(opening_line(report.opening).removesuffix("."))
     return " · ".join(part for part in parts if part)
 
 
@@ -172,13 +176,6 @@ def _metric(metric: dict[str, Any]) -> tuple[str, str, str, str]:
     dense = "" if metric["dense"] is None else f"{metric['dense']:.4g}"
     interval = "" if metric["low"] is None else f"{metric['low']:+.3f} … {metric['high']:+.3f}"
     return name, dense, f"{metric['small']:.4g}", interval
-
-
-def _count(value: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.2f} {unit}"
-    return f"{value:.0f}"
 
 
 def _bytes(value: float) -> str:

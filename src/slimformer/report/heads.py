@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from slimformer.words import option
+
 
 def show_probe(report: dict[str, Any], folder: Path | None, out: Console) -> None:
     """What was tried, what it scores, and where it is."""
@@ -29,7 +31,9 @@ def show_probe(report: dict[str, Any], folder: Path | None, out: Console) -> Non
         out.print(f"\nsaved in {folder} as a {report['saved']}")
         if report["saved"] == "SentenceTransformer":
             usual = "last" if report["causal"] else "cls"
-            out.print(f"no stock classifier takes the mean of positions; --pool {usual} gives one for transformers")
+            out.print(
+                f"no stock classifier takes the mean of positions; {option('pool', usual)} gives one for transformers"
+            )
 
 
 def fresh_head_line(head: dict[str, Any]) -> str:

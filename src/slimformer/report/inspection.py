@@ -21,6 +21,7 @@ from slimformer.plan.recipe import load_recipe
 from slimformer.report.console import savings_table
 from slimformer.rewrite.exact import Scope
 from slimformer.rewrite.lossless import offers
+from slimformer.words import option
 
 
 def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict[str, Any]:
@@ -111,8 +112,8 @@ def show_inspection(found: dict[str, Any], console: Console) -> None:
         ("MACs outside blocks per token", f"{macs['outside']:,}"),
         *_cache(found),
         ("MLP up to scale (A v ≈ λu)", "yes, a norm follows" if found["scale_free_mlp"]["offered"] else "no, pre-norm"),
-        ("smallest --macs, ragged", f"{found['least_macs']['ragged']:.3f}"),
-        ("smallest --macs, plain", "none: the blocks differ" if plain is None else f"{plain:.3f}"),
+        (f"smallest {option('macs')}, ragged", f"{found['least_macs']['ragged']:.3f}"),
+        (f"smallest {option('macs')}, plain", "none: the blocks differ" if plain is None else f"{plain:.3f}"),
     ]
     for name, value in rows:
         table.add_row(name, value)

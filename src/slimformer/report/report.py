@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slimformer.checkpoint.lines import json_text
+from slimformer.short import Short, count
 
 FORMAT = 1
 
@@ -23,8 +24,8 @@ class Footprint:
     kv_cache_bytes: int = 0  # of one sequence of that length, in the precision of the weights
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Short):
     """Before and after, on data that were neither fitted nor used to choose."""
 
     model: str
@@ -58,6 +59,22 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     tasks: dict[str, Any] = field(default_factory=dict)
     bench: dict[str, Any] | None = None
+    opening: dict[str, Any] = field(default_factory=dict)  # device; revision, commit, class, code trusted where given
+
+    def facts(self) -> dict[str, str]:
+        """Model, costs and the first metric, before and after."""
+        dense, small = self.dense, self.small
+        ratio = f"({self.macs_kept:.3f})"
+        facts = {
+            "": f"{self.model} · {self.recipe} · {self.format}",
+            "block MACs / token": f"{count(dense.block_macs)} → {count(small.block_macs)} {ratio}",
+            "parameters": f"{count(dense.params)} → {count(small.params)}",
+            "weights": f"{dense.bytes / 1e6:.1f} MB → {small.bytes / 1e6:.1f} MB",
+        }
+        for metric in self.metrics[:1]:
+            values = [f"{metric[side]:.4g}" for side in ("dense", "small") if metric[side] is not None]
+            facts[metric["name"]] = f"{' → '.join(values)} ({metric['better']} is better)"
+        return {**facts, "notes": str(len(self.warnings))} if self.warnings else facts
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, which knows no NaN and no infinity: they become null."""

@@ -54,7 +54,7 @@ class ShownTask(TaskReport):
     metrics: list[Metric]  # type: ignore[assignment]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ShownReport(Report):
     """A report in which everything the page reads has its type."""
 

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from slimformer.models import Architecture, Site
 from slimformer.rewrite.exact import Scope
+from slimformer.words import option
 
 ACTIVATION_KEYS = ("hidden_act", "activation_function", "activation", "hidden_activation")
 
@@ -40,7 +41,11 @@ def no_value_bias(_model: PreTrainedModel, architecture: Architecture, scope: Sc
 
 def only_ragged(_model: PreTrainedModel, _architecture: Architecture, scope: Scope) -> str:
     """Why sizes of attention stay."""
-    return "the stock config cannot say it block by block; use --format ragged" if scope.format == "plain" else ""
+    return (
+        f"the stock config cannot say it block by block; use {option('format', 'ragged')}"
+        if scope.format == "plain"
+        else ""
+    )
 
 
 def no_value_ranks(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> str:

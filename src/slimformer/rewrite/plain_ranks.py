@@ -30,6 +30,7 @@ from slimformer.models.ranks import heads_of
 from slimformer.plan.ranks import attention_of
 from slimformer.rewrite import surgery
 from slimformer.rewrite.ranks import reduce_ranks
+from slimformer.words import option
 
 STATIC = ("default", "linear", "llama3", "yarn")  # kinds of positions whose frequencies never change
 NEIGHBOURS = 8  # rounded factors that are tried, to meet a frequency to the last digit
@@ -116,7 +117,9 @@ def _one_setting(architecture: Architecture, ranks: Mapping[str, Mapping[str, An
 
 
 def _unsayable(why: str) -> PlanDoesNotFit:
-    return PlanDoesNotFit(f"attention cut by rank cannot be said in a stock config ({why}); use --format ragged")
+    return PlanDoesNotFit(
+        f"attention cut by rank cannot be said in a stock config ({why}); use {option('format', 'ragged')}"
+    )
 
 
 def _stated(config: Any, frequencies: Tensor, scaling: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from slimformer.models import Architecture, Family, describe
 from slimformer.models.architecture import dense_head_dim, has_bias
 from slimformer.models.registered import travels
 from slimformer.rewrite.surgery import set_attribute
+from slimformer.words import option
 
 
 def keep_attributes_true(model: PreTrainedModel, before: Architecture) -> None:
@@ -97,10 +98,12 @@ def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> No
     head_dim = dense_head_dim(before.family, model.get_submodule(f"{before.blocks}.0"))
     if format == "plain":
         if bare_projections(model, before):
-            raise PlanDoesNotFit("keys or values without a bias cannot be said in a stock config; use --format ragged")
+            raise PlanDoesNotFit(
+                f"keys or values without a bias cannot be said in a stock config; use {option('format', 'ragged')}"
+            )
         if block_paths(model, before):
             raise PlanDoesNotFit(
-                "a linear path beside gated neurons cannot be said in a stock config; use --format ragged"
+                f"a linear path beside gated neurons cannot be said in a stock config; use {option('format', 'ragged')}"
             )
         _state_plain(model.config, before, sizes, head_dim)
         if ranks:
@@ -122,7 +125,8 @@ def _state_plain(config: Any, before: Architecture, sizes: list[dict[str, int]],
     family, first = before.family, sizes[0]
     if any(size != first for size in sizes):
         raise PlanDoesNotFit(
-            "plain format needs the same sizes in every block; this plan has different ones; use --format ragged"
+            "plain format needs the same sizes in every block; this plan has different ones; "
+            f"use {option('format', 'ragged')}"
         )
     _forget_ragged(config)
     setattr(config, family.ffn_key, first["neurons"])
@@ -146,7 +150,8 @@ def _require_sayable(before: Architecture, heads: int, head_dim: int) -> None:
     divides = before.model_type not in family.divides_hidden or before.hidden % heads == 0
     if not (family.plain_heads and divides):
         raise PlanDoesNotFit(
-            f"the stock config of {before.model_type} cannot say {heads} heads of width {head_dim}; use --format ragged"
+            f"the stock config of {before.model_type} cannot say {heads} heads of width {head_dim}; "
+            f"use {option('format', 'ragged')}"
         )
 
 

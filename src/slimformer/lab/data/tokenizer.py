@@ -43,7 +43,7 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocabulary: int, *, causal:
 def open_tokenizer(name: str) -> Any:
     """A tokenizer by folder or hub id, with a mark to pad with."""
     try:
-        found = AutoTokenizer.from_pretrained(name)
+        found = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises several types for one fact
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise DataNotFound(f"the tokenizer {name!r} cannot be had: {reason}; or train one: wordpiece, bpe") from None

@@ -209,6 +209,11 @@ function facts() {
     fact("versions", ...Object.keys(report.versions).flatMap((name, i) => [i ? ", " : "", `${name} `, h("span", { "data-text": `versions.${name}` }, report.versions[name])]));
   }
   if (Object.keys(report.seconds).length) fact("seconds by stage", ...list("seconds", (v) => v.toFixed(1)));
+  if (report.opening.device !== undefined) fact("computed on", said("opening.device"));
+  if (report.opening.revision !== undefined) fact("revision", said("opening.revision"));
+  if (report.opening.commit !== undefined) fact("commit", h("code", {}, said("opening.commit")));
+  if (report.opening.model_class !== undefined) fact("opened as", said("opening.model_class"));
+  if (report.opening.trust_remote_code) fact("code of the checkpoint", "was trusted (config and tokenizer)");
   if (report.latency) fact("latency measured on", said("latency.device"), ", threads: ", num("latency.threads", commas));
 }
 

@@ -1,0 +1,169 @@
+"""A checkpoint looked at, then read: config, headers and class first, weights last. What does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedModel
+from transformers.models.auto import CONFIG_MAPPING
+from transformers.utils import logging
+
+from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError, UnknownArchitecture
+from slimformer.models import family_of
+from slimformer.models.architecture import is_bare
+from slimformer.models.class_choice import POOLER, Choice, choose_class, require_place_for_all
+from slimformer.models.opening import Opening
+from slimformer.models.packed import is_packed, open_packed, plain_names, require_readable
+from slimformer.models.place import Place
+from slimformer.models.weight_files import Weights, open_weights
+
+BLOCK_COUNTS, MOST_BLOCKS = ("num_hidden_layers", "n_layer", "n_layers"), 10_000
+OWN_CODE = "modeling_slimformer."
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose weights were not read yet: what it says of itself, and what opens it."""
+
+    place: Place
+    opening: Opening
+    config: Any
+    weights: Weights
+    choice: Choice
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say about how it is opened."""
+        return [note for note in (self.choice.note, _foreign_code(self)) if note]
+
+
+def look_at(place: Place, opening: Opening, *, supported: bool = True) -> Checkpoint:
+    """Config, headers of the weights and the class that opens them; refused where they do not belong together.
+
+    With `supported`, types of models that no family describes are refused before transformers guesses at them.
+    """
+    if (place.folder / "adapter_config.json").is_file():
+        raise ModelBroken(
+            f"{place.name} holds an adapter, which lies on top of another model; merge it into that first"
+        )
+    config = _config(place, opening, supported=supported)
+    require_readable(config, place.name)
+    weights = open_weights(place.folder)
+    names = plain_names(weights.files) if is_packed(config) else weights.files
+    choice = choose_class(config, names, opening.model_class, place.name)
+    return Checkpoint(place, opening, config, weights, choice)
+
+
+def read_weights(checkpoint: Checkpoint, *, whole: bool = False) -> tuple[PreTrainedModel, list[str]]:
+    """The model with all of its weights, and notes on what was left out.
+
+    What a file lacks would be drawn at random, and compressed as if trained; what it holds beyond the model would be
+    lost. A model without a head may lack its pooler, unless it is asked for `whole`.
+    """
+    name, opening = checkpoint.place.name, checkpoint.opening
+    try:
+        with _without_load_report():
+            model, found = _from_files(checkpoint)
+    except SlimformerError:  # said well already
+        raise
+    except Exception as error:  # transformers, safetensors and torch raise a dozen types for one fact
+        raise ModelBroken(f"{name}: the weights cannot be read: {reason(error)}") from error
+    allowed = POOLER if is_bare(model) and not whole else "\0"
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith(allowed))
+    if missing:
+        raise ModelBroken(
+            f"{name}: {len(missing)} weights that config.json promises are missing, the first is {missing[0]}; "
+            "use an intact checkpoint"
+        )
+    asked = opening.model_class is not None
+    notes = require_place_for_all(model, found["unexpected_keys"], asked=asked, where=name)
+    if not checkpoint.place.local:
+        model.config.name_or_path = name  # not where the copy of it lies
+    return model, [*checkpoint.notes, *notes]
+
+
+def _from_files(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
+    """The model, and what transformers says of loading it; weights in fewer bits are unpacked here."""
+    model_class: Any = checkpoint.choice.model_class
+    config, dtype = checkpoint.config, checkpoint.opening.dtype
+    if is_packed(config):
+        return open_packed(model_class, checkpoint.weights, config, dtype)
+    found: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
+        checkpoint.place.folder, config=config, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True
+    )
+    return found
+
+
+def _config(place: Place, opening: Opening, *, supported: bool) -> Any:
+    """The config as transformers reads it, of a stock class, without references to code of others."""
+    said, trusted = read_config(place.name, place.folder / "config.json"), opening.trust_remote_code
+    if not isinstance(said.get("model_type"), str):
+        raise UnknownArchitecture(f"{place.name}: config.json names no model_type; supported are Hugging Face models")
+    if supported and not trusted:
+        family_of(said["model_type"])
+    try:
+        config: Any = AutoConfig.from_pretrained(place.folder, trust_remote_code=trusted)
+        if supported:
+            family_of(config)
+        stock = CONFIG_MAPPING[config.model_type] if config.model_type in CONFIG_MAPPING else type(config)
+        if not isinstance(config, stock):
+            config = stock.from_pretrained(place.folder)
+    except SlimformerError:
+        raise
+    except Exception as error:  # each field of a config has its own way to be wrong
+        raise ModelBroken(f"{place.name}: config.json cannot be used: {reason(error)}") from error
+    if hasattr(config, "transformers_weights"):  # names another file than the one that was looked at
+        del config.transformers_weights
+    if "/" in str(config._attn_implementation):  # a kernel, which is code of the hub
+        config._attn_implementation = None
+    return config
+
+
+def _foreign_code(checkpoint: Checkpoint) -> str:
+    """A note where a checkpoint brings code for its model, because another forward pass is not seen in the weights."""
+    said = getattr(checkpoint.config, "auto_map", None)
+    codes = [str(code) for auto, code in said.items() if auto.startswith("AutoModel")] if isinstance(said, dict) else []
+    if all(code.startswith(OWN_CODE) for code in codes):
+        return ""
+    kind = checkpoint.choice.model_class.__name__
+    return f"{checkpoint.place.name} brings code of its own for its model, which is not run; opened as a {kind}"
+
+
+def read_config(where: object, path: Path) -> dict[str, Any]:
+    """What config.json says, refused where it is not there, is no JSON object or speaks of thousands of blocks."""
+    if not path.is_file():
+        raise ModelNotFound(f"{str(where)!r} holds no config.json, so it is not a Hugging Face model folder")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelBroken(f"{where}: config.json cannot be read: {reason(error)}; use an intact checkpoint") from error
+    if not isinstance(found, dict):
+        raise ModelBroken(f"{where}: config.json cannot be read: it holds no object; use an intact checkpoint")
+    for key in BLOCK_COUNTS:
+        if isinstance(found.get(key), int) and found[key] > MOST_BLOCKS:  # transformers would go and build them
+            raise ModelBroken(f"{where}: config.json says {key} {found[key]}; use an intact checkpoint")
+    return found
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """transformers prints a table of what does not fit; here that is an error of one line."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line and not too long."""
+    text = " ".join(str(error).split())
+    if "ignore_mismatched_sizes" in text:
+        return "they do not have the sizes config.json states; use an intact checkpoint"
+    return text[:300] or type(error).__name__

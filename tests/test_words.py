@@ -1,0 +1,80 @@
+"""Messages in the words of their reader: names of arguments in Python, flags in the shell, from one text."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+import torch
+
+import slimformer
+from slimformer.errors import BudgetOutOfReach
+from slimformer.plan.budget import BUDGETS, budget_of, require_one
+from slimformer.words import either, option, shell_words
+from terminal import compress, refused
+from test_layering import FILES, SRC
+
+OF_THE_SHELL = re.compile(r"cli\w*|shell|options|words|__main__")
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+COMMAND = re.compile(r"(slimformer|pip|torchrun|tensorboard) [\w .-]*--[a-z-]+")
+LIBRARY = [file for file in FILES if not OF_THE_SHELL.fullmatch(file.relative_to(SRC).parts[0].removesuffix(".py"))]
+
+
+@pytest.mark.parametrize("file", LIBRARY, ids=[str(file.relative_to(SRC)) for file in LIBRARY])
+def test_the_library_names_no_flags(file):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented) and _says(node)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    flags = [text.value for text in texts if id(text) not in docstrings and FLAG.search(COMMAND.sub("", text.value))]
+    assert not flags, "say it with `option`"
+
+
+def _says(node: ast.AST) -> bool:
+    return bool(node.body) and isinstance(node.body[0], ast.Expr)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "python", "shell"),
+    [
+        ("seq_len", 64, "seq_len=64", "--seq-len 64"),
+        ("macs", 0.5, "macs=0.5", "--macs 0.5"),
+        ("format", "ragged", "format='ragged'", "--format ragged"),
+        ("force", True, "force=True", "--force"),
+        ("refine", False, "refine=False", "--no-refine"),
+        ("dtype", torch.float32, "dtype=torch.float32", "--dtype float32"),
+        ("model_class", "AutoModel", "model_class='AutoModel'", "--class AutoModel"),
+    ],
+)
+def test_an_option_is_said_as_its_reader_types_it(name, value, python, shell):
+    assert option(name, value) == python and option(name) == f"{name}=…"
+    with shell_words():
+        assert option(name, value) == shell
+    assert option(name, value) == python
+
+
+def test_the_same_refusal_in_both_words(shelf, tmp_path):
+    line = refused(*compress(shelf / "llama", shelf, tmp_path / "x", "--macs", 0.05))
+    assert "--macs 0.05 cannot be reached" in line
+    with pytest.raises(BudgetOutOfReach, match=r"^macs=0.05 cannot be reached"):
+        slimformer.compress(shelf / "llama", str(shelf / "text.txt"), macs=0.05)
+
+
+def test_one_budget_of_five():
+    with pytest.raises(BudgetOutOfReach, match=r"macs=…, params=…, latency=…, max_kl=… or size=… \(found none\)"):
+        require_one(dict.fromkeys(BUDGETS))
+    with pytest.raises(BudgetOutOfReach, match=r"\(found macs=0.5 and size=9\)"):
+        slimformer.compress("x", macs=0.5, size=9)
+    assert either("k") == "k=…"
+
+
+@pytest.mark.parametrize("by", ["macs", "params", "latency"])
+def test_percents_are_understood(by, shelf):
+    with pytest.raises(BudgetOutOfReach, match=r"did you mean 0.6\?"):
+        budget_of(**{by: 60})
+    assert "did you mean 0.6?" in refused("compress", shelf / "llama", f"--{by}", "60", "--dry-run")
+    assert "did you mean 0.6?" in refused("compress", shelf / "llama", f"--{by}", "60%", "--dry-run")
+    with pytest.raises(BudgetOutOfReach) as error:
+        budget_of(**{by: 600})
+    assert "did you mean" not in str(error.value)

@@ -33,11 +33,11 @@ def head_factors(model: PreTrainedModel, architecture: Architecture, i: int) -> 
     site = heads_of(architecture, i)
     attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
     if site.fixed:
-        return HeadFactors(*(W.detach().float() for W in attention.factors()))
+        return HeadFactors(*(W.detach().cpu().float() for W in attention.factors()))
     q, k, v = projection_rows(model, site)
     q, k = _gained(attention, "q_norm", q), _gained(attention, "k_norm", k)
     width = v.shape[1]
-    reader = weight_of(model.get_submodule(site.reader)).float()[:, : site.units * width]
+    reader = weight_of(model.get_submodule(site.reader)).cpu().float()[:, : site.units * width]
     W_o = reader.mT.reshape(site.units, width, site.outer)
     k, v = (x.repeat_interleave(site.group, dim=0) for x in (k, v))
     return HeadFactors(q, k, v, W_o)
@@ -49,7 +49,7 @@ def projection_rows(model: PreTrainedModel, site: Site) -> tuple[Tensor, Tensor,
     for role, writer in zip(("query", "key", "value"), site.writers, strict=True):
         heads = site.units if role == "query" else site.units // max(1, site.group)
         rows = heads * writer.rows
-        weight = weight_of(model.get_submodule(writer.module)).float()
+        weight = weight_of(model.get_submodule(writer.module)).cpu().float()
         part = weight[start : start + rows] if writer.parts > 1 else weight[:rows]
         start += rows if writer.parts > 1 else 0
         found.append(part.reshape(heads, writer.rows, weight.shape[1]))
@@ -59,4 +59,4 @@ def projection_rows(model: PreTrainedModel, site: Site) -> tuple[Tensor, Tensor,
 
 def _gained(attention: nn.Module, name: str, W: Tensor) -> Tensor:
     gain = getattr(getattr(attention, name, None), "weight", None)
-    return W * gain.detach().float()[:, None] if isinstance(gain, torch.Tensor) and len(gain) == W.shape[1] else W
+    return W * gain.detach().cpu().float()[:, None] if isinstance(gain, torch.Tensor) and len(gain) == W.shape[1] else W

@@ -79,7 +79,7 @@ def row_spaces(
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> list[RowSpaces]:
-    """Every block, on sequences of one length without padding, one to a batch; two at least.
+    """Every block that has attention, on sequences of one length without padding, one to a batch; two at least.
 
     Cost: one pass, and h O(n³) for every sequence and block; memory of two n × n matrices for each head of the model.
     """
@@ -94,7 +94,7 @@ def row_spaces(
         for done, batch in enumerate(batches):
             model.base_model(**batch.to(model.device).inputs, **cache)
             progress("row spaces", done + 1, len(batches))
-    return [_spaces(i, tally, share) for i, tally in enumerate(tallies)]
+    return [_spaces(i, tally, share) for i, tally in enumerate(tallies) if tally.σ and len(tally.σ[0])]
 
 
 def attention_matrix(seen: Seen) -> Float[Tensor, "b h n n"]:
@@ -102,7 +102,7 @@ def attention_matrix(seen: Seen) -> Float[Tensor, "b h n n"]:
     key = seen.key.repeat_interleave(seen.query.shape[1] // seen.key.shape[1], 1)
     scores = seen.query @ key.mT * seen.scale
     if seen.causal:
-        scores = scores.masked_fill(~allowed(scores.shape[-1], causal=True), -torch.inf)
+        scores = scores.masked_fill(~allowed(scores.shape[-1], causal=True).to(scores.device), -torch.inf)
     return scores.softmax(-1)
 
 

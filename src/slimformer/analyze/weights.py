@@ -87,7 +87,7 @@ def _feed_forward(model: PreTrainedModel, architecture: Architecture, i: int) ->
     names = ("up",) if len(family.ffn_in) == 1 else ("gate", "up")
     paths = dict(zip((*names, "down"), (*family.ffn_in, family.ffn_out), strict=True))
     block = model.get_submodule(f"{architecture.blocks}.{i}")
-    return {name: weight_of(block.get_submodule(path)).float() for name, path in paths.items()}
+    return {name: weight_of(block.get_submodule(path)).cpu().float() for name, path in paths.items()}
 
 
 def _neurons(matrices: dict[str, Tensor]) -> Tensor:

@@ -1,16 +1,16 @@
 """Folders and files that are there whole or not at all.
 
-What is written goes to `.<name>.partial-<host>-<pid>` beside its place and is renamed when it is complete. An error,
-Ctrl-C or a polite kill removes it; what an impolite one leaves is swept away by the next run for the same place.
+What is written goes to the folder `.<name>.partial-<host>-<pid>` beside its place, which is marked as ours from its
+first moment, and is renamed when it is complete and on the disk. An error, Ctrl-C or a polite kill removes it; what an
+impolite one leaves is swept away by the next run for the same place. A result lists its files (`files.manifest`), and
+only what its list says is ever replaced.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
-import shutil
 import signal
 import socket
 import threading
@@ -19,14 +19,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from slimformer.errors import CannotWrite, OutputExists, SlimformerError
+from slimformer.errors import CannotWrite, FileChanged, OutputExists, SlimformerError
+from slimformer.files import manifest
+from slimformer.files.content import ANY, FileKind
+from slimformer.files.disk import flush, one_at_a_time
 from slimformer.words import option
 
-OURS = {
-    "plan.json": "slimformer_plan", "stats.json": "slimformer_stats", "cascade.json": "slimformer_cascade",
-    "inspection.json": "slimformer_inspection", "probe.json": "slimformer_probe", "match.json": "slimformer_match",
-    "adapt.json": "slimformer_adapt", "lab.json": "slimformer_lab", "export.json": "slimformer_export",
-}  # fmt: skip
+_IN_USE: set[Path] = set()  # drafts of this process; another thread may want the same place
+SHOWN = 3  # files that are named when a folder is not replaced
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space, or choose another place",
     errno.EDQUOT: "the disk quota is used up; free some space, or choose another place",
@@ -41,32 +41,68 @@ REASONS = {
 
 
 @contextmanager
-def writing(folder: Path, *, force: bool) -> Iterator[Path]:
-    """An empty folder beside `folder`, which takes its place when the block ends well and vanishes when it does not."""
+def writing(folder: Path, kind: str, *, force: bool) -> Iterator[Path]:
+    """An empty folder beside `folder`, which takes its place when the block ends well and vanishes when it does not.
+
+    `kind` is what it is, for its list of files.
+    """
     target = _absolute(folder)
     require_free(target, force)
     with _in_place(target) as partial:
-        partial.mkdir()
         yield partial
+        manifest.finish(partial, kind)
         require_free(target, force)  # others may have come in the meantime
         _exchange(partial, target)
+        flush(target.parent)
 
 
 @contextmanager
-def writing_file(path: Path, *, force: bool) -> Iterator[Path]:
-    """The same for one file: what is written to the path given takes its place in one step."""
+def writing_file(path: Path, *, force: bool, kind: FileKind) -> Iterator[Path]:
+    """The same for one file a user has named: what is written to the path given takes its place in one step.
+
+    With `force` it replaces only what is of the same kind.
+    """
     target = _absolute(path)
-    require_free_file(target, force)
+    require_free_file(target, force, kind)
     with _in_place(target) as partial:
-        yield partial
-        require_free_file(target, force)
-        os.replace(partial, target)
+        yield partial / target.name
+        flush(partial / target.name)
+        require_free_file(target, force, kind)
+        os.replace(partial / target.name, target)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The same for a file at a place of the program's own, such as a cache or the state of a training."""
+    with writing_file(path, force=True, kind=ANY) as file:
+        yield file
+
+
+@contextmanager
+def revising(folder: Path, name: str) -> Iterator[Path]:
+    """The same for a file of a result that is there already, which stays a result: its list is amended.
+
+    The list names the new file before it takes its place, and the old one still, so a kill in between spoils nothing.
+    """
+    target = Path(folder).resolve() / name
+    with one_clear_line(target):
+        _require_regular(target, f"{target} is not replaced")
+    with _in_place(target) as partial:
+        yield partial / name
+        flush(partial / name)
+        with one_at_a_time(target.parent):
+            manifest.amend(target.parent, name, partial / name)
+            os.replace(partial / name, target)
 
 
 def require_free(folder: Path, force: bool) -> None:
-    """Refuse a folder that is there already; with `force`, refuse only what one would regret to lose."""
+    """Refuse a folder that is there already; with `force`, refuse only what one would regret to lose.
+
+    A result that a killed run had moved aside, and has not replaced, comes back first.
+    """
     target = _absolute(folder)
     _require_writable(target)
+    _bring_back(target)
     if not os.path.lexists(target):
         return
     if not force:
@@ -75,48 +111,64 @@ def require_free(folder: Path, force: bool) -> None:
         )
     reason = _regret(target)
     if reason:
-        raise OutputExists(
-            f"{folder} is not replaced, even with {option('force', True)}: {reason}; choose another folder"
-        )
+        raise OutputExists(f"{folder} is not replaced, even with {option('force', True)}: {reason}")
 
 
-def require_free_file(path: Path, force: bool) -> None:
-    """Refuse a file that is there already; with `force`, refuse only what is not a regular file."""
+def require_free_file(path: Path, force: bool, kind: FileKind) -> None:
+    """Refuse a file that is there already; with `force`, refuse only what is of another kind."""
     target = _absolute(path)
     _require_writable(target)
     if not os.path.lexists(target):
         return
     if not force:
         raise OutputExists(f"{path} exists already; choose another file, or replace it with {option('force', True)}")
-    if target.is_symlink() or not target.is_file():
-        kind = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "not a regular file"
+    _require_regular(target, f"{path} is not replaced, even with {option('force', True)}")
+    if not kind.holds(target):
         raise OutputExists(
-            f"{path} is not replaced, even with {option('force', True)}: it is {kind}; choose another file"
+            f"{path} is not replaced, even with {option('force', True)}: it is not {kind.name} of slimformer; "
+            "choose another file"
         )
 
 
+def _require_regular(target: Path, said: str) -> None:
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        what = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "not a regular file"
+        raise OutputExists(f"{said}: it is {what}; choose another file")
+
+
 def _regret(target: Path) -> str | None:
-    """Why a folder should not be thrown away, or None when it is a result or empty."""
+    """Why a folder should not be thrown away, or None when it is a result or empty. Cost: reading it."""
+    elsewhere = "choose another folder"
     if target.is_symlink():
-        return f"it is a link to {os.readlink(target)}"
+        return f"it is a link to {os.readlink(target)}; {elsewhere}"
     if not target.is_dir():
-        return "it is a file"
+        return f"it is a file; {elsewhere}"
     place = target.resolve()
-    if Path.cwd().is_relative_to(place):
-        return "the current working directory is in it"
+    if _is_working_in(place):
+        return f"the current working directory is in it; {elsewhere}"
     if Path(os.path.expanduser("~")).is_relative_to(place):
-        return "the home directory is in it"
+        return f"the home directory is in it; {elsewhere}"
     if (target / ".git").exists():
-        return "it holds a git repository"
-    if any(target.iterdir()) and not any(_says(target / name, key) for name, key in OURS.items()):
-        return "it is neither empty nor a result of slimformer"
-    return None
+        return f"it holds a git repository; {elsewhere}"
+    found = manifest.strangers(target)
+    if not found:
+        return None
+    if manifest.NAME in found or not (target / manifest.NAME).is_file():
+        return (
+            f"it is neither empty nor a result of slimformer with the list of its files ({manifest.NAME}); "
+            f"remove it by hand, or {elsewhere}"
+        )
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return (
+        "it holds what slimformer did not write, or what has been changed since: "
+        f"{', '.join(found[:SHOWN])}{more}; move that away, or {elsewhere}"
+    )
 
 
-def _says(path: Path, key: str) -> bool:
+def _is_working_in(place: Path) -> bool:
     try:
-        return key in json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+        return Path.cwd().is_relative_to(place)
+    except FileNotFoundError:  # somebody has removed it
         return False
 
 
@@ -131,16 +183,25 @@ def _require_writable(target: Path) -> None:
 
 @contextmanager
 def _in_place(target: Path) -> Iterator[Path]:
-    """A free path beside `target`; what is there in the end, after an error, is removed."""
+    """A new folder beside `target`, marked as ours; it is removed in the end, where it has not been renamed."""
+    partial, made = _beside(target, "partial", os.getpid()), [p for p in target.parents if not p.exists()]
     with one_clear_line(target), _terminable():
-        made = [parent for parent in target.parents if not parent.exists()]
-        partial = _beside(target, "partial")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             _sweep(target)
-            yield partial
+            if os.path.lexists(partial):
+                if partial in _IN_USE:
+                    raise CannotWrite(f"{target} is being written by another thread; wait for it")
+                raise CannotWrite(f"{partial} is needed for the work and holds something else; move it away")
+            try:
+                partial.mkdir()
+                _IN_USE.add(partial)
+                manifest.begin(partial)
+                yield partial
+            finally:
+                manifest.remove_unfinished(partial)
+                _IN_USE.discard(partial)
         except BaseException:
-            _remove(partial)
             for parent in made:
                 with suppress(OSError):
                     parent.rmdir()
@@ -152,28 +213,70 @@ def _exchange(partial: Path, target: Path) -> None:
     if not target.exists():
         os.rename(partial, target)
         return
-    old = _beside(target, "old")
+    old = _beside(target, "old", os.getpid())
     os.rename(target, old)
     try:
         os.rename(partial, target)
     except BaseException:
         os.rename(old, target)
         raise
-    _remove(old)
+    _discard(target, old)
 
 
-def _beside(target: Path, role: str, host: str = socket.gethostname(), pid: int | None = None) -> Path:
-    return target.with_name(f".{target.name}.{role}-{host}-{pid or os.getpid()}")
+def _discard(target: Path, old: Path) -> None:
+    """Remove a result that has a successor, under a name that nobody would bring it back from.
+
+    What is not in its list, or cannot be removed, stays under that name.
+    """
+    place = _beside(target, "replaced", os.getpid())
+    with suppress(OSError, FileChanged):
+        os.rename(old, place)
+        manifest.remove_listed(place)
+
+
+def _beside(target: Path, role: str, pid: int) -> Path:
+    return target.with_name(f".{target.name}.{role}-{socket.gethostname()}-{pid}")
+
+
+def _left(target: Path, role: str) -> list[Path]:
+    """What runs on this machine that are no longer alive have left beside `target`."""
+    if not target.parent.is_dir():
+        return []
+    prefix = _beside(target, role, 0).name.removesuffix("0")
+    names = (path for path in target.parent.iterdir() if path.name.startswith(prefix))
+    pids = {path: path.name.removeprefix(prefix) for path in names}
+    return [
+        path
+        for path, pid in pids.items()
+        if re.fullmatch("[1-9][0-9]{0,9}", pid)
+        and (path not in _IN_USE if int(pid) == os.getpid() else not _alive(int(pid)))
+    ]
 
 
 def _sweep(target: Path) -> None:
-    """Remove what runs on this machine that are no longer alive have left beside `target`."""
-    for role in ("partial", "old") if target.exists() else ("partial",):
-        prefix = _beside(target, role, pid=0).name.removesuffix(str(os.getpid()))
-        for path in target.parent.iterdir():
-            pid = path.name.removeprefix(prefix)
-            if path.name.startswith(prefix) and pid.isdigit() and (int(pid) == os.getpid() or not _alive(int(pid))):
-                _remove(path)
+    """Remove what killed runs have left, if it has our mark: drafts, and results whose successor is there."""
+    roles = ("partial", "replaced", "old") if target.exists() else ("partial", "replaced")
+    for path in (path for role in roles for path in _left(target, role)):
+        if manifest.is_unfinished(path):
+            manifest.remove_unfinished(path)
+        elif _listed(path):
+            _discard(target, path)
+
+
+def _bring_back(target: Path) -> None:
+    """Put a result back that a run had moved aside when it was killed, before its successor was there."""
+    for path in _left(target, "old"):
+        if _listed(path) and not os.path.lexists(target):
+            with one_clear_line(target):
+                os.rename(path, target)
+
+
+def _listed(folder: Path) -> bool:
+    """Is it a folder with a list of its files?"""
+    try:
+        return not folder.is_symlink() and folder.is_dir() and manifest.read(folder) is not None
+    except FileChanged:
+        return False
 
 
 def _alive(pid: int) -> bool:
@@ -184,14 +287,6 @@ def _alive(pid: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
 
 
 def _absolute(path: Path) -> Path:

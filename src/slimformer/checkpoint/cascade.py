@@ -15,17 +15,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 from transformers import PreTrainedModel
 
 from slimformer.checkpoint import atomic
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.save import save
 from slimformer.errors import ModelBroken, ModelNotFound
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import checked, parse_own_json, read_text
+from slimformer.models import describe
 from slimformer.plan import Plan
+from slimformer.plan.cost import block_cost
+from slimformer.plan.plan import LONGEST
 
 FORMAT = 1
 FILE = "cascade.json"
@@ -36,10 +41,10 @@ ROLES = ("small", "large")
 class Member:
     """One of the two models: the fraction of block MACs asked for, and the fraction kept. The dense model has 1, 1."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    budget: float
-    macs: float
+    budget: Annotated[float, Field(gt=0, le=1)]
+    macs: Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,8 @@ class CascadeRecord:
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    threshold: float | None  # in nats; none: the small model keeps everything
-    seq_len: int  # at which MACs were counted
+    threshold: Annotated[float, Field(ge=0)] | None  # in nats; none: the small model keeps everything
+    seq_len: Annotated[int, Field(ge=1, le=LONGEST)]  # at which MACs were counted
     fingerprint: str  # of the dense model
     small: Member
     large: Member
@@ -60,14 +65,11 @@ class CascadeRecord:
 
     @classmethod
     def from_json(cls, text: str) -> CascadeRecord:
-        data: Any = json.loads(text)
+        data: Any = parse_own_json(text)
         found = data.pop("slimformer_cascade", None) if isinstance(data, dict) else None
         if found != FORMAT:
             raise ValueError(f"it has format {found!r}, this version reads {FORMAT}")
-        record = TypeAdapter(cls).validate_python(data)
-        if record.threshold is not None and record.threshold < 0:
-            raise ValueError(f"the threshold {record.threshold:g} is negative, and no entropy is")
-        return record
+        return checked(cls, data)
 
     @property
     def nats(self) -> float:
@@ -92,7 +94,7 @@ def save_cascade(
     verify: bool = True,
 ) -> None:
     """Write both models ("small", "large"; in the precision they are to be stored in) and the record."""
-    with atomic.writing(Path(folder), force=force) as partial:
+    with atomic.writing(Path(folder), "cascade", force=force) as partial:
         for role in ROLES:
             save(
                 models[role], partial / role, processor=processor, source_folder=source_folder,
@@ -110,19 +112,22 @@ def read_cascade(
     where = Path(folder)
     record = read_record(where)
     small, large = (load(where / role, dtype=dtype, device=device) for role in ROLES)
+    ratio = block_cost(describe(small), record.seq_len).macs / max(1, block_cost(describe(large), record.seq_len).macs)
+    if not math.isclose(ratio, record.small.macs / record.large.macs, rel_tol=1e-9):
+        raise ModelBroken(
+            f"{where / FILE}: the small model is said to cost {record.small.macs / record.large.macs:.4f} of the large "
+            f"one, and costs {ratio:.4f}; save the cascade again"
+        )
     return small, large, record
 
 
 def read_record(folder: str | Path) -> CascadeRecord:
     """What `cascade.json` in `folder` says, checked."""
     path = Path(folder) / FILE
+    require_unchanged(path.parent, FILE)
     try:
-        return CascadeRecord.from_json(path.read_text(encoding="utf-8"))
+        return CascadeRecord.from_json(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         raise ModelNotFound(f"{str(folder)!r} holds no {FILE}, so it is not a cascade") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ModelBroken(f"{path}: {where}: {first['msg']}; save the cascade again") from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise ModelBroken(f"{path} cannot be used: {' '.join(str(error).split())}; save the cascade again") from error

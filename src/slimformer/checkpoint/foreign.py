@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from slimformer.errors import FileRefused
+from slimformer.files.reading import read_json
 from slimformer.nn import ragged
 
 FIELDS = ("auto_map", "custom_pipelines", "trust_remote_code", "attn_implementation", "_attn_implementation")
@@ -31,9 +33,9 @@ def strip_foreign_code(folder: Path) -> None:
 
 def _strip(path: Path) -> None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         clean = _without(found)
-    except (ValueError, RecursionError):  # copied from a stranger, and of no use to any loader
+    except (FileRefused, ValueError, RecursionError):  # copied from a stranger, and of no use to any loader
         path.unlink()
         return
     if clean != found:

@@ -20,12 +20,14 @@ AS_STORED = Opening(device="cpu", dtype=None)
 
 
 @check_arguments
-def load(folder: str | Path, **opening: Unpack[OpeningOptions]) -> PreTrainedModel:
+def load(folder: str | Path, *, verify: bool = True, **opening: Unpack[OpeningOptions]) -> PreTrainedModel:
     """The model in `folder` (or behind a hub id), with the head it was saved with, ready for inference.
 
     `dtype` is the precision to hold it in, without it the one it is stored in; `device` is the CPU, as for
     `from_pretrained`, unless another or "auto" is given. `model_class` names another head than config.json does;
-    `revision` and `trust_remote_code` are for the hub (SECURITY.md).
+    `revision` and `trust_remote_code` are for the hub (SECURITY.md). Weights that slimformer wrote are read once more
+    to compare their SHA-256 with what was written, which takes a second or two for each gigabyte; not with
+    `verify=False`.
     """
     ragged.enable()
     how = replace(AS_STORED, **opening)
@@ -37,6 +39,6 @@ def load(folder: str | Path, **opening: Unpack[OpeningOptions]) -> PreTrainedMod
         )
     if place.gguf:
         return load_model(folder, how).model
-    model, notes = read_weights(look_at(place, how, supported=False), whole=True)
+    model, notes = read_weights(look_at(place, how, supported=False), whole=True, verify=verify)
     say(notes)
     return on_device(model, device)

@@ -20,7 +20,7 @@ def alone(file: Path, said: str) -> Iterator[None]:
     except ImportError:
         yield
         return
-    with file.open("w") as lock:
+    with file.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

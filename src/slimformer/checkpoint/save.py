@@ -54,7 +54,7 @@ def save(
     copied from there. `sample` is what the reloaded model is tried on; without it a seeded random one is made.
     `packed` is written in place of `model`: the same weights, in fewer bits.
     """
-    with writing(Path(folder), force=force) as partial:
+    with writing(Path(folder), "checkpoint", force=force) as partial:
         write_model(model if packed is None else packed, partial)
         write_belongings(partial, processor, source_folder)
         _write(partial / "plan.json", plan.to_json() if plan else None)

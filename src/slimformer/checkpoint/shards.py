@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.shelf import flush
 from slimformer.checkpoint.atomic import one_clear_line
 from slimformer.errors import WorkTorn
+from slimformer.files.disk import flush
+from slimformer.files.reading import read_own_json
 from slimformer.models import Architecture
 from slimformer.models.stream import put
 from slimformer.models.weight_files import INDEX
@@ -78,7 +79,7 @@ def restore_shapes(path: Path, model: PreTrainedModel, architecture: Architectur
 
 def _ranks(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text())
+        found = read_own_json(path)
         return None if found is None else {str(name): int(rank) for name, rank in found.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise WorkTorn(f"{path} cannot be read ({error})") from error

@@ -106,8 +106,8 @@ def score_curve(gauge: Gauge, fit: Scores, held: Scores) -> Curve:
     floor = _tails(torch.diag_embed(torch.stack(σ2)))
     sizes = tuple(range(d + 1))
     fit_left, held_left, floor_left = (tuple(e.sum(0).tolist()) for e in (*errors, floor))
-    groups = (0,) + (len(gauge.N),) * d
-    return Curve("bilinear", tuple(range(d)), sizes, groups, fit_left, held_left, floor_left)
+    # a rank is one coordinate of every head
+    return Curve("bilinear", tuple(range(d)), sizes, sizes, fit_left, held_left, floor_left)
 
 
 def score_ranks(gauge: Gauge, r: int, *, group: int) -> ScoreRanks:

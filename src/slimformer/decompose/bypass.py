@@ -97,11 +97,15 @@ def linear_ranks(D: int) -> tuple[int, ...]:
 
 
 def bypass_curves(joint: Joint, order: Sequence[int], *, ridge: float) -> dict[int, Curve]:
-    """By rank r: the error left at every number of neurons of `widths`, kept in `order`, with a path of that rank."""
+    """By rank r: the error left at every number of neurons of `widths`, kept in `order`, with a path of that rank.
+
+    Sizes are those the tokens can serve.
+    """
     found = {k: errors for k, *errors in errors_at_every_rank(joint, order, widths(joint.n), ridge=ridge)}
     out = {}
     for r in linear_ranks(joint.D):
-        sizes = widths(joint.n) if r in ranks(joint.D) else (0,)
+        legal = widths(joint.n) if r in ranks(joint.D) else (0,)
+        sizes = tuple(k for k in legal if k + r <= joint.fit.count)
         fit, held = (tuple(float(found[k][i][min(r, len(joint.W))]) for k in sizes) for i in (0, 1))
         out[r] = Curve("bypass", tuple(int(u) for u in order), sizes, sizes, fit, held, (0.0,) * len(sizes))
     return out

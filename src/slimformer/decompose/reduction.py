@@ -17,7 +17,7 @@ together cost one O(d³) product.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -62,6 +62,7 @@ class Selection:
 @dataclass(frozen=True)
 class Curve:
     """Mean squared error left at every legal size, through the readers; nested: size k keeps the first k of `order`.
+    Sizes are those the tokens can serve, and all units.
 
     `held` is measured on data that were not fitted; `floor` is the Eckart–Young limit there: no linear reduction of the
     same size can do better, so `held − floor` is what selecting (and not mixing) coordinates costs.
@@ -82,7 +83,8 @@ class Curve:
 def legal_sizes(units: int, group: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Numbers of units that leave every key/value head with equally many queries, and the key/value heads then kept.
 
-    First the queries per group go down to one, then whole groups go: (9, 3) gives 0, 1, 2, 3, 6, 9.
+    First the queries per group go down to one, then whole groups go: (9, 3) gives 0, 1, 2, 3, 6, 9. Sizes at which
+    groups go whole, with more than one query, are those of `decompose.groups`.
     """
     heads = units // group
     sizes = [*range(heads + 1), *range(2 * heads, units + 1, heads)] if heads else [0]
@@ -180,23 +182,33 @@ def curve(
     tail: Sequence[float] = (),
 ) -> Curve:
     """The error left at every legal size when units are kept in `order`."""
+    found = curve_along(width, method, order, legal_sizes(width.units, width.group), ridge=ridge)
+    return replace(found, pivots=tuple(pivots), tail=tuple(tail))
+
+
+def curve_along(
+    width: Width, method: str, order: Sequence[int], legal: tuple[Sequence[int], Sequence[int]], *, ridge: float
+) -> Curve:
+    """The error left at those of the `legal` sizes (units, key/value heads) that the tokens can serve."""
     W = width.W.double()
-    P = coordinates(order, width.unit)
-    fit, held = _fit_and_held(width, W, P, ridge)
-    sizes, groups = legal_sizes(width.units, width.group)
-    at = torch.tensor(sizes) * width.unit
+    fit, held = _fit_and_held(width, W, coordinates(order, width.unit), ridge)
+    can = [(size, groups) for size, groups in zip(*legal, strict=True) if can_fit(width, size)]
+    at = torch.tensor([size for size, _ in can], dtype=torch.long) * width.unit
     return Curve(
         method=method,
         order=tuple(int(u) for u in order),
-        sizes=sizes,
-        groups=groups,
+        sizes=tuple(size for size, _ in can),
+        groups=tuple(groups for _, groups in can),
         fit=tuple(fit[at].tolist()),
         held=tuple(held[at].tolist()),
         # rounding must not lift the limit above what was reached
         floor=tuple(torch.minimum(eckart_young(W, width.held.second(centred=width.bias))[at], held[at]).tolist()),
-        pivots=tuple(pivots),
-        tail=tuple(tail),
     )
+
+
+def can_fit(width: Width, units: int) -> bool:
+    """Are there tokens enough to refit the readers on so many units? With all of them nothing is refitted."""
+    return units == width.units or units * width.unit <= width.fit.count
 
 
 def held_about_fitted_mean(width: Width) -> Float[Tensor, "d d"]:

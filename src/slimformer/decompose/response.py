@@ -34,6 +34,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from slimformer.decompose.bilinear import Scores
+from slimformer.linalg.precision import to_double
 
 EVEN = 0.5  # ρ
 
@@ -90,7 +91,7 @@ def response(
     W = torch.linalg.qr(W, mode="r").R if W.shape[1] > W.shape[2] else W  # as long as W v, in fewer coordinates
     k, v = (x.to(wide).repeat_interleave(h // len(x), 0) for x in (k, v))
     B = _answers(k, v @ W.mT, P.to(wide))
-    return Response(s, *(sums.double() for sums in _second_moments(q.to(wide), B)))
+    return Response(s, *(to_double(sums) for sums in _second_moments(q.to(wide), B)))
 
 
 def _answers(

@@ -8,7 +8,6 @@ no cache: every call reads the whole sequence.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from slimformer.errors import SequenceTooLong
+from slimformer.files.reading import read_json
 from slimformer.models import family_of
 from slimformer.words import option
 
@@ -67,11 +67,11 @@ def pooling_of(folder: Path | None) -> Pooling | None:
     """What `modules.json` says, where it is a transformer, a mean or first-token pooling, and perhaps a norm."""
     try:
         assert folder is not None
-        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        modules = read_json(folder / "modules.json")
         kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             return None
-        said = json.loads((folder / modules[1]["path"] / "config.json").read_text(encoding="utf-8"))
+        said = read_json(folder / modules[1]["path"] / "config.json")
     except (AssertionError, OSError, ValueError, TypeError, KeyError):
         return None
     if isinstance(said.get("pooling_mode"), str):

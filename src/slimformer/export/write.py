@@ -20,6 +20,7 @@ from slimformer.errors import CannotExport, SequenceTooLong
 from slimformer.export.compare import TOLERANCE, Difference
 from slimformer.export.graph import Graph, free_sizes, longest, pooling_of
 from slimformer.models.load import Loaded
+from slimformer.nn.long_context import keys_are_grouped
 from slimformer.words import option
 
 FORMAT = 1
@@ -69,11 +70,16 @@ def export_model(
     """
     _require_sensible(to, int8, quant, seq_len)
     require_free(Path(folder), force)
+    if keys_are_grouped(loaded.model):
+        raise CannotExport(
+            f"attention of {loaded.name} runs over groups of keys, which other runtimes cannot say; export the model "
+            "it was made from"
+        )
     model = in_float32(loaded.model).eval()
     if model.dtype != torch.float32:
         model = copy.deepcopy(model).float()
     steps = _steps(model, loaded, to, int8, quant or "f16", seq_len, verify)
-    with writing(Path(folder), force=force) as partial:
+    with writing(Path(folder), "export", force=force) as partial:
         progress("export", 0, 1)
         made = steps(partial)
         model.config.save_pretrained(partial)

@@ -80,7 +80,7 @@ def _folder(
     model: PreTrainedModel, folder: Path, source: Loaded, head: AnalyticHead, report: dict[str, Any], force: bool
 ) -> Iterator[Path]:
     """Weights, tokenizer and licences of `source`, the head and the report; verified when the block ends."""
-    with writing(folder, force=force) as partial:
+    with writing(folder, "classifier", force=force) as partial:
         checkpoint.write_model(model, partial)
         checkpoint.write_belongings(partial, source.processor, source.companions, parts=False)
         head.save(partial / "head.safetensors")

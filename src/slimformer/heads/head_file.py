@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from slimformer.errors import DataNotFound, DataUnreadable
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import parse_own_json
+from slimformer.files.seals import read_sealed, save_sealed
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.class_moments import ClassMoments, TargetMoments
 from slimformer.heads.kept_rows import KeptRows
@@ -41,19 +42,18 @@ def write_head(head: AnalyticHead, path: Path, *, rows: bool) -> None:
         kept = head.kept_
         tensors |= {"kept.X": kept.X, "kept.weights": kept.weights, "kept.keys": torch.from_numpy(kept.keys)}
         said |= {"targets": kept.targets.tolist()}
-    save_file({k: v.contiguous().clone() for k, v in tensors.items()}, path, metadata={"head": json.dumps(said)})
+    save_sealed(tensors, path, {"head": json.dumps(said)})
 
 
 def read_head(path: Path) -> AnalyticHead:
     """Read what `write_head` wrote."""
     if not path.is_file():
         raise DataNotFound(f"there is no head {str(path)!r}")
+    require_unchanged(path.parent, path.name)
     try:
-        with safe_open(path, "pt") as file:
-            said = json.loads(file.metadata()["head"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        return _head(said, tensors)
-    except (SafetensorError, LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
+        tensors, texts = read_sealed(path)
+        return _head(parse_own_json(texts["head"]), tensors)
+    except (OSError, LookupError, AttributeError, TypeError, ValueError) as error:
         raise DataUnreadable(f"{path} is not a head that slimformer wrote, or it is damaged") from error
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from slimformer.errors import DataNotFound, DataUnreadable
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import parse_own_json
+from slimformer.files.seals import read_sealed, save_sealed
 from slimformer.heads.match import Match, Side
 
 KEYS = ("source.centre", "source.A", "target.centre", "target.A")
@@ -44,17 +45,18 @@ def write_match(found: Match, path: Path, said: dict[str, Any] | None = None) ->
     tensors = dict(zip(KEYS, (t.float().contiguous() for s in sides for t in (s.centre, s.A)), strict=True))
     known = {"slimformer_match": 1, "method": found.method, "strength": found.strength}
     kept = [side.kept for side in sides]
-    save_file(tensors, path, metadata={"match": json.dumps({**(said or {}), **known, "kept": kept})})
+    save_sealed(tensors, path, {"match": json.dumps({**(said or {}), **known, "kept": kept})})
 
 
 def read_match(path: Path) -> Match:
     """Read what `write_match` wrote."""
     if not path.is_file():
         raise DataNotFound(f"there is no map {str(path)!r}")
+    require_unchanged(path.parent, path.name)
     try:
-        with safe_open(path, "pt") as file:
-            said = json.loads(file.metadata()["match"])
-            a, A, b, B = (file.get_tensor(key).to(torch.float64) for key in KEYS)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DataUnreadable(f"{path} is not a map that slimformer wrote") from error
-    return Match(said["method"], said["strength"], Side(a, A, said["kept"][0]), Side(b, B, said["kept"][1]))
+        tensors, texts = read_sealed(path)
+        said = parse_own_json(texts["match"])
+        a, A, b, B = (tensors[key].to(torch.float64) for key in KEYS)
+        return Match(said["method"], said["strength"], Side(a, A, said["kept"][0]), Side(b, B, said["kept"][1]))
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise DataUnreadable(f"{path} is not a map that slimformer wrote, or it is damaged") from error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slimformer.checkpoint.atomic import writing_file
+from slimformer.checkpoint.atomic import replacing
 from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment
 
@@ -34,7 +34,7 @@ def draw(folder: Path, experiment: Experiment, results: Sequence[Found], entries
         title = dataset if dataset == experiment.name else f"{experiment.name}: {dataset}"
         for name, figure in (("curves", _curves(title, mine, runs)), ("parameters", _parameters(title, mine))):
             files.append(folder / "figures" / f"{name}-{slug(dataset)}.png")
-            with writing_file(files[-1], force=True) as file:
+            with replacing(files[-1]) as file:
                 figure.savefig(file, dpi=DPI, format="png", bbox_inches="tight")
     return files
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from slimformer.checkpoint import lock
-from slimformer.checkpoint.atomic import require_free, writing, writing_file
+from slimformer.checkpoint.atomic import replacing, require_free, writing
 from slimformer.checkpoint.save import write_belongings
 from slimformer.errors import ExperimentChanged, ReportNotFound
+from slimformer.files.reading import read_json
 from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment, RunSettings, checked
 from slimformer.words import option
@@ -65,12 +66,12 @@ class LabFolder:
     def write(self, run: RunSettings, found: Found, model: Any, processor: Any) -> None:
         """Put the model, then the result in place; with the result there, the run has ended."""
         if run.save_models and not found["note"]:
-            with writing(self.model_folder(run), force=True) as place:
+            with writing(self.model_folder(run), "checkpoint", force=True) as place:
                 model.save_pretrained(place)
                 write_belongings(place, processor, None)
                 told = {"slimformer_lab": 1, "run": run.name, "digest": run.digest(), "validation": found["validation"]}
                 (place / "lab.json").write_text(json.dumps(told, indent=1))
-        with writing_file(self.run_file(run), force=True) as file:
+        with replacing(self.run_file(run)) as file:
             file.write_text(json.dumps(found, indent=1))
         self.state_file(run).unlink(missing_ok=True)
 
@@ -80,7 +81,7 @@ class LabFolder:
         for run in runs:
             rows.setdefault(run.row, []).append(run.name)
         told = {"slimformer_lab": 1, "experiment": experiment.model_dump(mode="json"), "rows": rows}
-        with writing_file(self.path / "lab.json", force=True) as file:
+        with replacing(self.path / "lab.json") as file:
             file.write_text(json.dumps(told, indent=1))
 
     def forget(self, runs: Sequence[RunSettings]) -> None:
@@ -103,6 +104,9 @@ def open_folder(path: Path, runs: Sequence[RunSettings], *, force: bool) -> LabF
             f"{option('force', True)}, or give another "
             f"{option('folder')}"
         )
+    for run in runs:
+        if run.save_models and folder.result(run) is None:
+            require_free(folder.model_folder(run), force=True)  # before the training, not after it
     path.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -131,7 +135,7 @@ def _bare(path: Path) -> bool:
 
 def _read(path: Path, key: str = "slimformer_lab_run") -> Found | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and key in found else None

@@ -20,10 +20,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from slimformer.errors import BadExperiment
+from slimformer.files.reading import YAML, parse_yaml, read_text
 
 Task = Literal["image-classes", "text-classes", "masked-lm", "causal-lm"]
 Source = Literal["digits", "mnist", "fashion-mnist", "idx", "cifar10", "images", "text", "builtin", "hub"]
@@ -153,12 +153,12 @@ class RunSettings(TrainSettings):
 def load_experiment(path: Path) -> Experiment:
     """The experiment in a YAML file, paths made absolute; whatever is wrong with it in one line."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = parse_yaml(read_text(path, YAML))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise BadExperiment(f"the experiment file {path} cannot be read: {reason}") from None
-    except yaml.YAMLError as error:
-        raise BadExperiment(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise BadExperiment(f"{path} is not valid YAML: {error}") from None
     if not isinstance(found, dict):
         raise BadExperiment(f"{path} holds no fields; it needs {', '.join(required())}")
     return checked(Experiment, found, str(path))

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from slimformer.checkpoint.atomic import writing_file
+from slimformer.checkpoint.atomic import replacing
+from slimformer.files.reading import require_regular
+from slimformer.files.seals import read_sealed, save_sealed
 
 RANDOM = "random"
 
@@ -39,14 +40,15 @@ def save_state(
         moments = optimiser.state.get(parameter, {})
         tensors |= {f"optimiser/{name}/{key}": value for key, value in moments.items()}
     tensors[RANDOM] = torch.get_rng_state()
-    with writing_file(path, force=True) as file:
+    with replacing(path) as file:
         head = {**made_of, "progress": json.dumps(asdict(progress))}
-        save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, file, metadata=head)
+        save_sealed(tensors, file, head)
 
 
 def read_head(path: Path) -> dict[str, str]:
     """Digests and history of a saved state; nothing where there is none that can be read."""
     try:
+        require_regular(path)
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
     except (SafetensorError, OSError):
@@ -57,13 +59,11 @@ def load_state(
     path: Path, made_of: dict[str, str], model: nn.Module, optimiser: torch.optim.Optimizer
 ) -> Progress | None:
     """Put a saved state back; None where there is none of these settings and data, or one that cannot be read."""
-    head = read_head(path)
-    if any(head.get(key) != value for key, value in made_of.items()):
-        return None
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
-    except (SafetensorError, OSError):
+        tensors, head = read_sealed(path)
+    except (OSError, ValueError):
+        return None
+    if any(head.get(key) != value for key, value in made_of.items()):
         return None
     with torch.no_grad():
         for name, tensor in _tensors(model).items():

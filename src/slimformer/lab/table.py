@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slimformer.checkpoint.atomic import writing_file
+from slimformer.checkpoint.atomic import replacing
 from slimformer.lab.settings import Experiment
 
 Found = dict[str, Any]
@@ -104,7 +104,7 @@ def write_tables(folder: Path, experiment: Experiment, entries: Sequence[Found])
         "table.json": json.dumps({"slimformer_lab_table": 1, "name": experiment.name, "rows": list(entries)}, indent=1),
     }
     for name, text in texts.items():
-        with writing_file(folder / name, force=True) as file:
+        with replacing(folder / name) as file:
             file.write_text(text, encoding="utf-8")
     return [folder / name for name in texts]
 

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from slimformer.linalg.precision import has_double
+
 ROWS = 4096  # rows a single-precision product may sum before it is added up in double precision
 PANEL = 384  # columns of a symmetric product taken at once: few, to save its lower half, but enough to be fast
 
@@ -39,7 +41,7 @@ class Moments:
         They are taken where X is and kept on the CPU, where there is double precision and room. Cost n d² / 2
         multiplications there.
         """
-        X = X.cpu() if X.device.type == "mps" else X  # no double precision there
+        X = X if has_double(X.device.type) else X.cpu()
         X = X if X.dtype == torch.float64 else X.float()
         if not len(X):
             return cls.zero(X.shape[1])

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from slimformer.linalg.moments import Moments
+from slimformer.linalg.precision import to_double
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Residuals:
         both = [R0, R1]
         return cls(
             Moments.of(X),
-            torch.stack([R.sum(0).double().cpu() for R in both]),
-            torch.stack([(X.mT @ R).double().cpu() for R in both]),
-            float(R1.double().square().sum()),
+            torch.stack([R.sum(0).cpu().double() for R in both]),
+            torch.stack([(X.mT @ R).cpu().double() for R in both]),
+            float(to_double(R1).square().sum()),
         )
 
     def __add__(self, other: Residuals) -> Residuals:

@@ -128,11 +128,18 @@ class Site:
     reader_bias: bool
     beside: int = 0  # weights of a linear path beside the units, which stays as it is
     fixed: Fixed | None = None  # it may not shrink, and has no writers
+    path_bias: bool = False  # of the linear path beside the units
 
     @property
     def gated(self) -> bool:
         """Is a neuron a product of two?"""
         return self.kind == "ffn.hidden" and len(self.writers) > 1
+
+    @property
+    def path_brings_bias(self) -> bool:
+        """Has a linear path that is put beside these units to bring the bias their reader lacks? Only a path of its own
+        can; where two neurons stand for one, there is no other place for a bias than the reader."""
+        return self.gated and not self.reader_bias
 
     @property
     def width(self) -> int:
@@ -197,6 +204,11 @@ def is_bare(model: PreTrainedModel) -> bool:
 def reads_windows(model: PreTrainedModel, family: Family) -> bool:
     """Does the model read running text, window by window? Decoders do, unless their head speaks of whole rows."""
     return family.causal and (is_bare(model) or bool(model.can_generate()))
+
+
+def reads_examples(model: PreTrainedModel, family: Family) -> bool:
+    """Is a row one example to the model? To a masked language model, as to a decoder, text is running text."""
+    return not reads_windows(model, family) and (is_bare(model) or model.get_output_embeddings() is None)
 
 
 def ffn_entry(model: PreTrainedModel, family: Family) -> str:
@@ -300,11 +312,12 @@ def _neurons(family: Family, path: str, i: int, block: nn.Module) -> Site:
     reader = block.get_submodule(family.ffn_out)
     outer, units = out_in(reader)
     writers = tuple(Writer(f"{path}.{name}", 1, has_bias(block.get_submodule(name))) for name in family.ffn_in)
-    path_beside = getattr(block.get_submodule(family.ffn), "bypass", None)
-    beside = sum(p.numel() for p in path_beside.parameters()) if path_beside is not None else 0
+    beside = list(getattr(block.get_submodule(family.ffn), "bypass", ()))
+    weights = sum(weight_of(layer).numel() for layer in beside)
     return Site(
         f"blocks.{i}.ffn.hidden", "ffn.hidden", i, units, 1, 1, outer,
-        writers, f"{path}.{family.ffn_out}", has_bias(reader), beside,
+        writers, f"{path}.{family.ffn_out}", has_bias(reader), weights,
+        path_bias=any(has_bias(layer) for layer in beside),
     )  # fmt: skip
 
 

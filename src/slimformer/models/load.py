@@ -10,13 +10,14 @@ import torch
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from slimformer.errors import ModelBroken, UnknownArchitecture, WrongArgument
+from slimformer.files.manifest import require_unchanged
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare, parts
 from slimformer.models.class_choice import HEADS
 from slimformer.models.demo import load_gguf
 from slimformer.models.opening import Opening, opening_facts, say, usable_device, usable_precision
 from slimformer.models.packed import is_packed
-from slimformer.models.place import PROCESSOR_FILES, Place, find_place
+from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS, Place, find_place
 from slimformer.models.read import Checkpoint, look_at, read_weights, reason
 from slimformer.models.weight_files import KINDS
 from slimformer.short import Short
@@ -154,6 +155,7 @@ def _processor(place: Place, opening: Opening, *, image: bool) -> Any:
     auto: Any = AutoImageProcessor if image else AutoTokenizer
     if not any(path for pattern in PROCESSOR_FILES for path in place.folder.glob(pattern)):
         return None  # transformers would make up an empty tokenizer
+    require_unchanged(place.folder, *PROCESSOR_FILES, *PROCESSOR_SETTINGS)
     try:
         return auto.from_pretrained(place.folder, trust_remote_code=opening.trust_remote_code)
     except Exception as error:  # from a missing file to a missing package

@@ -52,17 +52,23 @@ def usable_device(device: str | torch.device) -> str:
     """A device that is here; for `auto` a graphics card, Apple's chip where it can do what is needed, else the CPU."""
     name = str(device)
     if name == "auto":
-        name = next((name for name in ("cuda", "mps") if _reason_against(name, torch.float64) is None), "cpu")
+        name = next((name for name in _accelerators() if _reason_against(name, torch.float64) is None), "cpu")
     if name == "cuda" and "LOCAL_RANK" in os.environ:  # under torchrun every process has a card of its own
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     reason = _reason_against(name, torch.float32)
     if reason is not None:
-        here = [name for name in ("cpu", "cuda", "mps") if _reason_against(name, torch.float32) is None]
+        here = [name for name in ("cpu", *_accelerators()) if _reason_against(name, torch.float32) is None]
         raise WrongArgument(
             f"{option('device', name)} cannot be used here ({reason}); here {'is' if len(here) == 1 else 'are'} "
             f"{', '.join(here)}, or leave it out"
         )
     return name
+
+
+def _accelerators() -> list[str]:
+    """The usual ones, and the one torch was built for or was given by an extension."""
+    own = torch.accelerator.current_accelerator()
+    return list(dict.fromkeys(["cuda", "mps", *([] if own is None else [own.type])]))
 
 
 def _reason_against(name: str, dtype: torch.dtype) -> str | None:

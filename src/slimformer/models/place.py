@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
 from slimformer.errors import ModelNotFound, WrongArgument
+from slimformer.files.reading import LARGE, read_json, require_regular_files
 from slimformer.models.demo import DEMOS
+from slimformer.models.hub import hub_or_cache
 from slimformer.models.opening import Opening
 from slimformer.models.weight_files import INDEX, SINGLE
 from slimformer.words import option
@@ -21,6 +23,10 @@ PROCESSOR_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*",
     "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
+PROCESSOR_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
+
+
+TEXTS = ("*.json", "*.txt", "*.jinja", "*/*.jinja")
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,12 @@ def find_place(name: str | Path, opening: Opening) -> Place:
     return Place(text, here)
 
 
+def require_regular_texts(folder: Path) -> None:
+    """Refuse a folder in which what transformers reads whole (configs, vocabularies, templates) has no end."""
+    names = chain(*(folder.glob(pattern) for pattern in (*TEXTS, *PROCESSOR_FILES)))
+    require_regular_files(names, LARGE)
+
+
 def _require_hub(name: str, opening: Opening) -> None:
     if opening.revision is not None:
         raise WrongArgument(
@@ -76,8 +88,9 @@ def _fetched(name: str, opening: Opening) -> Path:
     code = ("*.py",) if opening.trust_remote_code else ()
     small = [*COMPANIONS, *PROCESSOR_FILES, *code]
     try:
-        folder = Path(snapshot_download(name, revision=opening.revision, allow_patterns=small))
-        snapshot_download(name, revision=folder.name, allow_patterns=_weights_of(folder))
+        with hub_or_cache():
+            folder = Path(snapshot_download(name, revision=opening.revision, allow_patterns=small))
+            snapshot_download(name, revision=folder.name, allow_patterns=_weights_of(folder))
     except Exception as error:  # of the network, the hub and its client, each in several kinds
         folder = _cached(name, opening, error)
     if not any((folder / file).is_file() for file in (SINGLE, INDEX)):
@@ -101,8 +114,8 @@ def _cached(name: str, opening: Opening, error: Exception) -> Path:
 
 def _weights_of(folder: Path) -> list[str]:
     try:
-        listed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        listed = read_json(folder / INDEX, LARGE)["weight_map"].values()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [SINGLE]
     return [SINGLE, *sorted({str(file) for file in listed})]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,16 +13,19 @@ from transformers.models.auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError, UnknownArchitecture
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import read_json
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare
 from slimformer.models.class_choice import POOLER, Choice, choose_class, require_place_for_all
 from slimformer.models.opening import Opening
 from slimformer.models.packed import is_packed, open_packed, plain_names, require_readable
-from slimformer.models.place import Place
+from slimformer.models.place import Place, require_regular_texts
 from slimformer.models.weight_files import Weights, open_weights
 
 BLOCK_COUNTS, MOST_BLOCKS = ("num_hidden_layers", "n_layer", "n_layers"), 10_000
 OWN_CODE = "modeling_slimformer."
+CONFIG_FILES = ("config.json", "generation_config.json")
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,12 @@ def look_at(place: Place, opening: Opening, *, supported: bool = True) -> Checkp
 
     With `supported`, types of models that no family describes are refused before transformers guesses at them.
     """
+    require_regular_texts(place.folder)
     if (place.folder / "adapter_config.json").is_file():
         raise ModelBroken(
             f"{place.name} holds an adapter, which lies on top of another model; merge it into that first"
         )
+    require_unchanged(place.folder, *CONFIG_FILES)
     config = _config(place, opening, supported=supported)
     require_readable(config, place.name)
     weights = open_weights(place.folder)
@@ -59,13 +63,18 @@ def look_at(place: Place, opening: Opening, *, supported: bool = True) -> Checkp
     return Checkpoint(place, opening, config, weights, choice)
 
 
-def read_weights(checkpoint: Checkpoint, *, whole: bool = False) -> tuple[PreTrainedModel, list[str]]:
+def read_weights(
+    checkpoint: Checkpoint, *, whole: bool = False, verify: bool = True
+) -> tuple[PreTrainedModel, list[str]]:
     """The model with all of its weights, and notes on what was left out.
 
     What a file lacks would be drawn at random, and compressed as if trained; what it holds beyond the model would be
-    lost. A model without a head may lack its pooler, unless it is asked for `whole`.
+    lost. A model without a head may lack its pooler, unless it is asked for `whole`. With `verify`, weights of a result
+    must be what was written.
     """
     name, opening = checkpoint.place.name, checkpoint.opening
+    if verify:
+        checkpoint.weights.require_unchanged()
     try:
         with _without_load_report():
             model, found = _from_files(checkpoint)
@@ -136,17 +145,22 @@ def _foreign_code(checkpoint: Checkpoint) -> str:
 
 def read_config(where: object, path: Path) -> dict[str, Any]:
     """What config.json says, refused where it is not there, is no JSON object or speaks of thousands of blocks."""
+    if (path.parent / "cascade.json").is_file():
+        raise ModelNotFound(f"{str(where)!r} is a cascade of two models; give its small/ or its large/")
     if not path.is_file():
         raise ModelNotFound(f"{str(where)!r} holds no config.json, so it is not a Hugging Face model folder")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
         raise ModelBroken(f"{where}: config.json cannot be read: {reason(error)}; use an intact checkpoint") from error
     if not isinstance(found, dict):
         raise ModelBroken(f"{where}: config.json cannot be read: it holds no object; use an intact checkpoint")
     for key in BLOCK_COUNTS:
         if isinstance(found.get(key), int) and found[key] > MOST_BLOCKS:  # transformers would go and build them
             raise ModelBroken(f"{where}: config.json says {key} {found[key]}; use an intact checkpoint")
+    for key in ("id2label", "label2id"):  # transformers would put names of its own in their place
+        if not isinstance(found.get(key), dict | None):
+            raise ModelBroken(f"{where}: {key} in config.json names no classes; use an intact checkpoint")
     return found
 
 

@@ -90,6 +90,7 @@ class Skeleton:
                 yield part
             seen(name)
 
+        self.weights.require_unchanged()
         return fingerprint(self.loaded.model, read)
 
 

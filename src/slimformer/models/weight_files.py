@@ -5,7 +5,6 @@ Weights in pickles are refused: a pickle may run code when it is opened.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slimformer.errors import ModelBroken, ModelNotFound
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import LARGE, read_json
 
 KINDS = {  # kinds of numbers as safetensors call them, in the order of its files turned round
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
@@ -63,6 +64,10 @@ class Weights:
             with _readable(self.folder / file) as tensors:
                 for name in some:
                     yield name, tensors.get_tensor(self.stored.get(name, name))
+
+    def require_unchanged(self) -> None:
+        """Refuse files of a result that are not what was written. Cost: reading them, where they have a list."""
+        require_unchanged(self.folder, INDEX, *sorted(set(self.files.values())))
 
     def known_as(self, names: Mapping[str, str]) -> Weights:
         """Those of `names` only (from the name in the file to that of the module)."""
@@ -118,9 +123,9 @@ def _no_weights(folder: Path) -> ModelNotFound:
 def _indexed(folder: Path) -> dict[str, str]:
     """The index, if it names files of this folder and nothing else."""
     try:
-        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        found = read_json(folder / INDEX, LARGE)["weight_map"]
         files = {str(name): file for name, file in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelBroken(f"{folder / INDEX} cannot be read; use an intact checkpoint") from error
     for name, file in files.items():
         inside = isinstance(file, str) and file.endswith(".safetensors") and not set(file) & set("/\\\0")

@@ -32,6 +32,7 @@ from transformers.masking_utils import (
 )
 
 from slimformer.decompose.sequence_stream import Grouping, Memory, stream_attention, whole_attention
+from slimformer.errors import CannotGroup
 from slimformer.models import FAMILIES
 from slimformer.models.architecture import Family
 from slimformer.nn.grouped_cache import GroupedLayer, grouped_cache, memory_of
@@ -124,6 +125,20 @@ def observing(model: PreTrainedModel, observers: Sequence[Callable[[Seen], None]
         model.config._attn_implementation = before
         for module in modules:
             del module.observer
+
+
+def keys_are_grouped(model: PreTrainedModel) -> bool:
+    """Does attention run over groups of keys? Then the folder needs slimformer to run as it was measured."""
+    return bool(getattr(model.config, FIELD, None))
+
+
+def require_every_key(model: PreTrainedModel) -> None:
+    """Refuse to cut what runs over groups of keys: layers, ranks and costs are counted as of attention to every key."""
+    if keys_are_grouped(model):
+        raise CannotGroup(
+            "attention of this model runs over groups of keys (the recipe long-context), and cuts do not follow that; "
+            "start from the dense model, or quantize this one"
+        )
 
 
 def grouping_of(table: dict[str, Any], layer: int) -> Grouping | None:

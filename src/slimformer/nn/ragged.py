@@ -1,8 +1,7 @@
 """Models whose blocks have sizes of their own.
 
-This file is used in two places, and it is the same file: inside the package, and as `modeling_slimformer.py` beside
-the weights of a ragged checkpoint, where `trust_remote_code=True` finds it when slimformer is not installed. It
-therefore imports torch and transformers only.
+It is the same file inside the package and as `modeling_slimformer.py` beside the weights of a ragged checkpoint, where
+`trust_remote_code=True` finds it when slimformer is not installed. It therefore imports torch and transformers only.
 
 The sizes of block i are in `config.per_layer_config[i]`. Stock model code builds every block from the global sizes;
 `config.slimformer` says which matrices and attributes of a block hang on which size:
@@ -13,7 +12,7 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
     attention   where a block has its attention, its four projections and its head counts     only beside `ranks`
     ranks       block → qk, vo, planes: queries and keys of width qk, values of width vo, rotary planes kept
     bare        block → modules that have lost their bias
-    bypass      path of a feed-forward part, its width, and block → rank of the linear path beside it
+    bypass      path and width of feed-forward parts, block → rank of the linear path beside them, blocks with a bias
 
 `resize` brings the blocks to these shapes before the weights are read. No stock forward pass is touched; a block with
 ranks gets an attention of its own, `RankAttention`, because stock ones know one width for queries, keys and values.
@@ -38,8 +37,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 CODE = "modeling_slimformer.py"
-FORMAT = 4  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
+FORMAT = 5  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
 Planes = Sequence[int] | Sequence[Sequence[int]]
+Attended = tuple[Tensor, Tensor | None]  # what attention gives, and its weights where they are known
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
@@ -50,9 +50,7 @@ def resize(model: PreTrainedModel) -> None:
     if not table:
         return
     if table["format"] > FORMAT:
-        raise ValueError(
-            f"this checkpoint has format {table['format']}, known is {FORMAT}: a newer slimformer wrote it"
-        )
+        raise ValueError(f"the checkpoint has format {table['format']}, known is {FORMAT}: a newer slimformer wrote it")
     try:
         blocks = model.base_model.get_submodule(table["blocks"])
     except AttributeError:  # a part of a model that is still being built: its owner will come by
@@ -63,7 +61,8 @@ def resize(model: PreTrainedModel) -> None:
             block.get_submodule(path).register_parameter("bias", None)
         _resize_block(block, table, model.config.per_layer_config[i], table.get("ranks", {}).get(str(i)))
         if str(i) in beside["ranks"]:
-            put_bypass(block, beside["path"], width=beside["width"], rank=beside["ranks"][str(i)])
+            sizes = {"width": beside["width"], "rank": beside["ranks"][str(i)], "bias": i in beside.get("bias", ())}
+            put_bypass(block, beside["path"], **sizes)
 
 
 def _resize_block(block: nn.Module, table: dict[str, Any], sizes: Any, rank: dict[str, Any] | None) -> None:
@@ -108,14 +107,14 @@ def _set(block: nn.Module, path: str, value: Any) -> None:
     setattr(block.get_submodule(parent), name, value)
 
 
-def put_bypass(block: nn.Module, path: str, *, width: int, rank: int) -> None:
-    """Let the feed-forward part of `block` add B A x to what it gives; one square matrix where that is less."""
+def put_bypass(block: nn.Module, path: str, *, width: int, rank: int, bias: bool = False) -> None:
+    """Let the feed-forward part of `block` add B A x (+ c) to what it gives; one square matrix where that is less."""
     part: Any = block.get_submodule(path)
     if hasattr(part, "bypass"):
         return
     like, maps = next(part.parameters()), [(width, rank), (rank, width)] if 2 * rank < width else [(width, width)]
     part.__class__ = _bypassed(type(part))  # type: ignore[arg-type]
-    part.bypass = nn.Sequential(*(nn.Linear(*sizes, bias=False).to(like) for sizes in maps))
+    part.bypass = nn.Sequential(*(nn.Linear(*each, bias=bias and each is maps[-1]).to(like) for each in maps))
 
 
 @functools.cache
@@ -125,7 +124,7 @@ def _bypassed(stock: Any) -> type[nn.Module]:
     def forward(self: Any, x: Tensor) -> Tensor:
         return stock.forward(self, x) + self.bypass(x)
 
-    return type(stock.__name__, (stock,), {"forward": forward, "__module__": __name__})
+    return type(stock.__name__, (stock,), {"forward": forward, "__module__": __name__, **_pickled(_bypassed, stock)})
 
 
 def put_ranks(
@@ -141,7 +140,16 @@ def put_ranks(
 @functools.cache
 def _standing_in_for(stock: type[nn.Module]) -> type[RankAttention]:
     """RankAttention that also counts as the stock class, by which transformers finds where `output_attentions` are."""
-    return type("RankAttention", (RankAttention, stock), {"__module__": __name__})
+    return type("RankAttention", (RankAttention, stock), {"__module__": __name__, **_pickled(_standing_in_for, stock)})
+
+
+def _pickled(make: Any, stock: type) -> dict[str, Any]:
+    """Of classes no module holds under their name: instances are pickled as what `make` makes of the stock class."""
+    return {"__reduce_ex__": lambda self, _protocol: (_empty, (make, stock), self.__dict__)}
+
+
+def _empty(make: Any, stock: type) -> nn.Module:
+    return nn.Module.__new__(make(stock))
 
 
 class RankAttention(nn.Module):
@@ -149,9 +157,8 @@ class RankAttention(nn.Module):
 
         softmax(s Q Kᵀ + mask) V        Q: heads × T × qk, K: kv heads × T × qk, V: kv heads × T × vo
 
-    The scale s stays that of the dense head: the scores are approximations of the dense scores. Projections are those
-    of the stock module under their own names. qk = 0 is uniform attention (mean pooling under the mask); with vo = 0
-    only the bias of the output is written. Per token 2 T heads (qk + vo) operations in scores and context.
+    The scale s stays that of the dense head, whose scores these approximate. Projections keep their stock names. qk = 0
+    is uniform attention (the mean under the mask), vo = 0 writes the bias of the output. Per token 2 T heads (qk + vo).
 
     With rotary positions `planes` are the pairs of coordinates (f, f + d/2) that are kept, each turning at its old
     frequency; columns: all f, then all f + d/2. One list serves all heads; a list of lists has one for each key head.
@@ -217,13 +224,9 @@ class RankAttention(nn.Module):
         return self.heads // max(1, self.kv_heads)
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
+    ) -> Attended:  # fmt: skip
         query, key, value = self._project(hidden_states)
         if self.rotary and self.qk:
             assert position_embeddings is not None
@@ -272,9 +275,7 @@ class RankAttention(nn.Module):
         nothing = nothing.expand(-1, self.kv_heads, -1, -1)
         return nothing, nothing
 
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
         kind = self.config._attn_implementation
         if kind != "eager":
             if not self.vo:  # no value, no need of scores
@@ -283,8 +284,7 @@ class RankAttention(nn.Module):
                 single = kind == "sdpa" and query.shape[2] == 1 and not self.training
                 if single and (mask is None or mask.shape[1] == 1):
                     return self._one_query(query, key, value, mask), None
-                # Fused kernels want one width. Zeros change nothing, and cost less than a kernel that stores the scores
-                # (several times slower on a CPU).
+                # Fused kernels want one width: zeros change nothing and are faster than a kernel that stores the scores
                 width = max(self.qk, self.vo)
                 query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
         if self.sliding_window is not None:

@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slimformer.decompose import Curve
-from slimformer.errors import BudgetOutOfReach
+from slimformer.errors import BudgetOutOfReach, RankTooHigh
 from slimformer.models import Architecture, Site
 from slimformer.models.architecture import KINDS
 from slimformer.plan.allocate import Sizes, by_kind, even, greedy, plain, require_reachable, uniform
 from slimformer.plan.budget import Budget as Budget
 from slimformer.plan.choice import greedy_ways
 from slimformer.plan.cost import Size, full_size
+from slimformer.plan.curves import too_few_tokens, without_groups
 from slimformer.plan.plan import Edit as Edit
 from slimformer.plan.plan import Plan as Plan
 from slimformer.plan.plan import kept_fractions
@@ -29,6 +30,7 @@ ALLOCATIONS: dict[str, Callable[..., Sizes]] = {
     "plain": plain,
 }
 FORMATS = ("ragged", "plain")
+NEAR_ENOUGH = 0.05  # of the dense price: further below its budget no plan is made for want of tokens
 
 
 def allocate(
@@ -55,18 +57,38 @@ def allocate(
     found = choices(
         architecture, curves, budget=budget, seq_len=seq_len, recipe=recipe, weights=weights, format=format, ranks=ranks
     )
+    few = too_few_tokens(architecture, curves)
+    if few and found.least > limit:
+        raise _unfit(budget, found.least / budget.dense(architecture, seq_len))
     if found.parts:
         require_reachable(budget, budget.dense(architecture, seq_len), found.least, plain=False)
         sizes = greedy_ways(found.fixed, found.parts, budget=limit)
     else:
         sizes = ALLOCATIONS[found.allocation](found.fixed, budget=limit)
     sizes, edits = _edits(architecture, ranks, curves, sizes)
+    if few:
+        _require_near(architecture, sizes, budget, seq_len, limit)
     kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
     return Plan(
         recipe=recipe.name, budget=budget.fraction, by=budget.by, macs=kept_macs, params=kept_params,
         seq_len=seq_len, format=format, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
         fingerprint=fingerprint, edits=edits, metric=recipe.metric,
     )  # fmt: skip
+
+
+def _require_near(architecture: Architecture, sizes: Sizes, budget: Budget, seq_len: int, limit: int) -> None:
+    """Refuse a plan that stays far below its budget because what lies between cannot be fitted."""
+    spent = budget.spent(architecture, sizes, seq_len)
+    dense = budget.dense(architecture, seq_len)
+    if limit - spent > NEAR_ENOUGH * dense:
+        raise _unfit(budget, spent / dense)
+
+
+def _unfit(budget: Budget, nearest: float) -> RankTooHigh:
+    return RankTooHigh(
+        f"{budget}: the calibration tokens are too few to fit sizes near it (the nearest keeps {nearest:.3f}); "
+        f"give more with {option('tokens')}"
+    )
 
 
 @dataclass(frozen=True)
@@ -98,13 +120,15 @@ def choices(
     ranks: Sequence[Site] = (),
 ) -> Choices:
     """Sizes, prices and harms of every site, in the words of `allocate`."""
+    allocation = _allocation(recipe, architecture, format)
     rungs = ladders(
-        architecture, curves, seq_len=seq_len, weights=weights, multiple_of=recipe.multiple_of,
+        architecture, without_groups(curves) if allocation.startswith("stat") else curves, seq_len=seq_len,
+        weights=weights, multiple_of=recipe.multiple_of,
         plain=format == "plain", allow_empty=recipe.allow_empty, price=budget.price,
         ffn=ffn_of(recipe, budget, architecture, format),
     )  # fmt: skip
     if not _by_rank(recipe, budget, format) or not ranks:
-        return Choices(_allocation(recipe, architecture, format), rungs, [])
+        return Choices(allocation, rungs, [])
     heads, neurons = by_kind(rungs)
     parts = rank_ways(
         architecture, heads, ranks, curves, attention=recipe.attention, seq_len=seq_len, weights=weights,

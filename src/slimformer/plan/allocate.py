@@ -134,6 +134,9 @@ def _shares(ladders: Sequence[Ladder]) -> list[float]:
 def _at_share(ladder: Ladder, share: float) -> int:
     """The largest rung that keeps at most `share` of the units (the smallest rung if none does)."""
     most = share * ladder.site.units + 1e-9
+    if ladder.site.group > 1:  # dearer sizes may have fewer heads, in more groups
+        fits = [i for i, size in enumerate(ladder.sizes) if size.units <= most]
+        return max(fits, key=lambda i: (ladder.sizes[i].units, i), default=0)
     return max(0, bisect.bisect_right(ladder.sizes, most, key=lambda size: size.units) - 1)
 
 

@@ -10,12 +10,13 @@ from typing import Literal
 
 from slimformer.errors import BudgetOutOfReach
 from slimformer.models import Architecture, Site
-from slimformer.plan.cost import Size, full_size, site_cost
+from slimformer.plan.cost import Size, block_cost, full_size, site_cost
 from slimformer.words import either, option
 
 Measure = Literal["macs", "params", "latency"]
 MEASURES: tuple[Measure, ...] = ("macs", "params", "latency")
 BUDGETS = (*MEASURES, "max_kl", "size")  # all that `compress` takes
+PERCENT = 5  # from here on a budget that is no fraction was meant in per cent; nobody wants 1.5 %
 NOUNS = {"macs": "MACs", "params": "block parameters", "latency": "measured block latency"}
 Point = tuple[int, int, int]  # units, groups, nanoseconds
 
@@ -29,7 +30,7 @@ class LatencyTable:
     points: Mapping[str, tuple[Point, ...]]
 
     def price(self, site: Site, size: Size) -> int:
-        """Between measured numbers of units: the straight line. Heads are measured at every legal size."""
+        """Between measured numbers of units: the straight line."""
         points = self.points[shape(site)]
         exact = {(units, groups): ns for units, groups, ns in points}
         if (size.units, size.groups) in exact:
@@ -62,6 +63,13 @@ class Budget:
         cost = site_cost(site, size, seq_len)
         return cost.macs if self.by == "macs" else cost.params
 
+    def spent(self, architecture: Architecture, sizes: Mapping[str, Size], seq_len: int) -> int:
+        """What all blocks cost at these sizes."""
+        if self.by == "latency":
+            return sum(self.price(site, sizes[site.name], seq_len) for site in architecture)
+        cost = block_cost(architecture, seq_len, sizes)
+        return cost.macs if self.by == "macs" else cost.params
+
     def dense(self, architecture: Architecture, seq_len: int) -> int:
         """What all blocks cost as they are."""
         return sum(self.price(site, full_size(site), seq_len) for site in architecture)
@@ -91,7 +99,7 @@ def require_one(given: Mapping[str, object]) -> str:
 def require_fraction(fraction: float, by: str = "macs") -> None:
     """Refuse what is not a fraction to keep; percents are the usual slip."""
     if not 0 < fraction <= 1:
-        meant = f" (did you mean {fraction / 100:g}?)" if 1 < fraction <= 100 else ""
+        meant = f" (did you mean {fraction / 100:g}?)" if PERCENT <= fraction <= 100 else ""
         raise BudgetOutOfReach(
             f"{option(by, fraction)} is not a fraction of the {NOUNS[by]} to keep; give a number above 0, up to "
             f"1{meant}"

@@ -56,6 +56,7 @@ def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
     if site.fixed:
         return Cost(site.fixed.macs + 2 * seq_len * site.width, site.fixed.params)
     macs = params = site.beside + (path_weights(site.outer, size.rank) if site.gated else 0)
+    params += site.outer * (site.path_bias or (size.rank > 0 and site.path_brings_bias))
     units = size.units + (0 if site.gated else 2 * size.rank)
     for writer in site.writers:
         rows = writer.rows * (units if writer.shared == 1 else size.groups)

@@ -7,7 +7,7 @@ equal price the size of least held-out error is offered, so a path is taken only
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -17,30 +17,20 @@ from slimformer.decompose.bypass import Joint, bypass_curves, linear_ranks, rank
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import Site
 from slimformer.plan.cost import Size
+from slimformer.plan.curves import path_name
 
 Rung = tuple[int, float, Size]  # price, harm, size
 
 
-def curve_name(site: str, rank: int) -> str:
-    """The name under which the curve of a site with a path of this rank is kept."""
-    return f"{site}+{rank}" if rank else site
-
-
-def error_left(curves: Mapping[str, Curve], site: str, size: Size) -> float:
-    """The held-out error of a site at a size."""
-    curve = curves[curve_name(site, size.rank)]
-    return curve.held[curve.sizes.index(size.units)]
-
-
 def path_names(site: Site) -> set[str]:
     """The curves of paths a site has; none where there is a path already."""
-    return set() if site.beside else {curve_name(site.name, r) for r in linear_ranks(site.outer)}
+    return set() if site.beside else {path_name(site.name, r) for r in linear_ranks(site.outer)}
 
 
 def path_curves(joint: Joint, order: Sequence[int], *, ridge: float) -> dict[str, Curve]:
     """Curves of neurons kept in `order` with a path beside them, by name. Cost: see `decompose.bypass`."""
     found = bypass_curves(joint, order, ridge=ridge)
-    return {curve_name(joint.name, rank): curve for rank, curve in found.items()}
+    return {path_name(joint.name, rank): curve for rank, curve in found.items()}
 
 
 def joint_of(site: Site, W: Tensor, block: BlockMoments, *, absorb_mean: bool, metric: str) -> Joint:
@@ -52,7 +42,7 @@ def joint_of(site: Site, W: Tensor, block: BlockMoments, *, absorb_mean: bool, m
         )
     root = block.metric.get(site.name) if metric == "fisher" else None
     fit, held = (block.joint[split] for split in ("fit", "select"))
-    return Joint(site.name, W.cpu(), fit, held, site.reader_bias and absorb_mean, root)
+    return Joint(site.name, W.cpu(), fit, held, (site.reader_bias or site.path_brings_bias) and absorb_mean, root)
 
 
 def path_sizes(site: Site, *, ffn: str, multiple_of: int, plain: bool) -> tuple[Size, ...]:

@@ -6,18 +6,24 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 
-from slimformer.decompose.reduction import legal_sizes
 from slimformer.errors import PlanDoesNotFit
+from slimformer.files.reading import checked, parse_own_json, read_text
 from slimformer.models import Architecture, Site
 from slimformer.models.ranks import scores_site, values_site
 from slimformer.plan.cost import Size, block_cost
+from slimformer.plan.profile import head_sizes
 from slimformer.short import Short
 
 FORMAT = 1
+LONGEST = 100_000_000  # tokens in a sequence of any model there will be for a while
+
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Fraction = Annotated[float, Field(ge=0, le=10)]  # sizes chosen by hand may be dearer than the model
 
 
 @dataclass(frozen=True)
@@ -27,32 +33,37 @@ class Edit:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    site: str
-    method: str
-    keep: int
-    of: int
-    groups: int
-    rank: int = 0
+    site: Name
+    method: Name
+    keep: Count
+    of: Count
+    groups: Count
+    rank: Count = 0
 
 
 @dataclass(frozen=True, repr=False)
 class Plan(Short):
     """Every decision, and what it was made for."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    recipe: str
-    budget: float  # the fraction asked for
-    macs: float  # the fraction kept
-    params: float  # the fraction of the blocks' parameters kept
-    seq_len: int
-    format: str  # "ragged" or "plain"
-    ridge: float
+    recipe: Name
+    budget: Annotated[float, Field(gt=0, le=1)]  # the fraction asked for
+    macs: Fraction  # the fraction kept
+    params: Fraction  # the fraction of the blocks' parameters kept
+    seq_len: Annotated[int, Field(ge=1, le=LONGEST)]
+    format: Annotated[str, Field(pattern="^(ragged|plain)$")]
+    ridge: Annotated[float, Field(ge=0, le=10)]
     absorb_mean: bool
     fingerprint: str
     edits: tuple[Edit, ...]
-    by: str = "macs"  # of what: "macs", "params" or "latency"
-    metric: str = "squares"  # in which units were ordered: "squares" or "fisher"
+    by: Annotated[str, Field(pattern="^(macs|params|latency)$")] = "macs"  # of what
+    metric: Annotated[str, Field(pattern="^(squares|fisher)$")] = "squares"  # in which units were ordered
+
+    def __post_init__(self) -> None:
+        sites = [edit.site for edit in self.edits]
+        if twice := sorted({site for site in sites if sites.count(site) > 1}):
+            raise PlanDoesNotFit(f"the plan names {twice[0][:80]} twice; leave one of them")
 
     def facts(self) -> dict[str, str]:
         """What was asked for, what is kept of it, and what of every kind of unit."""
@@ -76,28 +87,23 @@ class Plan(Short):
     @classmethod
     def from_json(cls, text: str) -> Plan:
         try:
-            data: dict[str, Any] = json.loads(text)
-            found = data.pop("slimformer_plan", None)
+            data: Any = parse_own_json(text)
+            found = data.pop("slimformer_plan", None) if isinstance(data, dict) else None
             if found != FORMAT:
                 raise PlanDoesNotFit(
                     f"this is not a plan of format {FORMAT} (found {found!r}); make it with `slimformer plan`"
                 )
-            return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise PlanDoesNotFit(
-                f"the plan cannot be read: {where}: {first['msg']}; make it with `slimformer plan`"
-            ) from None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return checked(cls, data)
+        except ValueError as error:
             raise PlanDoesNotFit(f"the plan cannot be read: {error}; make it with `slimformer plan`") from error
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         try:
-            return cls.from_json(Path(path).read_text())
+            return cls.from_json(read_text(path))
         except (OSError, UnicodeDecodeError) as error:
-            raise PlanDoesNotFit(f"the plan {str(path)!r} cannot be read: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise PlanDoesNotFit(f"the plan {str(path)!r} cannot be read: {why}") from error
 
 
 def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None:
@@ -119,13 +125,12 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
             raise PlanDoesNotFit(f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, this model has {site.units}")
         if site.fixed and edit.keep < edit.of:
             raise PlanDoesNotFit(f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, but {site.fixed.reason}")
-        legal = dict(zip(*legal_sizes(site.units, site.group), strict=True))
-        if site.kind == "attn.heads":
-            del legal[0]  # stock attention cannot run without heads
-        if legal.get(edit.keep) != edit.groups:
+        # stock attention cannot run without heads; where there are none already, ours does
+        legal = [size for size in sorted(head_sizes(site)) if size[0] or site.kind != "attn.heads" or not site.units]
+        if (edit.keep, edit.groups) not in legal:
             raise PlanDoesNotFit(
                 f"{edit.site}: the plan keeps {edit.keep} units in {edit.groups} groups; "
-                f"legal are {', '.join(f'{units} in {groups}' for units, groups in legal.items())}"
+                f"legal are {', '.join(f'{units} in {groups}' for units, groups in legal)}"
             )
         _check_path(edit, site)
     if missing := sites.keys() - {edit.site for edit in plan.edits}:

@@ -10,11 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from slimformer.decompose import Curve, Width, method
+from slimformer.decompose.groups import group_curves, group_sizes, queries_each
 from slimformer.decompose.reduction import legal_sizes
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture, Family, Site
 from slimformer.plan.cost import Size, site_cost
-from slimformer.plan.ffn import curve_name, envelope, error_left, path_sizes
+from slimformer.plan.curves import curve_of, error_left, group_name, group_names
+from slimformer.plan.ffn import Rung, envelope, path_sizes
 
 Price = Callable[[Site, Size, int], int]  # of a site at a size and a sequence length
 
@@ -30,11 +32,29 @@ class Ladder:
     curve: Curve
 
 
-def profile_site(
+def site_curves(
     site: Site, W: Tensor, moments: Mapping[str, Moments], *, selector: str, ridge: float, absorb_mean: bool
-) -> Curve:
-    """The error left at every size of one site, measured on the select split. Cost: see the method."""
-    return method(selector)(site_width(site, W, moments, absorb_mean=absorb_mean), ridge=ridge)
+) -> dict[str, Curve]:
+    """The error left at every size of one site, measured on the select split, by the names of `plan.curves`.
+
+    Cost: see the method and `decompose.groups`.
+    """
+    width = site_width(site, W, moments, absorb_mean=absorb_mean)
+    first = method(selector)(width, ridge=ridge)
+    whole = group_curves(width, first, ridge=ridge)
+    return {site.name: first, **{group_name(site.name, queries): curve for queries, curve in whole.items()}}
+
+
+def blank_curves(site: Site, selector: str) -> dict[str, Curve]:
+    """Curves of a site that has seen no data: no size is better than another."""
+    chains = {site.name: legal_sizes(site.units, site.group)}
+    for queries in queries_each(site.units, site.group):
+        chains[group_name(site.name, queries)] = group_sizes(site.units, site.group, queries)
+    order = tuple(range(site.units))
+    return {
+        name: Curve(selector, order, sizes, groups, *[(0.0,) * len(sizes)] * 3)
+        for name, (sizes, groups) in chains.items()
+    }
 
 
 def site_width(site: Site, W: Tensor, moments: Mapping[str, Moments], *, absorb_mean: bool) -> Width:
@@ -67,12 +87,30 @@ def ladders(
         rungs = [
             ((price or _macs)(site, size, seq_len), error_left(curves, site.name, size) * weight, size)
             for size in legal
-            if curve_name(site.name, size.rank) in curves
+            if curve_of(curves, site.name, size) is not None
         ]
+        if group_names(site) & curves.keys():
+            rungs = _by_price(rungs, plain=plain)
         if any(size.rank for _, _, size in rungs):
             rungs = envelope(rungs, plain=plain)
         cost, harm, sizes = zip(*rungs, strict=True)
         out.append(Ladder(site, sizes, rising(cost), harm, curves[site.name]))
+    return out
+
+
+def _by_price(rungs: Sequence[Rung], *, plain: bool) -> list[Rung]:
+    """Heads ascending by price; without sizes that are no better than a cheaper one, unless they keep more heads.
+
+    Plain sizes must be the same in every block, so there none is left out. The last, which cuts nothing, always stays.
+    """
+    if plain:
+        return sorted(rungs, key=lambda each: (each[0], each[2].units))
+    ordered = sorted(rungs, key=lambda each: (each[0], each[1], -each[2].units))
+    out = ordered[:1]
+    for rung in ordered[1:]:
+        better = (rung[1], -rung[2].units) < (out[-1][1], -out[-1][2].units)
+        if better or rung is ordered[-1]:
+            out.append(rung)
     return out
 
 
@@ -94,15 +132,24 @@ def site_sizes(
     allow_empty: bool = False,
     ffn: str = "neurons",
 ) -> tuple[Size, ...]:
-    """Sizes a site may take, ascending; then those with a linear path beside neurons."""
+    """Sizes a site may take, ascending; then those with a linear path beside neurons.
+
+    Heads: first those that keep all key/value heads or one query for each, then those that lose some whole.
+    """
     paths = path_sizes(site, ffn=ffn, multiple_of=multiple_of, plain=plain)
-    sizes = zip(*legal_sizes(site.units, site.group), strict=True)
     alone = tuple(
         Size(units, groups)
-        for units, groups in sizes
+        for units, groups in head_sizes(site)
         if _legal(site, units, architecture, multiple_of, plain, allow_empty)
     )
     return (*(alone[-1:] if paths and ffn != "best" else alone), *paths)
+
+
+def head_sizes(site: Site) -> list[tuple[int, int]]:
+    """Units and key/value heads that may be kept, as far as the groups are concerned."""
+    chains = [legal_sizes(site.units, site.group)]
+    chains += [group_sizes(site.units, site.group, q) for q in queries_each(site.units, site.group)]
+    return [size for chain in chains for size in zip(*chain, strict=True)]
 
 
 def least_cost(

@@ -119,8 +119,8 @@ def _ladder(
     """With `empty` ranks may be 0: without scores attention is a mean, without values it has no heads, only a bias."""
     step = STEP // 2 if site.kind == "attn.qk" and architecture.family.rotary else STEP
     legal = [r for r in range(site.units + 1) if r % step == 0 or r == site.units]
-    sizes = tuple(Size(r, r) for r in legal if r or empty)
-    left = dict(zip(curve.sizes, curve.held, strict=True))
+    left = dict(zip(curve.sizes, curve.held, strict=True))  # without sizes that the tokens cannot serve
+    sizes = tuple(Size(r, r) for r in legal if (r or empty) and r in left)
     harm = tuple(left[size.units] * weights.get(site.name, 1.0) for size in sizes)
     return Ladder(site, sizes, rising([price(site, size, seq_len) for size in sizes]), harm, curve)
 

@@ -6,11 +6,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slimformer.arguments import instance
 from slimformer.errors import UnknownRecipe
+from slimformer.files.reading import YAML, parse_yaml, read_text
 
 LosslessRewrite = Literal[
     "value-bias", "key-bias", "silent-heads", "value-ranks", "score-ranks", "duplicate-neurons", "dead-neurons",
@@ -71,7 +71,7 @@ def text_of(name: str) -> str:
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
         try:
-            return path.read_text(encoding="utf-8")
+            return read_text(path, YAML)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UnknownRecipe(
@@ -90,13 +90,9 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
         return recipe
     name = str(recipe)
     try:
-        data = yaml.safe_load(text_of(name))
-    except (
-        yaml.YAMLError,
-        RecursionError,
-        ValueError,
-    ) as error:  # brackets in brackets; numbers of thousands of digits
-        raise UnknownRecipe(f"the recipe {name!r} is not valid YAML: {' '.join(str(error).split())}") from error
+        data = parse_yaml(text_of(name))
+    except ValueError as error:
+        raise UnknownRecipe(f"the recipe {name!r} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise UnknownRecipe(f"the recipe {name!r} holds no fields; known are {', '.join(Recipe.model_fields)}")
     try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from slimformer.decompose import Curve
 from slimformer.plan.cost import Size
-from slimformer.plan.ffn import error_left
+from slimformer.plan.curves import error_left
 
 
 @dataclass(frozen=True)

@@ -107,13 +107,13 @@ def sparsified(
         W, C = weight_of(layer).cpu(), moments.second(centred=has_bias(layer))
         found = make_sparse(W, C, pattern)
         errors[name] = _exchange(layer, W, found, C, moments)
-        zeros[name] = float((found == 0).double().mean())
+        zeros[name] = int((found == 0).sum()) / found.numel()
 
     def smallest(name: str) -> None:
         W = weight_of(out.get_submodule(name))
         found = W.masked_fill(pattern.choose(W.square()), 0.0)
         write(out.get_submodule(name), found, None)
-        zeros[name] = float((found == 0).double().mean())
+        zeros[name] = int((found == 0).sum()) / found.numel()
 
     if method == "sparsegpt":
         change_in_turn(out, architecture, batches, change, progress=progress)

@@ -16,6 +16,7 @@ from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of
 from slimformer.plan import Edit, Plan
+from slimformer.plan.curves import order_of
 from slimformer.plan.ffn import joint_of
 from slimformer.plan.profile import site_width
 from slimformer.plan.ranks import attention_of
@@ -70,7 +71,8 @@ def cut_block(
     for site in cut:
         assert block is not None
         W = weight_of(model.get_submodule(site.reader))
-        order, edit = curves[site.name].order, edits[site.name]
+        edit = edits[site.name]
+        order = order_of(curves, site.name, plan.sizes[site.name])
         if edit.rank:
             joint = joint_of(site, W, block, absorb_mean=plan.absorb_mean, metric=plan.metric)
             put_path(small, architecture, site, bypass(joint, order, edit.keep, edit.rank, ridge=plan.ridge))

@@ -2,7 +2,8 @@
 
 Without a gate a(t) − a(−t) = t for ReLU, GELU (both forms) and SiLU, so a path of rank r is 2 r neurons, written by A
 and −A and read by B and −B, and the model stays what its stock class can say. Gated neurons are products; there the
-feed-forward part gets two thin matrices (or a square one) beside it, `nn.ragged.put_bypass`.
+feed-forward part gets two thin matrices (or a square one) beside it, `nn.ragged.put_bypass`, and with them the bias c
+where what reads the neurons has none.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ def put_path(model: PreTrainedModel, architecture: Architecture, site: Site, fou
         return
     surgery.write(reader, found.N, b)
     block = model.get_submodule(f"{architecture.blocks}.{site.block}")
-    put_bypass(block, architecture.family.ffn, width=site.outer, rank=len(found.A))
+    put_bypass(block, architecture.family.ffn, width=site.outer, rank=len(found.A), bias=site.path_brings_bias)
     path = model.get_submodule(_path(site))
     matrices = [found.A, found.B] if len(list(path.children())) == 2 else [found.B @ found.A]
     for layer, W in zip(path.children(), matrices, strict=True):
-        surgery.write(layer, W, None)
+        surgery.write(layer, W, found.c)  # only the last can have a bias
 
 
 def _write_pairs(layer: nn.Module, A: Tensor) -> None:
@@ -76,6 +77,11 @@ class Reading:
 
     site: Site
     rank: int = 0
+
+    @property
+    def bias(self) -> bool:
+        """May the map have a constant?"""
+        return self.site.reader_bias or (self.rank > 0 and self.site.path_brings_bias)
 
     @property
     def exit(self) -> str:
@@ -114,7 +120,7 @@ class Reading:
             return surgery.nudge(reader, δW, δb)
         k = δW.shape[1] - self.rank
         if self.site.gated:
-            surgery.nudge(reader, δW[:, :k], δb)
+            surgery.nudge(reader, δW[:, :k], δb)  # one of the two has a bias
             return surgery.nudge(model.get_submodule(self._last(model)), δW[:, k:], δb)
         return surgery.nudge(reader, torch.cat([δW, -δW[:, k:]], 1), δb)
 

@@ -36,6 +36,7 @@ from slimformer.linalg.residuals import Residuals
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import ffn_entry, weight_of
 from slimformer.plan import Plan
+from slimformer.plan.curves import order_of
 from slimformer.plan.ranks import attention_of
 from slimformer.rewrite.bypass import Reading
 
@@ -109,19 +110,19 @@ def correct_block(
     residence: Residence = IN_MEMORY,
 ) -> list[Correction]:
     """Correct the readers of block i of `small` in place, and let both streams of every pair through the block."""
-    keep, rank = ({edit.site: getattr(edit, name) for edit in plan.edits} for name in ("keep", "rank"))
+    sizes = plan.sizes
     lessons = [_teach(dense, architecture, i, pair, residence) for pair in pairs]
     done = []
     for site in architecture.of_block(i):
         if site.fixed:
             continue
-        reading = Reading(site, rank[site.name])
+        reading = Reading(site, sizes[site.name].rank)
         seen = _compare(small, architecture, reading, pairs, [lesson[site.name] for lesson in lessons])
         if reading.rank:
-            J = coordinates(sorted(curves[site.name].order[: keep[site.name]]), 1)
+            J = coordinates(sorted(curves[site.name].order[: sizes[site.name].units]), 1)
             kept = reading.moments(small, of_block.joint["fit"], J)
         else:
-            kept = _kept(dense, architecture, site, of_block, curves, keep, plan)
+            kept = _kept(dense, architecture, site, of_block, curves, plan)
         done.append(_correct(small, reading, seen, kept, ridge=plan.ridge))
     block = small.get_submodule(f"{architecture.blocks}.{i}")
     for pair in pairs:
@@ -205,12 +206,12 @@ def _kept(
     site: Site,
     block: BlockMoments,
     curves: Mapping[str, Curve],
-    keep: Mapping[str, int],
     plan: Plan,
 ) -> Moments:
     """Moments, in the dense model, of the features the small one keeps: selected coordinates, or values turned."""
     moments = block.sites[site.name]["fit"]
-    rank = keep.get(f"blocks.{site.block}.attn.vo", site.unit)
+    sizes = plan.sizes
+    rank = sizes[values].units if (values := f"blocks.{site.block}.attn.vo") in sizes else site.unit
     if site.kind == "attn.heads" and rank < site.unit:
         W_o = weight_of(dense.get_submodule(site.reader))
         attention = attention_of(
@@ -218,14 +219,15 @@ def _kept(
             ridge=plan.ridge, absorb_mean=plan.absorb_mean, metric=plan.metric,
         )  # fmt: skip
         return on_values(moments, attention.values(rank).S, group=site.group)
-    J = coordinates(sorted(curves[site.name].order[: keep[site.name]]), site.unit)
+    size = sizes[site.name]
+    J = coordinates(sorted(order_of(curves, site.name, size)[: size.units]), site.unit)
     return Moments(moments.count, moments.sum[J], moments.gram[J][:, J])
 
 
 def _correct(
     small: PreTrainedModel, reading: Reading, seen: Mapping[str, Residuals], kept: Moments, *, ridge: float
 ) -> Correction:
-    change = sequential_change(seen["fit"], kept, seen["select"], bias=reading.site.reader_bias, ridge=ridge)
+    change = sequential_change(seen["fit"], kept, seen["select"], bias=reading.bias, ridge=ridge)
     if change.after < change.before:
         reading.nudge(small, change.δW, change.δb)
     rho = None if change.ρ == torch.inf else change.ρ

@@ -100,13 +100,14 @@ def interpolations(model: PreTrainedModel, architecture: Architecture, scope: Sc
     for site in attentions(architecture):
         if not site.units or not site.writers[2].rows:
             continue
+        roles = (1, 2) if free and site.writers[1].rows else (2,)
         implicit = sum(
             found.saved
-            for role in ((1, 2) if free else (2,))
+            for role in roles
             if (found := interpolated(mapped_part(model, site, role)[0], heads=site.units // site.group)).B.shape[1]
             == found.B.shape[2]
         )
-        yield Change(site, lambda site=site: _interpolate(model, site, free), implicit)  # type: ignore[misc]
+        yield Change(site, lambda site=site, roles=roles: _interpolate(model, site, 1 in roles), implicit)  # type: ignore[misc]
 
 
 @torch.no_grad()
@@ -239,7 +240,7 @@ def _write(model: PreTrainedModel, site: Site, parts: list[Part]) -> None:
         surgery.write(model.get_submodule(name), weight, torch.cat(biases) if biases else None)
 
 
-def _interpolate(model: PreTrainedModel, site: Site, free: bool) -> None:
+def _interpolate(model: PreTrainedModel, site: Site, with_keys: bool) -> None:
     reader = model.get_submodule(site.reader)
     kv = site.units // site.group
     parts = [mapped_part(model, site, role) for role in range(3)]
@@ -249,8 +250,8 @@ def _interpolate(model: PreTrainedModel, site: Site, free: bool) -> None:
     if found.B.shape[1] == found.B.shape[2] and (b_v is None or shift is not None):
         parts[2] = (found.T.flatten(0, 1), shift)
         surgery.write(reader, reads_interpolated(weight_of(reader).cpu(), found.B), None)
-    keys = interpolated(parts[1][0], heads=kv)
-    if free and keys.B.shape[1] == keys.B.shape[2]:
+    keys = interpolated(parts[1][0], heads=kv) if with_keys else None
+    if keys is not None and keys.B.shape[1] == keys.B.shape[2]:
         (W_q, b_q), (_, b_k) = parts[:2]
         each = keys.B.mT.repeat_interleave(site.group, 0)
         parts[0] = (on_heads(each, W_q), None if b_q is None else on_heads(each, b_q))

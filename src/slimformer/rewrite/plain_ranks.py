@@ -89,7 +89,7 @@ def become_plain(model: PreTrainedModel, architecture: Architecture, ranks: Mapp
 def _state_frequencies(model: PreTrainedModel, planes: Sequence[int]) -> None:
     base: Any = model.base_model
     positions = base.rotary_emb
-    frequencies = positions.inv_freq.double().cpu()[list(planes)]
+    frequencies = positions.inv_freq.cpu().double()[list(planes)]
     model.config.rope_parameters = _stated(model.config, frequencies, float(positions.attention_scaling))
     base.rotary_emb = type(positions)(config=model.config).to(positions.inv_freq.device)
 
@@ -156,7 +156,7 @@ def _stock(model: PreTrainedModel, architecture: Architecture, i: int) -> None:
     new.train(old.training)
     query = new.get_submodule(old.names[0])
     scale, bias = old.scaling / new.scaling, getattr(query, "bias", None)
-    W = weight_of(query).double() * scale
-    surgery.write(query, W, None if bias is None else bias.detach().double() * scale)
+    W = weight_of(query).cpu().double() * scale
+    surgery.write(query, W, None if bias is None else bias.detach().cpu().double() * scale)
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, new)

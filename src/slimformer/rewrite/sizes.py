@@ -117,7 +117,8 @@ def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> No
             table |= {"axes": [axis for axis in table["axes"] if axis[2] == before.family.ffn_key], "attributes": []}
         if paths := block_paths(model, before):
             beside = {"path": before.family.ffn, "width": before.hidden, "ranks": paths}
-            table |= {"format": 4, "bypass": beside}
+            biased = [site.block for site in describe(model) if site.path_bias]
+            table |= {"format": 5, "bypass": beside | {"bias": biased}} if biased else {"format": 4, "bypass": beside}
         model.config.slimformer = table
 
 

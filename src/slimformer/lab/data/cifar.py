@@ -5,7 +5,6 @@ Binary: rows of 1 + 3072 bytes, the class, then the red, green and blue planes. 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slimformer.errors import DataNotFound, DataUnreadable
+from slimformer.files.reading import LARGE, read_bytes, read_json
 
 EDGE = 32
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -39,7 +39,7 @@ def _binary(files: list[Path], _folder: Path, _part: str) -> tuple[Tensor, Tenso
     width = 1 + 3 * EDGE**2
     rows = []
     for file in files:
-        data = torch.frombuffer(bytearray(file.read_bytes() or b"\0"), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(read_bytes(file, LARGE) or b"\0"), dtype=torch.uint8)
         if len(data) % width:
             raise DataUnreadable(f"{file} has {len(data):,} bytes, which are no rows of {width:,}")
         rows.append(data.view(-1, width))
@@ -72,7 +72,7 @@ def _labels(folder: Path, part: str) -> Tensor:
     for name in (f"{part}_lables.json", f"{part}_labels.json"):  # the published files are spelt the first way
         if (folder / name).is_file():
             try:
-                return torch.tensor(json.loads((folder / name).read_text()), dtype=torch.long)
+                return torch.tensor(read_json(folder / name), dtype=torch.long)
             except (ValueError, TypeError) as error:
                 raise DataUnreadable(f"{folder / name} is no list of numbers: {error}") from None
     raise DataNotFound(f"{folder} has the images and no {part}_labels.json")

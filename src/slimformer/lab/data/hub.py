@@ -12,6 +12,7 @@ from torch import Tensor
 from slimformer.calibrate.documents import Document
 from slimformer.errors import BadExperiment, ColumnNotFound, DataNotFound, DataUnreadable
 from slimformer.lab.settings import DataSettings
+from slimformer.models.hub import hub_or_cache
 
 BEHIND = ("validation", "test")
 Arrays = tuple[Tensor, Tensor]
@@ -44,7 +45,9 @@ def _parts(settings: DataSettings) -> list[Any]:
         raise BadExperiment("data source 'hub' needs a path: the name of a data set, owner/name or owner/name:config")
     name, _, config = settings.path.partition(":")
     try:
-        found = importlib.import_module("datasets").load_dataset(name, config or None)
+        datasets = importlib.import_module("datasets")
+        with hub_or_cache():
+            found = datasets.load_dataset(name, config or None)
     except Exception as error:  # `datasets` raises a dozen unrelated types for one fact
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise DataNotFound(f"the data set {settings.path!r} cannot be had: {reason}") from None

@@ -7,6 +7,7 @@ numbers, then the values.
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from slimformer.errors import DataNotFound, DataUnreadable
+from slimformer.files.reading import LARGE, read_bytes
 
 BYTES = 8
 
@@ -30,9 +32,9 @@ def read_pair(folder: Path, part: str) -> tuple[Tensor, Tensor]:
 
 def read_idx(path: Path) -> Tensor:
     """The array in an idx file of unsigned bytes."""
-    data = path.read_bytes()
     try:
-        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        data = read_bytes(path, LARGE)
+        data = _unzipped(data, path) if data[:2] == b"\x1f\x8b" else data
         zeros, kind, axes = struct.unpack_from(">HBB", data)
         shape = struct.unpack_from(f">{axes}I", data, 4)
     except (EOFError, OSError, struct.error, zlib.error) as error:
@@ -41,6 +43,15 @@ def read_idx(path: Path) -> Tensor:
     if zeros or kind != BYTES or torch.Size(shape).numel() != len(body):
         raise DataUnreadable(f"{path} is no idx file of bytes: its head promises {shape}, it holds {len(body)} bytes")
     return body.view(shape)
+
+
+def _unzipped(data: bytes, path: Path) -> bytes:
+    """A few bytes may stand for any number of zeros."""
+    with gzip.open(io.BytesIO(data)) as file:
+        found = file.read(LARGE + 1)
+    if len(found) > LARGE:
+        raise DataUnreadable(f"{path} unpacks to more than {LARGE >> 30} GiB, which is no data set of images")
+    return found
 
 
 def _file(folder: Path, start: str) -> Path:

@@ -22,6 +22,7 @@ from torch import Tensor
 from slimformer.calibrate.documents import Document, read_documents
 from slimformer.checkpoint.atomic import writing
 from slimformer.errors import BadExperiment, DataNotFound, OutputExists, TooFewExamples
+from slimformer.files.manifest import require_unchanged
 from slimformer.lab.data import hub
 from slimformer.lab.data.held_out import held_out, subset
 from slimformer.lab.data.tokenizer import open_tokenizer, train_tokenizer
@@ -67,6 +68,7 @@ def read_texts(settings: DataSettings, task: Task, cache: Path) -> TextData:
     folder = cache / _key(settings, task)
     if not folder.is_dir():
         _encode(settings, task, folder)
+    require_unchanged(folder, TOKENS)
     with safe_open(folder / TOKENS, framework="pt") as file:
         classes = tuple(json.loads(file.metadata()["classes"]))
         train, validation = (
@@ -96,7 +98,7 @@ def _encode(settings: DataSettings, task: Task, folder: Path) -> None:
     classes = _class_names(parts[0]) if _classes(task) else ()
     made = settings.tokenizer in KINDS
     try:
-        with writing(folder, force=False) as place:
+        with writing(folder, "texts", force=False) as place:
             if made:
                 texts = (text for document in parts[0] for text in (document.text, document.pair) if text)
                 tokenizer = train_tokenizer(texts, settings.tokenizer, settings.vocabulary, causal=task == "causal-lm")

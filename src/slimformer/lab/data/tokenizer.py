@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from slimformer.errors import DataNotFound
+from slimformer.models.place import require_regular_texts
 
 MARKS = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 
@@ -43,6 +45,7 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocabulary: int, *, causal:
 def open_tokenizer(name: str) -> Any:
     """A tokenizer by folder or hub id, with a mark to pad with."""
     try:
+        require_regular_texts(Path(name))
         found = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises several types for one fact
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__

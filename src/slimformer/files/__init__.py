@@ -1,0 +1,1 @@
+"""Files of our own, whatever is in them."""

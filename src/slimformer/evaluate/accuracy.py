@@ -5,31 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from slimformer.calibrate.text import Batch
 from slimformer.evaluate.perplexity import evaluating, pieces
+from slimformer.evaluate.units import Tally
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """`value` = mean of `correct`, which keeps the order of the examples so that two models can be paired."""
+    """`value` = mean of `correct`, which keeps the order of the examples so that two models can be paired.
+
+    By document, if several examples are of one: the share that is correct, and the number of examples.
+    """
 
     value: float
     examples: int
     correct: tuple[bool, ...]
+    share_per_document: tuple[float, ...]
+    examples_per_document: tuple[int, ...]
 
 
 def accuracy(model: nn.Module, batches: Iterable[Batch]) -> Accuracy:
     """(1/n) Σ [argmax_c logits = label] over labelled examples."""
     correct: list[bool] = []
+    by_document = Tally()
     with evaluating(model):
         for batch in batches:
             for part in pieces(model, batch):
-                correct += _correct(model(**part.inputs).logits, part.labels).tolist()
+                right = _correct(model(**part.inputs).logits, part.labels).cpu()
+                correct += right.tolist()
+                columns = torch.stack([right, torch.ones_like(right)], 1).double()
+                by_document.add(by_document.main_documents(part), columns)
     if not correct:
         raise ValueError("there are no examples to measure accuracy on")
-    return Accuracy(sum(correct) / len(correct), len(correct), tuple(correct))
+    share, count = by_document.table().T
+    each = (tuple((share / count).tolist()), tuple(count.long().tolist()))
+    return Accuracy(sum(correct) / len(correct), len(correct), tuple(correct), *each)
 
 
 def _correct(logits: Tensor, labels: Tensor | None) -> Tensor:

@@ -25,7 +25,10 @@ from slimformer.evaluate.memory import peak_bytes
 from slimformer.evaluate.perplexity import device_of, evaluating
 from slimformer.evaluate.speed import Latency, compare_latency
 from slimformer.models import describe
+from slimformer.nn.grouped_cache import cache_bytes
 from slimformer.words import option
+
+CACHED = ("keys", "values", "memory")  # what a layer of a cache remembers; the last where keys are grouped
 
 
 @dataclass(frozen=True)
@@ -159,12 +162,12 @@ def _prefill(model: Any, inputs: dict[str, Tensor]) -> DynamicCache:
 def _decoding(model: Any, inputs: dict[str, Tensor], new: int) -> Callable[[], None]:
     """A call that decodes `new` tokens after the same T every time."""
     cache: Any = _prefill(model, inputs)
-    filled = [(layer.keys, layer.values) for layer in cache.layers]
+    filled = [{part: getattr(layer, part, None) for part in CACHED} for layer in cache.layers]
     token, mask = inputs["input_ids"][:, -1:], inputs["attention_mask"]
 
     def decode() -> None:
-        for layer, (keys, values) in zip(cache.layers, filled, strict=True):
-            layer.keys, layer.values = keys, values  # growing makes new tensors, so these are as they were
+        for layer, parts in zip(cache.layers, filled, strict=True):
+            vars(layer).update(parts)  # growing makes new tensors, so these are as they were
         for i in range(1, new + 1):
             seen = torch.nn.functional.pad(mask, (0, i), value=1)
             model(input_ids=token, attention_mask=seen, past_key_values=cache, use_cache=True)
@@ -173,8 +176,7 @@ def _decoding(model: Any, inputs: dict[str, Tensor], new: int) -> Callable[[], N
 
 
 def _cache_bytes(model: Any, inputs: dict[str, Tensor]) -> int:
-    cache: Any = _prefill(model, inputs)
-    return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in cache.layers)
+    return cache_bytes(_prefill(model, inputs))
 
 
 def _measured(

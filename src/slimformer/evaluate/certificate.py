@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, xlogy
 
 from slimformer.errors import BudgetOutOfReach, NotFinite, TooFewTokens
+from slimformer.words import option
 
 CLIP = 4.0  # of ε, unless a clip is given
 DELTA = 0.05
@@ -150,7 +151,8 @@ def require_documents(
     if documents < least:
         raise TooFewTokens(
             f"there are {documents:,} documents to certify on, and a model that loses nothing needs {least:,} to be "
-            f"shown to have a mean of at most {epsilon:g} at confidence {1 - delta:g}; give more data"
+            f"shown to have a mean of at most {epsilon:g} at confidence {1 - delta:g}; give more data: a larger "
+            f"{option('tokens')}, a smaller {option('seq_len')}, or more text"
         )
 
 

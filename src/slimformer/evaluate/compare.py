@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.text import Batch
 from slimformer.evaluate.accuracy import accuracy
-from slimformer.evaluate.fidelity import harm, logit_divergence, state_similarity
-from slimformer.evaluate.intervals import paired_difference
-from slimformer.evaluate.perplexity import evaluating, perplexity
+from slimformer.evaluate.fidelity import logit_divergence, output_change, state_similarity
+from slimformer.evaluate.intervals import (
+    paired_difference,
+    paired_shares,
+    positive_interval,
+    share_interval,
+    smooth_interval,
+)
+from slimformer.evaluate.perplexity import perplexity
 from slimformer.models.architecture import is_bare
 
 KL_TOKENS = 4096  # whole vocabularies are compared, so a few thousand positions say enough
@@ -20,9 +28,10 @@ KL_TOKENS = 4096  # whole vocabularies are compared, so a few thousand positions
 
 @dataclass(frozen=True)
 class Metric:
-    """One number before and after; `low` and `high` bound the difference small − dense (95 %, paired bootstrap).
+    """One number before and after; `low` and `high` bound the difference small − dense (95 %, paired; `intervals`).
 
-    `on` is the number of tokens it was measured on, where these were not all.
+    `documents` is the number of independent ones it rests on (texts, rows of a table, images): with a single one there
+    is no interval. `on` is the number of tokens it was measured on, where these were not all.
     """
 
     name: str
@@ -32,22 +41,23 @@ class Metric:
     low: float | None = None
     high: float | None = None
     on: int | None = None
+    documents: int | None = None
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
-def compare(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch], *, seed: int = 0) -> list[Metric]:
+def compare(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
     """Perplexity and KL for language models, accuracy and KL for classifiers, cosine and CKA for bare encoders."""
     if is_bare(dense):
         return _states(dense, small, batches)
     if _regresses(dense):
-        return [Metric("relative squared change of the output", 0.0, _change(dense, small, batches), "lower")]
+        return [_change(dense, small, batches)]
     metrics = []
     if is_language_model(dense):
-        metrics = _perplexity(dense, small, batches, seed)
+        metrics = _perplexity(dense, small, batches)
     elif _classifies(dense) and _has_classes(dense, batches):
-        metrics = _accuracy(dense, small, batches, seed)
+        metrics = _accuracy(dense, small, batches)
     return [*metrics, *_divergence(dense, small, batches)]
 
 
@@ -64,15 +74,12 @@ def _regresses(model: PreTrainedModel) -> bool:
     return _classifies(model) and model.config.num_labels == 1
 
 
-@torch.no_grad()
-def _change(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> float:
-    total = count = 0.0
-    with evaluating(dense, small):
-        for batch in batches:
-            here = batch.to(dense.device)
-            moved, n = harm(dense(**here.inputs), small(**here.inputs), here.mask)
-            total, count = total + moved * n, count + n
-    return total / count
+def _change(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> Metric:
+    """Σ ‖x − y‖² / Σ ‖x‖² of the outputs, a ratio of sums: documents with larger outputs weigh more."""
+    moved, size = output_change(dense, small, batches)
+    gap = _bounds(positive_interval, [m / n for m, n in zip(moved, size, strict=True)], size)
+    name = "relative squared change of the output"
+    return Metric(name, 0.0, math.fsum(moved) / math.fsum(size), "lower", *gap, documents=len(size))
 
 
 def _has_classes(model: PreTrainedModel, batches: Sequence[Batch]) -> bool:
@@ -99,41 +106,63 @@ def _divergence(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequenc
     part = batches if dense.get_output_embeddings() is None else first_tokens(batches, KL_TOKENS)
     on = sum(batch.tokens for batch in part) if len(part) < len(batches) else None
     found = logit_divergence(dense, small, part)
+    n, documents = found.positions_per_document, len(found.positions_per_document)
+    apart = _bounds(positive_interval, found.kl_per_document, n)
+    alike = _bounds(share_interval, found.agreement_per_document, n, shift=-1.0)
     return [
-        Metric("kl", 0.0, found.kl, "lower", on=on),
-        Metric("agreement", 1.0, found.agreement, "higher", on=on),
+        Metric("kl", 0.0, found.kl, "lower", *apart, on=on, documents=documents),
+        Metric("agreement", 1.0, found.agreement, "higher", *alike, on=on, documents=documents),
     ]
 
 
-def _perplexity(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch], seed: int) -> list[Metric]:
+def _perplexity(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
     before, after = perplexity(dense, batches), perplexity(small, batches)
-    gap = _interval(before.nll_per_window, after.nll_per_window, before.tokens_per_window, seed)
+    n, pairs = before.tokens_per_document, (before.nll_per_document, after.nll_per_document)
+    gap = _bounds(partial(paired_difference, pairs[0]), pairs[1], n)
+    # d exp(nll) = exp(nll) d nll
+    moves = [after.ppl * b - before.ppl * a for a, b in zip(*pairs, strict=True)]
+    gap_of_ppl = _bounds(partial(smooth_interval, after.ppl - before.ppl), moves, n)
     return [
-        Metric("perplexity", before.ppl, after.ppl, "lower"),
-        Metric("nats per token", before.nll, after.nll, "lower", *gap),
+        Metric("perplexity", before.ppl, after.ppl, "lower", *gap_of_ppl, documents=len(n)),
+        Metric("nats per token", before.nll, after.nll, "lower", *gap, documents=len(n)),
     ]
 
 
-def _accuracy(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch], seed: int) -> list[Metric]:
+def _accuracy(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
     before, after = accuracy(dense, batches), accuracy(small, batches)
-    gap = _interval(before.correct, after.correct, None, seed)
-    return [Metric("accuracy", before.value, after.value, "higher", *gap)]
-
-
-def _interval(
-    before: Sequence[float], after: Sequence[float], weights: Sequence[float] | None, seed: int
-) -> tuple[float | None, float | None]:
-    """Bounds of the difference; none when there is a single example to resample."""
-    if len(before) < 2:
-        return None, None
-    gap = paired_difference([float(x) for x in before], [float(x) for x in after], weights=weights, seed=seed)
-    return gap.low, gap.high
+    n = before.examples_per_document
+    gap = _bounds(partial(paired_shares, before.share_per_document), after.share_per_document, n)
+    return [Metric("accuracy", before.value, after.value, "higher", *gap, documents=len(n))]
 
 
 def _states(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
-    similarity = state_similarity(dense, small, batches)
-    out = [Metric("cka", 1.0, similarity.cka, "higher")]
-    if similarity.cosine_pooled is not None and similarity.cosine_token is not None:
-        out.insert(0, Metric("cosine of pooled states", 1.0, similarity.cosine_pooled, "higher"))
-        out.insert(1, Metric("cosine of token states", 1.0, similarity.cosine_token, "higher"))
-    return out
+    found = state_similarity(dense, small, batches)
+    documents = len(found.tokens_per_document)
+    metrics = []
+    for name, value, cosines, n in (
+        ("pooled", found.cosine_pooled, found.pooled_per_document, found.rows_per_document),
+        ("token", found.cosine_token, found.token_per_document, found.tokens_per_document),
+    ):
+        if value is not None:
+            low, high = _bounds(positive_interval, [max(0.0, 1 - each) for each in cosines], n)
+            metrics.append(Metric(f"cosine of {name} states", 1.0, value, "higher", *_turned(low, high)))
+    moves = [-found.cka * each for each in found.influence_per_document]
+    apart = partial(smooth_interval, 1 - found.cka, positive=True)
+    low, high = _bounds(apart, moves, found.tokens_per_document)
+    metrics.append(Metric("cka", 1.0, found.cka, "higher", *_turned(low, high)))
+    return [replace(metric, documents=documents) for metric in metrics]
+
+
+def _bounds(
+    interval: Callable[..., Any], values: Sequence[float], weights: Sequence[float], *, shift: float = 0.0
+) -> tuple[float | None, float | None]:
+    """Bounds of the difference; none when there is a single document, or a value that no interval has."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return None, None
+    found = interval(values, weights=weights)
+    return found.low + shift, found.high + shift
+
+
+def _turned(low: float | None, high: float | None) -> tuple[float | None, float | None]:
+    """Bounds of x − 1 from those of 1 − x."""
+    return (None, None) if low is None or high is None else (-high, -low)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from slimformer.calibrate.tables import open_table, read_lines
 from slimformer.calibrate.tasks import TASKS, Task, load_rows, read_task, spread
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable
 from slimformer.evaluate.squad import Question
+from slimformer.files.reading import DATA, LARGE, require_regular
 from slimformer.words import option
 
 # File names of each part, the more particular first; the empty name is the part a task is reported on.
@@ -183,9 +185,16 @@ def text_rows(task: str, data: str | None) -> list[str]:
 
 def _packed_json(file: Path) -> list[dict[str, Any]]:
     try:
+        require_regular(file, DATA)
         with gzip.open(file, "rt", encoding="utf-8") as lines:
-            return [json.loads(line) for line in lines if line.strip()]
-    except (OSError, EOFError, ValueError) as error:
+            rows, left = [], DATA  # a few packed bytes may stand for any number of them
+            while line := lines.readline(LARGE):
+                left -= len(line)
+                if left < 0:
+                    raise DataUnreadable(f"{file} unpacks to more than {DATA >> 30} GiB; give less")
+                rows += [json.loads(line)] if line.strip() else []
+            return rows
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise DataUnreadable(f"{file} is not gzipped JSON, an object on a line: {error}") from error
 
 

@@ -26,59 +26,75 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from slimformer.calibrate.text import Batch
+from slimformer.calibrate.text import SEPARATOR, Batch
 from slimformer.errors import NotFinite
 from slimformer.evaluate.perplexity import device_of, evaluating, pieces
+from slimformer.evaluate.units import Tally
 from slimformer.linalg.moments import Moments
+from slimformer.linalg.precision import to_double
 
 POSITIONS = 64  # distributions compared at once, in float64: 25 MB for a vocabulary of 49k
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Means over `positions` (distributions); the tuples hold mean and number of positions by sequence."""
+    """Means over `positions` (distributions); the tuples hold means and numbers of positions by document."""
 
     kl: float
     agreement: float
     positions: int
-    kl_per_sequence: tuple[float, ...]
-    positions_per_sequence: tuple[int, ...]
+    kl_per_document: tuple[float, ...]
+    agreement_per_document: tuple[float, ...]
+    positions_per_document: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """Cosines are None when the two widths differ; `cka` is 0 when either side is constant."""
+    """Cosines are None when the two widths differ; `cka` is 0 when either side is constant.
+
+    By document: `rows` and `tokens`, mean cosines over each, and how much log CKA rises per token of the document
+    (its influence function), whose mean is 0 and whose spread is the error of log CKA.
+    """
 
     cosine_pooled: float | None
     cosine_token: float | None
     cka: float
     tokens: int
-    cosine_per_sequence: tuple[float, ...]
+    rows_per_document: tuple[int, ...]
+    tokens_per_document: tuple[int, ...]
+    pooled_per_document: tuple[float, ...]
+    token_per_document: tuple[float, ...]
+    influence_per_document: tuple[float, ...]
 
 
 def logit_divergence(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Divergence:
     """Mean KL(dense ‖ small) and agreement over real positions or examples. Cost: one pass of both models."""
-    sums = [torch.zeros(0, 3, dtype=torch.float64)]
+    by_document = Tally()
     with evaluating(dense, small):
         for part, p, q in _both(dense, small, batches):
             dense_scores, counted = outcomes(p, part.mask)
             small_scores, _ = outcomes(q, part.mask)
-            sums.append(_compare(dense_scores, small_scores, counted))
-    table = torch.cat(sums)
-    table = table[table[:, 2] > 0]
-    kl, agreed, count = table.T
+            documents = by_document.documents(part, counted.shape[1])
+            counted = counted & (documents != SEPARATOR).to(counted.device)
+            row, position, columns = _compare(dense_scores, small_scores, counted)
+            by_document.add(documents[row, position], columns)
+    table = by_document.table()
     if not len(table):
         raise ValueError("there are no positions to compare: no batches, or nothing but padding")
+    kl, agreed, count = table.T
     if not kl.isfinite().all():
         raise NotFinite("the divergence is not finite: the logits of one of the models hold NaN or −∞")
     n = int(count.sum())
-    mean, agreement = float(kl.sum()) / n, float(agreed.sum()) / n
-    return Divergence(mean, agreement, n, tuple((kl / count).tolist()), tuple(count.long().tolist()))
+    means = [tuple((sums / count).tolist()) for sums in (kl, agreed)]
+    return Divergence(float(kl.sum()) / n, float(agreed.sum()) / n, n, means[0], means[1], tuple(count.long().tolist()))
 
 
-def state_similarity(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Similarity:
-    """Cosines of last hidden states (pooled over a sequence, and token by token) and linear CKA of tokens."""
-    moments, width, pooled, tokens = None, 0, [], 0.0
+def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch]) -> Similarity:
+    """Cosines of last hidden states (pooled over a sequence, and token by token) and linear CKA of tokens.
+
+    Cost: two passes of both models, the second for the error of CKA.
+    """
+    moments, width, by_document, alike = None, 0, Tally(), True
     bare_dense, bare_small = bare(dense), bare(small)
     with evaluating(dense, small):
         for part, p, q in _both(bare_dense, bare_small, batches):
@@ -86,18 +102,24 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Iterable[Batch
             real = _real(part.mask, X)
             rows = Moments.of(torch.cat([X[real], Y[real]], 1))
             moments, width = rows if moments is None else moments + rows, X.shape[-1]
-            if X.shape == Y.shape:
-                tokens += float(cosine_similarity(X[real], Y[real]).sum())
-                pooled += _pooled_cosines(X, Y, real)
+            alike = X.shape == Y.shape
+            by_document.add(by_document.main_documents(part), _cosines_of_rows(X, Y, real))
     if moments is None or moments.count == 0:
         raise ValueError("there are no states to compare: no batches, or nothing but padding")
     if not moments.gram.isfinite().all():
         raise NotFinite("the last hidden states hold NaN or infinite values")
-    cka = _cka(moments.second(centred=True), width)
-    if not pooled:
-        return Similarity(None, None, cka, moments.count, ())
-    n = moments.count
-    return Similarity(math.fsum(pooled) / len(pooled), tokens / n, cka, n, tuple(pooled))
+    C = moments.second(centred=True)
+    table = by_document.table()
+    table = table[table[:, 3] > 0]
+    pooled, token, rows_read, tokens = table.T
+    counts = [tuple(column.long().tolist()) for column in (rows_read, tokens)]
+    cosines: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    means: tuple[float | None, float | None] = (None, None)
+    if alike:
+        cosines = (tuple((pooled / rows_read).tolist()), tuple((token / tokens).tolist()))
+        means = (float(pooled.sum() / rows_read.sum()), float(token.sum() / tokens.sum()))
+    influence = _cka_influence(bare_dense, bare_small, batches, moments, width)
+    return Similarity(*means, _cka(C, width), moments.count, counts[0], counts[1], *cosines, influence)
 
 
 def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
@@ -111,12 +133,13 @@ def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
         places = counted.nonzero()
         # a few at a time: whole vocabularies of a thousand positions would be fetched from the system again and again
         kl = torch.cat([_single_kl(p, q, *some.unbind(1)) for some in places.split(POSITIONS)])
-        return float(kl.double().mean()), len(kl)
+        return float(to_double(kl).mean()), len(kl)
     x, y = (output.logits if "logits" in output else output.last_hidden_state for output in (dense, small))
     if x.ndim == 3:
         real = _real(mask, x)
         x, y = x[real], y[real]
-    moved = (x - y).double().square().sum(-1).mean() / x.double().square().sum(-1).mean().clamp_min(1e-30)
+    energy = to_double(x).square().sum(-1).mean().clamp_min(1e-30)
+    moved = to_double(x - y).square().sum(-1).mean() / energy
     return float(moved), len(x)
 
 
@@ -152,6 +175,18 @@ def document_harms(dense: nn.Module, small: nn.Module, batches: Iterable[Batch])
     return harms
 
 
+def output_change(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> tuple[list[float], list[float]]:
+    """‖x − y‖² and ‖x‖² of the outputs of every document, for heads that give numbers. Cost: a pass of both models."""
+    by_document = Tally()
+    with evaluating(dense, small):
+        for part, p, q in _both(dense, small, batches):
+            by_document.add(by_document.main_documents(part), _change_of_rows(p, q, part.mask))
+    moved, size = by_document.table().T
+    if not moved.isfinite().all():
+        raise NotFinite("the change of the output is not finite: one of the models gives NaN or infinite numbers")
+    return moved.tolist(), size.tolist()
+
+
 def bare(model: nn.Module) -> nn.Module:
     """The model without its head; a model that has none is its own."""
     body: nn.Module = getattr(model, "base_model", model)
@@ -172,7 +207,8 @@ def has_outcomes(output: Any) -> bool:
 def _kl_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
     """Σ KL and the number of distributions, for every row."""
     scores, counted = outcomes(dense, mask)
-    return _compare(scores, outcomes(small, mask)[0], counted)[:, [0, 2]]
+    row, _, columns = _compare(scores, outcomes(small, mask)[0], counted)
+    return torch.zeros(len(scores), 2, dtype=torch.float64).index_add_(0, row, columns[:, [0, 2]])
 
 
 def _change_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
@@ -199,22 +235,21 @@ def outcomes(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return scores, _real(None if logits.ndim == 2 else mask, scores)
 
 
-def _compare(p: Tensor, q: Tensor, counted: Tensor) -> Tensor:
-    """Σ KL(p ‖ q), Σ [equal argmax] and the number of distributions, for every row."""
+def _compare(p: Tensor, q: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every counted distribution its row, its position, and KL(p ‖ q), [equal argmax] and 1."""
     if p.shape != q.shape:
         raise ValueError(f"outputs of shape {tuple(p.shape)} and {tuple(q.shape)} are not of the same task")
-    exact = torch.float32 if p.device.type == "mps" else torch.float64  # KL of near twins drowns in float32
-    table = torch.zeros(len(p), 3, dtype=torch.float64)
+    parts = [torch.zeros(0, 3, dtype=torch.float64)]
     row, position = counted.nonzero(as_tuple=True)
     for i, t in zip(row.split(POSITIONS), position.split(POSITIONS), strict=True):
-        log_p = p[i, t].to(exact).log_softmax(-1)
-        log_q = q[i.to(q.device), t.to(q.device)].to(p.device, exact).log_softmax(-1)
+        # in float32 the KL of near twins would drown
+        log_p = to_double(p[i, t]).log_softmax(-1)
+        log_q = to_double(q[i.to(q.device), t.to(q.device)].to(p.device)).log_softmax(-1)
         # where p is 0 the term is 0, also if q is 0 there too (−∞ + ∞ would be NaN)
         kl = torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
         agreed = log_p.argmax(-1) == log_q.argmax(-1)
-        columns = torch.stack([kl, agreed.to(exact), torch.ones_like(kl)], 1)
-        table.index_add_(0, i.cpu(), columns.cpu().double())
-    return table
+        parts.append(torch.stack([kl, agreed.to(kl), torch.ones_like(kl)], 1).cpu().double())
+    return row.cpu(), position.cpu(), torch.cat(parts)
 
 
 def _states(output: Any, mask: Tensor | None) -> Tensor:
@@ -227,10 +262,38 @@ def _real(mask: Tensor | None, rows: Tensor) -> Tensor:
     return torch.ones_like(rows[..., 0], dtype=torch.bool) if mask is None else mask.to(rows.device)
 
 
-def _pooled_cosines(X: Tensor, Y: Tensor, real: Tensor) -> list[float]:
+def _cosines_of_rows(X: Tensor, Y: Tensor, real: Tensor) -> Tensor:
+    """Of every row: cosine of its pooled states, Σ cosines of tokens, whether it has any, and how many; cosines are 0
+    where widths differ."""
+    counts = torch.stack([real.any(1), real.sum(1)], 1).double()
+    if X.shape != Y.shape:
+        return torch.cat([torch.zeros_like(counts), counts], 1)
     # cosines do not see the length of a vector, so the sum over tokens does for the mean
-    cosines: list[float] = cosine_similarity(X.sum(1), Y.sum(1))[real.any(1)].tolist()
-    return cosines
+    pooled = cosine_similarity(X.sum(1), Y.sum(1)) * real.any(1)
+    tokens = (cosine_similarity(X, Y, dim=-1) * real).sum(1)
+    return torch.cat([torch.stack([pooled, tokens], 1), counts], 1)
+
+
+def _cka_influence(
+    dense: nn.Module, small: nn.Module, batches: Iterable[Batch], moments: Moments, d: int
+) -> tuple[float, ...]:
+    """How much log CKA rises per token of each document; with centred rows (x, y), the mean over tokens of
+
+    2 xᵀ C_xy y / ‖C_xy‖² − xᵀ C_xx x / ‖C_xx‖² − yᵀ C_yy y / ‖C_yy‖².
+    """
+    C, mean, by_document = moments.second(centred=True), moments.mean, Tally()
+    xx, yy, xy = (part / part.square().sum().clamp_min(1e-300) for part in (C[:d, :d], C[d:, d:], C[:d, d:]))
+    with evaluating(dense, small):
+        for part, p, q in _both(dense, small, batches):
+            X, Y = (_states(output, part.mask) for output in (p, q))
+            real = _real(part.mask, X)
+            X, Y = X - mean[:d], Y - mean[d:]
+            lift = 2 * (X @ xy * Y).sum(-1) - (X @ xx * X).sum(-1) - (Y @ yy * Y).sum(-1)
+            columns = torch.stack([(lift * real).sum(1), real.sum(1).double()], 1)
+            by_document.add(by_document.main_documents(part), columns)
+    table = by_document.table()
+    lifts, tokens = table[table[:, 1] > 0].T
+    return tuple((lifts / tokens).tolist())
 
 
 def _cka(C: Tensor, d: int) -> float:

@@ -22,6 +22,7 @@ from slimformer.calibrate.text import Batch, padded_batches
 from slimformer.errors import DataUnreadable, PlanDoesNotFit
 from slimformer.evaluate.perplexity import device_of, evaluating
 from slimformer.evaluate.scores import Score, Vector, accuracy_score, f1_score, pearson, spearman
+from slimformer.linalg.precision import to_double
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def embeddings(model: nn.Module, rows: Sequence[Batch]) -> Tensor:
     with evaluating(model):
         for batch in rows:
             here = batch.to(device_of(model))
-            states = model(**here.inputs).last_hidden_state.double()
+            states = to_double(model(**here.inputs).last_hidden_state)
             real = torch.ones_like(states[..., 0]) if here.mask is None else here.mask.to(states)
             out.append(torch.einsum("nt,ntd->nd", real, states).cpu())  # the length of the sum is divided out
     return torch.nn.functional.normalize(_in_order(out, rows), dim=1)

@@ -59,5 +59,5 @@ def _embedded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Flo
         for sentence in SENTENCES:
             inputs = tokenizer(sentence, return_tensors="pt", truncation=True, max_length=LENGTH)
             ids = inputs["input_ids"].to(device_of(model))
-            rows.append(body(input_ids=ids).last_hidden_state[0].double().mean(0).cpu())
+            rows.append(body(input_ids=ids).last_hidden_state[0].cpu().double().mean(0))
     return normalize(torch.stack(rows), dim=-1)

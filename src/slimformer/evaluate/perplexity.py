@@ -12,7 +12,8 @@ very first is predicted exactly once, after the first window from at least windo
         c d e f              predicts       f g
           d e f g            predicts           h     (the last window moves on by what is left)
 
-Batches are taken as they are: every row on its own, its first real token not predicted, padding not counted.
+Batches are taken as they are: every row on its own, its first real token not predicted, padding not counted, nor
+tokens that only set documents apart: they are read, but they are no part of the text.
 Rows of 2048 packed tokens are the convention of the GPTQ line of papers.
 """
 
@@ -27,8 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from slimformer.calibrate.text import Batch
+from slimformer.calibrate.text import SEPARATOR, Batch
 from slimformer.errors import NotFinite
+from slimformer.evaluate.units import Tally
 
 LOGITS = 2**26  # logits one forward pass may return, unless a single row has more: 256 MB in float32
 POSITIONS = 256  # positions whose logits are copied to float32 at once: 50 MB for a vocabulary of 49k
@@ -38,7 +40,7 @@ POSITIONS = 256  # positions whose logits are copied to float32 at once: 50 MB f
 class Perplexity:
     """`nll` is the mean over `tokens`, in nats. Windows that predict nothing are left out of the tuples.
 
-    nll = Σ nll_per_window · tokens_per_window / tokens, so the tuples are values and weights for a bootstrap.
+    nll = Σ nll_per_window · tokens_per_window / tokens, and the same by document, the unit to estimate errors from.
     """
 
     nll: float
@@ -46,6 +48,8 @@ class Perplexity:
     tokens: int
     nll_per_window: tuple[float, ...]
     tokens_per_window: tuple[int, ...]
+    nll_per_document: tuple[float, ...]
+    tokens_per_document: tuple[int, ...]
 
 
 def perplexity(
@@ -58,13 +62,15 @@ def perplexity(
     if not isinstance(ids, Tensor) and (window is not None or stride is not None):
         raise ValueError("batches are windows already; `window` and `stride` are for one long tensor")
     windows = _of_stream(model, ids, window, stride) if isinstance(ids, Tensor) else _of_batches(model, ids)
-    sums: list[float] = []
-    counts: list[int] = []
+    by_window, by_document = Tally(), Tally()
     with evaluating(model):
         for part in windows:
-            sums += _nll_of_rows(model(**part.inputs).logits, part).tolist()
-            counts += part.counted.sum(1).tolist()
-    return _summary(sums, counts)
+            counted = part.counted.cpu()
+            nll = _nll(model(**part.inputs).logits, part)
+            columns = torch.stack([nll, torch.ones_like(nll)], 1)
+            by_window.add(part.numbers[:, None].expand_as(counted)[counted], columns)
+            by_document.add(part.documents[counted], columns)
+    return _summary(by_window.table(), by_document.table())
 
 
 @contextmanager
@@ -93,21 +99,21 @@ def pieces(model: nn.Module, batch: Batch) -> Iterator[Batch]:
     first = next(iter(batch.inputs.values()))
     rows = _rows_that_fit(model, first.shape[1])
     for i in range(0, len(first), rows):
-        part = slice(i, i + rows)
-        yield Batch(
-            {name: value[part] for name, value in batch.inputs.items()},
-            None if batch.mask is None else batch.mask[part],
-            None if batch.labels is None else batch.labels[part],
-        )
+        yield batch.rows(slice(i, i + rows))
 
 
 @dataclass(frozen=True)
 class _Windows:
-    """Rows for one forward pass. Logits at a position predict its target, if `counted` is set there."""
+    """Rows for one forward pass. Logits at a position predict its target, if `counted` is set there.
+
+    `numbers` are those of the rows, `documents` (rows × length) those the targets belong to.
+    """
 
     inputs: dict[str, Tensor]
     targets: Tensor
     counted: Tensor
+    numbers: Tensor
+    documents: Tensor
 
 
 def _of_stream(model: nn.Module, ids: Tensor, window: int | None, stride: int | None) -> Iterator[_Windows]:
@@ -125,32 +131,37 @@ def _of_stream(model: nn.Module, ids: Tensor, window: int | None, stride: int | 
     fresh = ends.diff(prepend=torch.zeros_like(ends[:1]))  # how many of them no window before it predicted
     places = torch.arange(width)
     rows = _rows_that_fit(model, width)
-    for end, new in zip(ends.split(rows), fresh.split(rows), strict=True):
+    for numbers in torch.arange(len(ends)).split(rows):
+        end, new = ends[numbers], fresh[numbers]
         index = end[:, None] - width + places
         counted = (places >= width - new[:, None]).to(stream.device)
-        yield _Windows({"input_ids": stream[index]}, stream[index + 1], counted)
+        own = numbers[:, None].expand_as(counted)  # what is a document is not known of a stream
+        yield _Windows({"input_ids": stream[index]}, stream[index + 1], counted, numbers, own)
 
 
 def _of_batches(model: nn.Module, batches: Iterable[Batch]) -> Iterator[_Windows]:
+    seen, numbering = 0, Tally()
     for batch in batches:
         for part in pieces(model, batch):
             ids = part.inputs["input_ids"].long()
+            numbers = torch.arange(seen, seen := seen + len(ids))
+            documents = numbering.documents(part, ids.shape[1])
             real = torch.ones_like(ids, dtype=torch.bool) if part.mask is None else part.mask
             # both the target and the token before it must be real: a left-padded row starts after its padding
             counted = torch.zeros_like(real)
             counted[:, :-1] = real[:, :-1] & real[:, 1:]
-            yield _Windows(part.inputs, ids.roll(-1, dims=1), counted)
+            counted &= (documents != SEPARATOR).to(counted.device)
+            yield _Windows(part.inputs, ids.roll(-1, dims=1), counted, numbers, documents)
 
 
-def _nll_of_rows(logits: Tensor, part: _Windows) -> Tensor:
-    """Σ −log p(target) over the counted positions of every row, summed in float64."""
-    total = torch.zeros(len(logits), dtype=torch.float64)
+def _nll(logits: Tensor, part: _Windows) -> Tensor:
+    """−log p(target) at every counted position, row after row, in float64."""
     row, position = part.counted.nonzero(as_tuple=True)
+    parts = [torch.zeros(0, dtype=torch.float64)]
     for i, t in zip(row.split(POSITIONS), position.split(POSITIONS), strict=True):
         scores = logits[i, t].to(torch.promote_types(logits.dtype, torch.float32))
-        nll = cross_entropy(scores, part.targets[i, t], reduction="none")
-        total.index_add_(0, i.cpu(), nll.cpu().double())
-    return total
+        parts.append(cross_entropy(scores, part.targets[i, t], reduction="none").cpu().double())
+    return torch.cat(parts)
 
 
 def _rows_that_fit(model: nn.Module, length: int) -> int:
@@ -161,13 +172,14 @@ def _rows_that_fit(model: nn.Module, length: int) -> int:
     return max(1, LOGITS // (length * len(weight)))
 
 
-def _summary(sums: list[float], counts: list[int]) -> Perplexity:
-    tokens = sum(counts)
+def _summary(by_window: Tensor, by_document: Tensor) -> Perplexity:
+    """From Σ nll and the number of tokens of every window and of every document."""
+    tokens = int(by_window[:, -1].sum())
     if tokens == 0:
         raise ValueError("there is no token to predict: no rows, or fewer than 2 real tokens in each of them")
-    nll = math.fsum(sums) / tokens
+    nll = math.fsum(by_window[:, 0].tolist()) / tokens
     if not math.isfinite(nll):
         raise NotFinite(f"the nll of {tokens} tokens is {nll}: the logits hold NaN or infinite values")
-    used = [(total, n) for total, n in zip(sums, counts, strict=True) if n]
     ppl = float(torch.tensor(nll, dtype=torch.float64).exp())  # inf, not an OverflowError, beyond 709 nats
-    return Perplexity(nll, ppl, tokens, tuple(total / n for total, n in used), tuple(n for _, n in used))
+    means = [(tuple((sums / n).tolist()), tuple(n.long().tolist())) for sums, n in (by_window.T, by_document.T)]
+    return Perplexity(nll, ppl, tokens, *means[0], *means[1])

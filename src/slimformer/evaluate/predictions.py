@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slimformer.evaluate.intervals import mean_interval, score_interval
+from slimformer.evaluate.intervals import score_interval, share_interval
 from slimformer.evaluate.scores import Vector, f1_score, pearson, spearman
 
 BINS = 15
@@ -57,7 +57,7 @@ def classification_scores(
     y, p = (np.array([codes[label] for label in side.tolist()]) for side in (truth, predicted))
     found: dict[str, Any] = {"examples": len(truth)}
     if len(truth) > 1:
-        found["accuracy"] = vars(mean_interval(right.tolist()))
+        found["accuracy"] = vars(share_interval(right.tolist()))
         found["macro_f1"] = vars(score_interval(macro_f1, p, y))
     else:
         found["accuracy"] = {"value": float(right.mean())}

@@ -1,9 +1,11 @@
 """Latency, size on disk and number of parameters, measured: the only latency module in the package.
 
 Competitors take turns within every round, in a random order, so that a machine that slows down or speeds up
-meets all of them alike. The ratio to the first competitor is taken round by round:
+meets all of them alike. The ratio to the first competitor is the quotient of the two medians,
 
-    ratio = median over rounds r of  t_r / t_r(first),        < 1 is faster
+    ratio = median t_r / median t_r(first) over rounds r,        < 1 is faster,
+
+so that it is that of the times printed beside it; its quartiles are those of the quotients round by round.
 
 A model is measured as a whole (end to end) and in its body, the stack of blocks without embeddings and head:
 the time between entering the first block and leaving the last one, in the same forward pass.
@@ -29,7 +31,7 @@ from slimformer.evaluate.perplexity import device_of, evaluating
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one competitor (median, quartiles, all rounds), ratio to the first (median, quartiles)."""
+    """Seconds of one competitor (median, quartiles, all rounds), ratio to the first (of medians, with quartiles)."""
 
     median: float
     low: float
@@ -162,10 +164,8 @@ def _random_tokens(model: nn.Module, batch_size: int, seq_len: int, seed: int) -
 
 def _now(device: torch.device) -> float:
     """Seconds, once the device has done what it was asked to do so far."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return perf_counter()
 
 
@@ -235,5 +235,6 @@ def _latency(seconds: Mapping[str, list[float]], warmup: int, seed: int, device:
 def _timing(seconds: list[float], reference: list[float]) -> Timing:
     quartiles = [0.25, 0.5, 0.75]
     low, median, high = np.quantile(seconds, quartiles).tolist()
-    ratio_low, ratio, ratio_high = np.quantile(np.divide(seconds, reference), quartiles).tolist()
-    return Timing(median, low, high, ratio, ratio_low, ratio_high, tuple(seconds))
+    ratio = median / float(np.median(reference))
+    ratio_low, _, ratio_high = np.quantile(np.divide(seconds, reference), quartiles).tolist()
+    return Timing(median, low, high, ratio, min(ratio_low, ratio), max(ratio_high, ratio), tuple(seconds))

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 
+from slimformer.evaluate.elsewhere import elsewhere_line
 from slimformer.models.registered import is_own
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.report import Report
@@ -38,6 +39,8 @@ def model_card(report: Report, *, folder: str) -> str:
         "fresh_head": fresh_head_line(report.head) if report.head else "",
         "data": source_names(report.data.get("name", "the data")),
         "opened": opening_line(report.opening),
+        "elsewhere": elsewhere_line(report.elsewhere) if report.elsewhere else "",
+        "unnamed": not (report.data.get("reading") or {}).get("named", True),
     }
     return environment.from_string(template).render(
         load_class=report.load_class, own_architecture=is_own(report.model_type), **values

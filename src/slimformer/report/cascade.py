@@ -12,6 +12,7 @@ from rich.text import Text
 
 from slimformer.evaluate.intervals import paired_difference
 from slimformer.evaluate.routing import Macs, Outcomes, Point, at_threshold, routed_losses, routing_curve
+from slimformer.report.card import source_names
 
 FORMAT = 1
 SHARES = 10  # the curve is shown at this many equal steps of the share that is handed on
@@ -88,7 +89,8 @@ def _cells(point: dict[str, Any], name: str) -> tuple[str, str, str, str]:
 def _caption(found: dict[str, Any]) -> str:
     cascade = found["cascade"]
     nats = "none" if cascade["threshold"] is None else f"{cascade['threshold']:.4g} nats"
-    parts = [f"threshold {nats}, set on {found['select']['inputs']:,} other inputs", f"{found['inputs']:,} held out"]
+    held_out = f"{found['inputs']:,} held out of {source_names(str(found['data']['name']))}"
+    parts = [f"threshold {nats}, set on {found['select']['inputs']:,} other inputs", held_out]
     if cascade["lost"] is not None:
         low, high = cascade["lost_low"], cascade["lost_high"]
         parts.append(f"loss against the large model alone {cascade['lost']:+.4f} ({low:+.4f} … {high:+.4f})")

@@ -12,10 +12,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from slimformer.evaluate.elsewhere import elsewhere_line
 from slimformer.models import Architecture
 from slimformer.plan import Plan
 from slimformer.plan.memory import in_words
-from slimformer.report.card import narrow_line, opening_line
+from slimformer.report.card import narrow_line, opening_line, source_names
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.report import Report
 from slimformer.short import count
@@ -83,8 +84,22 @@ def savings_table(savings: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def measured_line(data: dict[str, Any], metrics: Sequence[dict[str, Any]]) -> str:
+    """On which text the numbers of a table were measured, how much of it there was, and what it was taken for."""
+    name = source_names(str(data.get("name", "")))
+    if not name:
+        return ""
+    if not metrics:
+        return f"calibrated on {name}; not measured"
+    n, unit = metrics[0].get("documents"), data.get("document", "document")
+    texts = f" of {n:,} {unit}{'' if n == 1 else 's'}" if n else ""
+    tokens = (data.get("tokens") or {}).get("report")
+    amount = f": {tokens:,} held-out {data.get('unit', 'tokens')}{texts}" if tokens else ""
+    return " · ".join([f"measured on {name}{amount}", *data.get("read_as", ())])
+
+
 def before_after(report: Report) -> RenderableType:
-    """The table of numbers: dense, small and their ratio."""
+    """The table of numbers: dense, small and their ratio, below the data they were measured on."""
     table = Table(title=Text(f"{report.model} · {report.recipe} · {report.format}"), title_justify="left")
     table.add_column("")
     for column in ("dense", "small", "ratio / difference"):
@@ -101,16 +116,17 @@ def before_after(report: Report) -> RenderableType:
         for part in ("body", "end_to_end"):
             timing = report.latency[part]
             name, values = f"latency, {part.replace('_', ' ')}", (timing["dense"], timing["small"])
-            table.add_row(name, *map(_milliseconds, values), f"{timing['ratio']:.3f}")  # median of ratios, not of times
+            table.add_row(name, *map(_milliseconds, values), f"{timing['ratio']:.3f}")
     for metric in report.metrics:
         table.add_row(*_metric(metric))
     for other in report.other_data:
         table.add_section()
-        for metric in other["metrics"]:
+        for metric in other["metrics"][: 1 if other.get("unfitted") else None]:
             what, *cells = _metric(metric)
             table.add_row(Text(f"{what} · {Path(other['name']).name}"), *cells)
-    caption = _caption(report)
-    return Group(table, Text(caption, style="dim")) if caption else table
+    above, caption = measured_line(report.data, report.metrics), _caption(report)
+    lines = [above, elsewhere_line(report.elsewhere) if report.elsewhere else ""]
+    return Group(*(Text(line) for line in lines if line), table, *([Text(caption, style="dim")] if caption else []))
 
 
 def kept(sites: Sequence[dict[str, Any]]) -> Table:
@@ -153,8 +169,7 @@ def plan_table(architecture: Architecture, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _caption(report: Report) -> str:
-    tokens, unit = report.data.get("tokens", {}), report.data.get("unit", "tokens")
-    parts = [f"metrics on {tokens['report']:,} held-out {unit}" if report.metrics and "report" in tokens else ""]
+    parts = []
     if report.latency:
         runs, threads = report.latency["repeats"], report.latency["threads"]
         plural = "" if threads == 1 else "s"
@@ -171,10 +186,10 @@ def _row(table: Table, name: str, dense: float, small: float, show_value: Any) -
 
 
 def _metric(metric: dict[str, Any]) -> tuple[str, str, str, str]:
-    part = f", {metric['on']:,} tokens" if metric.get("on") else ""
+    part = f", {metric['on']:,} tokens of {metric.get('documents') or 0:,} texts" if metric.get("on") else ""
     name = f"{metric['name']} ({'↓' if metric['better'] == 'lower' else '↑'}{part})"
     dense = "" if metric["dense"] is None else f"{metric['dense']:.4g}"
-    interval = "" if metric["low"] is None else f"{metric['low']:+.3f} … {metric['high']:+.3f}"
+    interval = "" if metric["low"] is None else f"{metric['low']:+.3g} … {metric['high']:+.3g}"
     return name, dense, f"{metric['small']:.4g}", interval
 
 

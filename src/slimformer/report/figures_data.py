@@ -23,6 +23,7 @@ from slimformer.report.figures import (
     spectra_pair,
     whole_blocks,
 )
+from slimformer.report.portrait import streams_of
 
 MARKERS = "os^D"  # one for every data set that may stand side by side
 DASHES = ("-", "--", ":", "-.")
@@ -47,13 +48,13 @@ def data_figures(found: Found) -> Iterator[tuple[str, Any]]:
 
 def activation_spectra(found: Found, data: Found) -> Any:
     """Singular values of the four streams about their mean, linear above, logarithmic below."""
-    streams = list(data["activations"][0]["streams"])
+    streams = streams_of([data])
     title = f"{short(found['model'], 30)} on {short(data['name'], 40)}: singular values of activations, mean taken off"
     drawing = canvas(2.7 * len(streams) + 0.8, 5.2, title)
     axes = drawing.subplots(2, len(streams), squeeze=False, sharex=True)
     for column, name in enumerate(streams):
         curves = []
-        for block in data["activations"]:
+        for block in (block for block in data["activations"] if name in block["streams"]):
             values = np.array(block["streams"][name]["values"], dtype=float)
             if len(values) and values[0] > 0:
                 curves.append((block["block"], values / values[0]))
@@ -66,13 +67,14 @@ def activation_spectra(found: Found, data: Found) -> Any:
 
 def activation_ranks(found: Found, sets: Sequence[Found]) -> Any:
     """Share of the width that holds 99 % of the variance, by block and stream; every data set has its own dashes."""
-    streams = list(sets[0]["activations"][0]["streams"])
+    streams = streams_of(sets)
     drawing = canvas(8.5, 4, f"{short(found['model'])}: share of the width that holds 99 % of the variance")
     ax = drawing.subplots()
     for style, data in zip(map("".join, zip(MARKERS, DASHES, strict=True)), sets, strict=False):
         for colour, name in zip(COLOURS, streams, strict=False):
-            at = [block["block"] for block in data["activations"]]
-            shares = [block["streams"][name]["rank99"] for block in data["activations"]]
+            blocks = [block for block in data["activations"] if name in block["streams"]]
+            at = [block["block"] for block in blocks]
+            shares = [block["streams"][name]["rank99"] for block in blocks]
             label = name if data is sets[0] else None
             ax.plot(at, shares, style, color=colour, markersize=3.5, label=label)
         ax.plot([], [], style, color="0.35", markersize=3.5, label=short(data["name"], 28))

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from slimformer.errors import CannotPush
+from slimformer.files.reading import read_text
 from slimformer.report.card import card_header
 from slimformer.report.report import Report
 
@@ -21,7 +22,7 @@ def card_for_hub(folder: Path, report: Report, repository: str, *, base_model: s
     """The card in `folder` as it is, but for two things: its lines load from `repository`, and its header says what the
     model was made from, its tags and its metrics. What somebody has written or set there stays."""
     try:
-        text = (folder / "README.md").read_text(encoding="utf-8")
+        text = read_text(folder / "README.md")
     except (OSError, UnicodeDecodeError) as error:
         raise CannotPush(f"{folder / 'README.md'} cannot be read, and the card belongs to the model") from error
     found = HEADED.match(text)
@@ -38,7 +39,7 @@ def card_for_hub(folder: Path, report: Report, repository: str, *, base_model: s
 def _parsed(text: str, folder: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise CannotPush(f"{folder / 'README.md'}: its header is not YAML; mend it") from error
     if not isinstance(found, dict):
         raise CannotPush(f"{folder / 'README.md'}: its header is no table of fields; mend it")

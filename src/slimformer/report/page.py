@@ -15,9 +15,11 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from slimformer.errors import ReportNotFound
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import read_own_json, require_regular
 from slimformer.report.card import last_name, source_names
 from slimformer.report.shape import checked
 
@@ -28,7 +30,7 @@ MARK = '<meta name="generator" content="slimformer">'
 
 def html_page(report: Mapping[str, Any], *, folder: str = "smaller") -> str:
     """The page of a report. `folder` is what the lines that load the model call it. Cost: milliseconds."""
-    shown = _as_shown(report)
+    shown = without_places(report)
     style = _web("page.css")
     script = "\n".join(['"use strict";', *map(_web, SCRIPTS)])
     title = f"{shown['model']} · slimformer"
@@ -50,38 +52,33 @@ def json_in_html(value: Any) -> str:
 def read_report(place: Path) -> dict[str, Any]:
     """The report in a folder, or in a file, with everything a page needs in it."""
     path = place / "report.json" if place.is_dir() else place
+    require_unchanged(path.parent, path.name)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+        found = read_own_json(path)
     except OSError as error:
         raise ReportNotFound(f"{path} cannot be read: {error.strerror}; give a folder `compress` wrote") from None
-    except (ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, _NoNumber) else "is not JSON"
-        raise ReportNotFound(f"{path} {reason}; give a folder `compress` wrote") from None
+    except ValueError as error:
+        raise ReportNotFound(f"{path} is not JSON as we write it: {error}; give a folder `compress` wrote") from None
+    if isinstance(found, dict) and "slimformer_cascade_report" in found:
+        raise ReportNotFound(f"{path} is the report of a cascade, of which no page is made; read it as JSON")
     try:
         return checked(found)
     except ReportNotFound as error:
         raise ReportNotFound(f"{path} {error}; give a folder `compress` wrote") from None
 
 
-class _NoNumber(ValueError):
-    """NaN or infinity, which Python writes and JSON does not know."""
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise _NoNumber(f"holds {constant}, which is not JSON")
-
-
 def is_page(path: Path) -> bool:
     """Is there a page of ours at this place? Then it may be made anew."""
     try:
+        require_regular(path)
         with path.open(encoding="utf-8") as file:
             return MARK in file.read(1000)
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def _as_shown(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page says: as in the card, where model and data lay on the disk is nobody's business."""
+def without_places(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page says, and what is sent to a hub: where things lay on the disk is nobody's business."""
     data, others = report.get("data") or {}, report.get("other_data") or []
     names = [str(report["model"]), *(str(each["name"]) for each in (data, *others) if each.get("name"))]
     return {
@@ -102,7 +99,7 @@ def _placeless(found: Mapping[str, Any]) -> dict[str, Any]:
     lists = {"files": [source_names(file) for file in files]} if "files" in found else {}
     if "notes" in found:
         lists["notes"] = [_without_paths(str(text), names) for text in found["notes"]]
-    return {**found, **models, **data, **lists}
+    return {**{name: value for name, value in found.items() if name != "reading"}, **models, **data, **lists}
 
 
 def _without_paths(text: str, names: Sequence[str]) -> str:

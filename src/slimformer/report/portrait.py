@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from slimformer.analyze.activations import STREAMS
+
 RANDOM_ASYMMETRY = 0.71
 FFN = ("gate", "up", "down")
 
@@ -54,7 +56,7 @@ def symmetry_table(blocks: Sequence[dict[str, Any]]) -> Table:
 
 def activations_table(data: dict[str, Any]) -> Table:
     """How many directions the four streams need."""
-    streams = list(data["activations"][0]["streams"]) if data["activations"] else []
+    streams = streams_of([data])
     title = (
         f"activations on {data['name']}, {data['tokens']:,} tokens: share of the width that holds 99 % of the variance"
     )
@@ -65,6 +67,12 @@ def activations_table(data: dict[str, Any]) -> Table:
         table.add_row(str(block["block"]), *shares, mean)
     table.caption = "mean: largest share of E‖x‖² that is the mean of a stream"
     return table
+
+
+def streams_of(sets: Sequence[dict[str, Any]]) -> list[str]:
+    """The streams that some block has: one without heads has no context, one without neurons nothing to read them."""
+    every = {name for data in sets for block in data["activations"] for name in block["streams"]}
+    return [name for name in STREAMS if name in every]
 
 
 def maps_table(data: dict[str, Any]) -> Table:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from slimformer.checkpoint.lines import json_text
+from slimformer.plan.plan import LONGEST
 from slimformer.short import Short, count
 
 FORMAT = 1
+
+Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
 class Footprint:
     """What a model costs. MACs are per token at the stated sequence length; bytes are those of its weights."""
 
-    block_macs: int
-    outside_macs: int
-    params: int
-    block_params: int
-    bytes: int
-    kv_cache_bytes: int = 0  # of one sequence of that length, in the precision of the weights
+    block_macs: Count
+    outside_macs: Count
+    params: Count
+    block_params: Count
+    bytes: Count
+    kv_cache_bytes: Count = 0  # of one sequence of that length, in the precision of the weights
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,9 +38,9 @@ class Report(Short):
     load_class: str
     recipe: str
     format: str
-    budget: float
-    macs_kept: float
-    seq_len: int
+    budget: Annotated[float, Field(gt=0, le=1)]
+    macs_kept: Annotated[float, Field(ge=0, le=10)]
+    seq_len: Annotated[int, Field(ge=1, le=LONGEST)]
     dense: Footprint
     small: Footprint
     budget_by: str = "macs"
@@ -48,6 +53,7 @@ class Report(Short):
     head: dict[str, Any] | None = None  # of a fresh head: how it was fitted, and the metrics of the old one
     metrics: list[dict[str, Any]] = field(default_factory=list)
     other_data: list[dict[str, Any]] = field(default_factory=list)
+    elsewhere: dict[str, Any] | None = None  # the loss on text like the calibration text, and on other text
     latency: dict[str, Any] | None = None
     samples: dict[str, str] | None = None
     neighbours: list[dict[str, Any]] | None = None

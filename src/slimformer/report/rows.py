@@ -12,12 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from slimformer.analyze.rows import RowSpaces, identity_error
+from slimformer.errors import SlimformerError
 
 COLUMNS = ("layer", "k (σ²)", "worst head", "k (σ)", "k (σ²), noise", "k, shared", "own keeps", "shared keeps")
 
 
 def rows_told(blocks: Sequence[RowSpaces], share: float) -> dict[str, Any]:
     """All numbers at one length, a k for every layer (that of its worst head), and how the theorem fares on P = I."""
+    if not blocks:
+        raise SlimformerError("no block of this model has attention left, so there are no keys to count")
     n = blocks[0].n
     k = max(1, n // 4)
     layers = [{**each.to_json(), "suggested_k": math.ceil(float(each.k_squares.max()))} for each in blocks]

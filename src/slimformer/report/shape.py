@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from slimformer.errors import ReportNotFound
 from slimformer.evaluate.bench import Bench
 from slimformer.evaluate.task import TaskReport
-from slimformer.report.report import FORMAT, Report
+from slimformer.files.reading import checked as validated
+from slimformer.report.report import FORMAT, Count, Report
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,35 @@ class Other:
 
 
 @dataclass(frozen=True)
+class Worst:
+    """The other text on which most is lost."""
+
+    name: str
+    loss: float
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The loss on text like the calibration text, and on other text."""
+
+    metric: str
+    home: float
+    elsewhere: float
+    sources: int
+    worst: Worst
+
+
+@dataclass(frozen=True)
 class SiteRow:
     """What one site keeps."""
 
     site: str
-    block: int
+    block: Count
     kind: str
-    keep: int
-    of: int
-    groups: int
-    of_groups: int
+    keep: Count
+    of: Count
+    groups: Count
+    of_groups: Count
 
 
 @dataclass(frozen=True)
@@ -60,12 +79,10 @@ class ShownReport(Report):
 
     metrics: list[Metric] = field(default_factory=list)  # type: ignore[assignment]
     other_data: list[Other] = field(default_factory=list)  # type: ignore[assignment]
+    elsewhere: Elsewhere | None = None  # type: ignore[assignment]
     sites: list[SiteRow] = field(default_factory=list)  # type: ignore[assignment]
     tasks: dict[str, ShownTask] = field(default_factory=dict)
     bench: Bench | None = None  # type: ignore[assignment]
-
-
-SHAPE = TypeAdapter(ShownReport)
 
 
 def checked(found: Any) -> dict[str, Any]:
@@ -73,11 +90,21 @@ def checked(found: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping) or found.get("slimformer_report") != FORMAT:
         raise ReportNotFound(f"is not a report of format {FORMAT}")
     try:
-        SHAPE.validate_python(dict(found))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ReportNotFound(f"is not a whole report: {place}: {first['msg'].lower()}") from None
+        said = validated(ShownReport, dict(found))
+        _require_agreement(said)
+    except ValueError as error:
+        raise ReportNotFound(f"is not a whole report: {error}") from None
     known = {name: found[name] for name in Report.__dataclass_fields__ if name in found}
     defaults = asdict(Report(**known))
     return {"slimformer_report": FORMAT, **defaults, **found}
+
+
+def _require_agreement(said: ShownReport) -> None:
+    """What follows from other fields must be what follows from them."""
+    if said.dense.block_macs:
+        kept = said.small.block_macs / said.dense.block_macs
+        if not math.isclose(kept, said.macs_kept, rel_tol=1e-9):
+            raise ValueError(f"macs_kept is said to be {said.macs_kept:g}, and its MACs make it {kept:g}")
+    for row in said.sites:
+        if row.keep > row.of or row.groups > row.of_groups:
+            raise ValueError(f"sites: {row.site[:80]} keeps {row.keep} of {row.of}")

@@ -7,7 +7,7 @@ const of = (kind) => ladders.filter((ladder) => ladder.kind === kind);
 function errorLeft(ladder, k) {
   let [a, left] = [0, 1];
   for (let i = 0; i < ladder.units.length; i++) {
-    if (ladder.ranks && ladder.ranks[i]) continue; // what units alone are worth
+    if ((ladder.ranks && ladder.ranks[i]) || goesWhole(ladder, i)) continue; // what units alone are worth, one by one
     const [b, next] = [ladder.units[i], Math.min(1, scaled(ladder, "error", i))];
     if (k <= b) return b === a ? next : left + ((next - left) * (k - a)) / (b - a);
     [a, left] = [b, next];
@@ -41,13 +41,19 @@ function rowsFrame(width, left, high, extra) {
 }
 const rowNames = (box) => blocks.map((block, i) => (box.high >= 13 || block % 2 === 0 ? tick(box.left - 6, box.y(i) + box.high / 2 + 4, String(block), "end") : null));
 
+// Heads as they are kept: where key/value heads go whole, in the order of that.
+function orderOf(ladder, { keep, groups }) {
+  const whole = groups < Math.min(keep, ladder.groups.at(-1));
+  return (whole && ladder.orders?.[keep / groups]) || ladder.order;
+}
+
 function headsChart(width) {
   const rows = rowsOf(state.keep), ranked = front.parts.length > 0, all = Math.max(...rows.map((each) => each["attn.heads"].of));
   const box = rowsFrame(width, 30, blocks.length > 24 ? 13 : 18, ranked ? 100 : 8), cell = Math.min((box.right - box.left) / all, 44);
   box.right = box.left + cell * all; // the ranks stand beside the heads
   const parts = rows.map((each, i) => {
     const ladder = of("attn.heads").find((one) => one.block === each.block), heads = each["attn.heads"];
-    const order = ladder ? ladder.order : Array.from({ length: heads.of }, (_, j) => j);
+    const order = ladder ? orderOf(ladder, heads) : Array.from({ length: heads.of }, (_, j) => j);
     const cells = order.map((head, j) => headCell(ladder, head, j, j < heads.keep, box.left + cell * head, box.y(i), cell, box.high, each.block));
     return [...cells, ...(ranked ? ["attn.qk", "attn.vo"].map((kind, n) => rankBar(each, kind, n, box, i)) : [])];
   });
@@ -131,7 +137,7 @@ function curveChart(width) {
   const { y, parts } = frame(width, 330, box, [1e-4, 1], "share of the output lost");
   const lines = found.flatMap((ladder) => {
     const n = kindOf(ladder), last = ladder.units.length - 1;
-    const share = ladder.units.map((units, i) => (ladder.ranks ? ladder.macs[i] / ladder.macs[last] : units / ladder.of));
+    const share = ladder.units.map((units, i) => (ladder.ranks || ladder.orders ? ladder.macs[i] / ladder.macs[last] : units / ladder.of));
     const line = (values) => path([[x(0), y(1)], ...values.map((value, i) => [x(share[i]), y(Math.min(1, value))])]);
     const keep = state.keep[ladder.index], rung = keep === null || keep === ladder.of ? -1 : rungOf(ladder, keep);
     return [

@@ -34,6 +34,10 @@ function tiles() {
     const before = metric.dense === null ? [] : [", dense ", num(`metrics.${i}.dense`)];
     tile(h("span", {}, metric.name, ...before), num(`metrics.${i}.small`));
   });
+  if (report.elsewhere) {
+    tile(h("span", {}, said("elsewhere.metric"), " lost on text like the calibration text"), num("elsewhere.home", signed));
+    tile(h("span", {}, "the same on other text (", num("elsewhere.sources", commas), " sources, not fitted)"), num("elsewhere.elsewhere", signed));
+  }
 }
 
 function table(id, head, rows) {
@@ -82,7 +86,9 @@ function beforeAfter() {
   rows.push(...report.metrics.map((_, i) => metricRow(`metrics.${i}`)), ...elsewhere());
   table("before-after", ["", "dense", "small", "ratio, or 95 % interval"], rows);
   const how = [];
-  if (report.metrics.length && report.data.tokens) how.push("Metrics on ", num("data.tokens.report", commas), ` held-out ${report.data.unit}. `);
+  if (report.metrics.length && report.data.tokens) how.push("Metrics on ", num("data.tokens.report", commas), ` held-out ${report.data.unit} of `, said("data.name"),
+    ...(report.metrics[0].documents ? [" (", num("metrics.0.documents", commas), " ", said("data.document"), report.metrics[0].documents === 1 ? ")" : "s)"] : []),
+    ...(report.data.read_as || []).flatMap((_, i) => ["; ", said(`data.read_as.${i}`)]), ". ");
   if (report.latency) how.push("Latency: medians of ", num("latency.repeats", commas), " interleaved runs, threads: ", num("latency.threads", commas), ".");
   byId("measured").append(...how);
   if (report.lossless) lossless();

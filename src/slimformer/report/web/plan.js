@@ -157,8 +157,10 @@ function consequences(front, ladders, keep) {
   return { macs: macs / front.dense.macs, params: params / front.dense.params, kl };
 }
 
-// What is kept on a rung: units or, with a linear path beside them, "units+rank".
-const kept = (ladder, rung) => (ladder.ranks && ladder.ranks[rung] ? `${ladder.units[rung]}+${ladder.ranks[rung]}` : ladder.units[rung]);
+// Have key/value heads gone whole on this rung, with more than one query each?
+const goesWhole = (ladder, rung) => ladder.kind === "attn.heads" && ladder.groups[rung] < Math.min(ladder.units[rung], ladder.groups.at(-1));
+// What is kept on a rung: units; with a linear path beside them "units+rank"; where key/value heads went whole "units/heads".
+const kept = (ladder, rung) => (goesWhole(ladder, rung) ? `${ladder.units[rung]}/${ladder.groups[rung]}` : ladder.ranks && ladder.ranks[rung] ? `${ladder.units[rung]}+${ladder.ranks[rung]}` : ladder.units[rung]);
 const rungOf = (ladder, keep) => ladder.units.findIndex((_, rung) => kept(ladder, rung) === keep);
 const scaled = (ladder, field, rung) =>
   Array.isArray(ladder[field]) ? ladder[field][rung] : ladder[field] * ladder.harm[rung];

@@ -23,7 +23,8 @@ function spectraChart(width) {
   const box = { left: 52, right: width - 14, top: 30, bottom: 270 }, x = linear([0, 1], [box.left, box.right]);
   const { y, parts } = frame(width, 310, box, [1e-4, 1], "share beyond");
   const lines = found.map((ladder) => {
-    const points = ladder.units.map((units, i) => [x(units / ladder.of), y(Math.min(1, ladder.floor[i]))]);
+    const rungs = ladder.units.map((_, i) => i).filter((i) => !goesWhole(ladder, i));
+    const points = rungs.map((i) => [x(ladder.units[i] / ladder.of), y(Math.min(1, ladder.floor[i]))]);
     return s("path", { d: path([[x(0), y(1)], ...points]), class: `curve t${shade(ladder.block)}` }, tooltip(`block ${ladder.block}`));
   });
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((v) => tick(x(v), box.bottom + 18, `${100 * v} %`));

@@ -95,6 +95,7 @@ KINDS: dict[str, Kind] = {
     "columns": Kind("a list of names", _are_names, optional=True),
     "eval_data": Kind("a list of data", _is_list), "head_data": PATH,
     "format": TEXT, "refine": YES_OR_NO, "timing": YES_OR_NO, "force": YES_OR_NO, "verify": YES_OR_NO,
+    "only_data": YES_OR_NO,
     "bits": whole(1), "group": whole(0, optional=True), "method": TEXT, "symmetric": YES_OR_NO, "pattern": TEXT,
     "k": whole(1), "kind": TEXT, "window": whole(0), "keep_exact": whole(0), "steps": whole(1),
     "budgets": Kind("two numbers, the small one first", _are_numbers), "tolerance": AT_LEAST_0, "mean_macs": NUMBER,

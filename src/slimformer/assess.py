@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,24 +12,29 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.documents import source_names
 from slimformer.calibrate.gather import Data, positions, vocabulary
+from slimformer.calibrate.recorded import read_again
 from slimformer.calibrate.store import Provenance
 from slimformer.calibrate.tasks import TASKS
 from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
 from slimformer.evaluate import file_size, generate_text, model_latency, parameter_count
 from slimformer.evaluate.compare import compare, first_tokens, is_language_model
+from slimformer.evaluate.data_notes import few_examples, thin_data, unnamed_data
+from slimformer.evaluate.elsewhere import home_and_elsewhere, narrow_notes, other_text
 from slimformer.evaluate.neighbours import LENGTH, SENTENCES, neighbours
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import read_json
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
 from slimformer.plan.cost import Size, block_cost, kv_cache_bytes, outside_macs, path_rank
+from slimformer.report.page import read_report
 from slimformer.report.report import Footprint, Report
 from slimformer.rewrite.sizes import auto_class
 from slimformer.stages import Progress, silent, versions
 from slimformer.words import option
 
-TOKENS_PER_COORDINATE = 10  # below it the least-squares refit follows the noise of the sample
 PROMPT = "The main idea of this"
 
 
@@ -39,7 +43,8 @@ def evaluate(
 ) -> Report:
     """Dense and small on the report split, which was neither fitted nor used to choose."""
     report = describe_result(loaded, small, plan)
-    report = replace(report, warnings=[*report.warnings, *thin_data(describe(loaded.model), data)])
+    notes = [*thin_data(describe(loaded.model), data), *unnamed_data(data.reading, data.name)]
+    report = replace(report, warnings=[*report.warnings, *notes])
     return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
 
 
@@ -55,25 +60,12 @@ def beside(
     for data in others:
         batches, said = _unfitted(known, data, small=report.model)
         batches = first_tokens(batches, report.data["tokens"]["report"])
-        metrics = [metric.to_json() for metric in compare(loaded.model, small, batches, seed=data.seed)]
+        metrics = [metric.to_json() for metric in compare(loaded.model, small, batches)]
         found.append({
             "name": data.name, "hash": data.hash, "tokens": sum(batch.tokens for batch in batches), "metrics": metrics
         })  # fmt: skip
         notes += [f"{option('eval_data')} {data.name}: {note}" for note in said]
-    return replace(report, other_data=found, warnings=notes)
-
-
-def thin_data(architecture: Architecture, data: Data) -> list[str]:
-    """A note when there were fewer than `TOKENS_PER_COORDINATE` tokens for every coordinate of the widest site."""
-    tokens = data.tokens["fit"] * (data.seq_len if architecture.family.image else 1)
-    widest = max(architecture, key=lambda site: site.width)
-    wanted = TOKENS_PER_COORDINATE * widest.width
-    if tokens >= wanted:
-        return []
-    return [
-        f"fitted on {tokens:,} tokens, which is few for the {widest.width:,} coordinates of {widest.name}; "
-        f"give {wanted:,} or more with {option('tokens')}"
-    ]
+    return replace(report, other_data=[*report.other_data, *found], warnings=notes)
 
 
 def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenance: Provenance | None = None) -> Report:
@@ -92,9 +84,9 @@ def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenan
         dense=_as_stored(loaded, footprint(loaded.model, architecture, plan.seq_len, loaded.dtype)),
         small=footprint(small, after, plan.seq_len, loaded.dtype),
         sites=site_table(architecture, after, dropped_blocks(plan.sizes)),
-        data=data_provenance(architecture, p.data, p.data_hash, p.seed, p.tokens) if (p := provenance) else {},
+        data=_calibration_facts(architecture, provenance) if provenance else {},
         versions=versions(),
-        warnings=list(loaded.notes),
+        warnings=[*loaded.notes, *(unnamed_data(provenance.reading, provenance.data) if provenance else ())],
         opening=_opening(loaded),
     )
 
@@ -116,23 +108,36 @@ def measure(
 ) -> Report:
     """The report with metrics, latency and samples added."""
     progress("evaluate", 0, 3)
-    metrics = [metric.to_json() for metric in compare(loaded.model, small, batches, seed=data.seed)]
+    metrics = [metric.to_json() for metric in compare(loaded.model, small, batches)]
     progress("evaluate", 1, 3)
     measured = _latency(loaded.model, small, describe(loaded.model), batches) if timing else None
     progress("evaluate", 2, 3)
     samples, alike = _samples(loaded, small), _neighbours(loaded, small)
+    rows = other_text(loaded.model, small, data.other)
     progress("evaluate", 3, 3)
     tokens = {**data.tokens, "report": sum(batch.tokens for batch in batches)}
-    provenance = data_provenance(describe(loaded.model), data.name, data.hash, data.seed, tokens)
-    return replace(report, metrics=metrics, latency=measured, samples=samples, neighbours=alike, data=provenance)
+    provenance = data_provenance(describe(loaded.model), data, tokens)
+    short = home_and_elsewhere(metrics, rows)
+    notes = [*report.warnings, *few_examples(metrics, data.unit), *narrow_notes(short, data.name)]
+    return replace(
+        report, metrics=metrics, latency=measured, samples=samples, neighbours=alike, data=provenance, warnings=notes,
+        other_data=rows, elsewhere=short,
+    )  # fmt: skip
 
 
-def data_provenance(
-    architecture: Architecture, name: str, hash: str, seed: int, tokens: dict[str, int]
-) -> dict[str, Any]:
-    """What a report says of its data: enough for `eval` to keep to what was held out."""
+def data_provenance(architecture: Architecture, data: Data, tokens: dict[str, int] | None = None) -> dict[str, Any]:
+    """What a report says of its data: enough for `eval` to read them again and to keep to what was held out."""
+    return {
+        "name": data.name, "hash": data.hash, "seed": data.seed, "tokens": tokens or data.tokens,
+        "unit": "images" if architecture.family.image else "tokens", "document": data.unit, "read_as": list(data.notes),
+        "reading": data.reading, "mixed": data.mixed,
+    }  # fmt: skip
+
+
+def _calibration_facts(architecture: Architecture, made: Provenance) -> dict[str, Any]:
+    """The same from statistics, where data are not at hand."""
     unit = "images" if architecture.family.image else "tokens"
-    return {"name": name, "hash": hash, "seed": seed, "tokens": tokens, "unit": unit}
+    return {**known_data(made), "tokens": made.tokens, "unit": unit}
 
 
 def evaluate_pair(
@@ -163,6 +168,15 @@ def evaluate_pair(
     return beside(report, loaded, small.model, others, known=calibrated if isinstance(calibrated, dict) else {})
 
 
+def data_of(small: Loaded, loaded: Loaded, *, seq_len: int | None = None, tokens: int | None = None) -> Data:
+    """The data the small model was calibrated on, read again; `evaluate_pair` keeps to what was held out of them."""
+    known = _own_file(small, "report.json").get("data")
+    return read_again(
+        known if isinstance(known, dict) else {}, loaded.model, loaded.processor, owner=small.name, seq_len=seq_len,
+        tokens=tokens,
+    )  # fmt: skip
+
+
 def require_relatives(loaded: Loaded, small: Loaded) -> None:
     """Refuse to compare models of which one cannot have come from the other."""
     before, after = describe(loaded.model), describe(small.model)
@@ -172,7 +186,8 @@ def require_relatives(loaded: Loaded, small: Loaded) -> None:
             f"{small.name} is a {kinds[0]}, {loaded.name} a {kinds[1]}; give the model it came "
             f"from with {option('loaded')}"
         )
-    if before.n_blocks != after.n_blocks + len(_dropped(small)) or before.hidden != after.hidden:
+    depths = (after.n_blocks, after.n_blocks + len(_dropped(small)))  # its own too: beside itself, or healed
+    if before.n_blocks not in depths or before.hidden != after.hidden:
         raise PlanDoesNotFit(
             f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
             f"{before.hidden}; give the model it came from with {option('loaded')}"
@@ -198,7 +213,7 @@ def _held_out(small: Loaded, made: dict[str, Any], data: Data) -> tuple[list[Bat
 def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Batch], list[str]]:
     """The same by what is known of the data that were calibrated on."""
     if known.get("hash") != data.hash:
-        again = _again(str(known.get("name", "")), _sources(data.name))
+        again = _again(_known_places(known), _sources(data.name))
         note = f"{small} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
         return everything(data), [note] if again else []
     if known.get("seed") != data.seed:
@@ -211,7 +226,7 @@ def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Ba
 def calibrated_on(small: Loaded, files: Sequence[str]) -> list[str]:
     """A note where the model says that it was calibrated on files it is judged on; `files` are those that were read."""
     calibrated = _own_file(small, "report.json").get("data")
-    again = _again(str(calibrated.get("name", "")), files) if isinstance(calibrated, dict) else []
+    again = _again(_known_places(calibrated), files) if isinstance(calibrated, dict) else []
     return [f"{small.name} was calibrated on {', '.join(again)}: these are not held-out figures"] if again else []
 
 
@@ -223,8 +238,7 @@ def everything(data: Data) -> list[Batch]:
 
 def held_out_batches(made: Provenance, data: Data) -> tuple[list[Batch], list[str]]:
     """Of data that were calibrated on, the part that was held out; of others all of it."""
-    known = {"name": made.data, "hash": made.data_hash, "seed": made.seed}
-    batches, notes = _unfitted(known, data, small="the model")
+    batches, notes = _unfitted(known_data(made), data, small="the model")
     return list(batches), notes
 
 
@@ -233,9 +247,20 @@ def _sources(name: str) -> list[str]:
     return [str(part) for part in source_names(name) if str(part) and part not in TASKS]
 
 
-def _again(known: str, asked: Sequence[str]) -> list[str]:
+def known_data(made: Provenance) -> dict[str, Any]:
+    """What statistics say of their data, as a report says it."""
+    return {"name": made.data, "hash": made.data_hash, "seed": made.seed, "reading": made.reading}
+
+
+def _known_places(known: Mapping[str, Any]) -> list[str]:
+    """Where the data of a report were, from whatever folder that is asked; their name where no place is known."""
+    places = (known.get("reading") or {}).get("sources") or _sources(str(known.get("name", "")))
+    return [str(place) for place in places if place not in TASKS]
+
+
+def _again(known: Sequence[str], asked: Sequence[str]) -> list[str]:
     """Which of the sources asked for are among the known ones, however either is spelt; of folders all is read."""
-    places = [_place(part) for part in _sources(known)]
+    places = [_place(part) for part in known]
     return [part for part in asked if any(_overlap(_place(part), place) for place in places)]
 
 
@@ -311,11 +336,19 @@ def _ranks(old: Site, new: Site) -> dict[str, int]:
 def _own_file(loaded: Loaded, name: str) -> dict[str, Any]:
     """What the folder of a model says of itself; nothing if it says nothing that can be read."""
     place = loaded.folder or loaded.companions
+    if place is not None:
+        require_unchanged(place, name)
     try:
-        found = json.loads((place / name).read_text(encoding="utf-8")) if place else {}
+        found = read_json(place / name) if place else {}
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    if "slimformer_report" in found and place:
+        read_report(place)  # what we print is checked; files of others under that name are not ours to judge
+    if "slimformer_plan" in found and place:
+        Plan.load(place / name)
+    return found
 
 
 def _latency(

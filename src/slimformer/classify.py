@@ -36,7 +36,7 @@ from slimformer.heads.attach import attach, last_layer, put_head
 from slimformer.heads.features import Chunk, Reading, batches_of, feature_chunks, readings_of
 from slimformer.heads.waiting_rows import waiting_rows
 from slimformer.models import describe, family_of
-from slimformer.models.architecture import is_bare
+from slimformer.models.architecture import is_bare, reads_examples
 from slimformer.models.load import Loaded
 from slimformer.report.report import Report
 from slimformer.rewrite.sizes import auto_class
@@ -329,10 +329,11 @@ def held_out_texts(
     """What the report and certify splits of `data` hold: a fresh head must not be fitted on it."""
     if isinstance(data, Tensor):
         return set()
-    if family_of(loaded.model.config).image:
+    family = family_of(loaded.model.config)
+    if family.image:
         documents = read_images(data, samples=samples, seed=seed)
     else:
-        documents = read_data(data, columns=columns, limit=samples)
+        documents = read_data(data, columns=columns, limit=samples, rows=reads_examples(loaded.model, family))
     parts = split_documents(documents, seed=seed)
     return {(document.text, document.pair) for part in ("report", "certify") for document in parts[part]}
 
@@ -352,5 +353,5 @@ def rehead(
     fresh, head = fresh_head(loaded, small, allowed, seq_len=length, progress=progress)
     if bare:
         return fresh, replace(report, head=head, load_class=auto_class(fresh))
-    metrics = [metric.to_json() for metric in compare(loaded.model, fresh, data.splits["report"], seed=data.seed)]
+    metrics = [metric.to_json() for metric in compare(loaded.model, fresh, data.splits["report"])]
     return fresh, replace(report, head={**head, "old_head": report.metrics}, metrics=metrics)

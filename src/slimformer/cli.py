@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -32,7 +33,7 @@ from slimformer.cli_compress import (
 )
 from slimformer.cli_eval import MEASURE
 from slimformer.cli_export import EXPORT
-from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_both, require_plan, saved_line
+from slimformer.cli_front import FRONT, curves_of, emit, loaded_for, read_data, saved_line
 from slimformer.cli_heads import HEADS
 from slimformer.cli_inspect import INSPECT
 from slimformer.cli_lab import lab_app
@@ -42,7 +43,6 @@ from slimformer.cli_report import REPORT
 from slimformer.models.opening import Opening
 from slimformer.options import (
     AS_USUAL,
-    BUILTIN,
     AsJson,
     Columns,
     DataOption,
@@ -64,6 +64,7 @@ from slimformer.options import (
     Memory,
     Model,
     NoSeed,
+    OnlyData,
     OutFolder,
     Params,
     Paths,
@@ -139,7 +140,8 @@ for command, example in INSPECT.items():
 def calibrate(
     model: Model,
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the statistics to")],
-    data: DataOption = BUILTIN,
+    data: DataOption = None,
+    only_data: OnlyData = False,
     columns: Columns = "",
     tokens: Tokens = None,
     samples: Samples = None,
@@ -154,27 +156,33 @@ def calibrate(
 ) -> None:
     """One pass over the data: write the moments of every width, from which any budget can be planned."""
     from slimformer import stages
-    from slimformer.assess import thin_data
     from slimformer.calibrate.distributed import is_follower
+    from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free, writing
+    from slimformer.evaluate.data_notes import thin_data, unnamed_data
     from slimformer.fisher import shared_metric
     from slimformer.models import describe
+    from slimformer.models.load import load_model
+    from slimformer.nn.long_context import require_every_key
     from slimformer.probe import keep_probes
 
     name = joined(data)
     stages.require_apart(out_folder, model, name, *name.split(","))
     require_free(out_folder, force)
     how = with_precision(opening, dtype)
-    loaded, batches = read_both(model, how, name, columns, tokens, samples, seq_len, seed)
+    loaded = load_model(model, how)
+    require_every_key(loaded.model)
+    batches = read_data(loaded, name, columns, tokens, samples, seq_len, seed, "calibration", broad=not only_data)
     stages.require_together(loaded, batches)
-    place = TemporaryDirectory() if is_follower() else writing(out_folder, force=force)
+    place = TemporaryDirectory() if is_follower() else writing(out_folder, "statistics", force=force)
     with progress_bars(err, hidden=quiet or as_json) as progress, place as folder:
         metric = shared_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
         statistics = stages.calibrate(loaded, batches, Path(folder), metric=metric, joint=paths, progress=progress)
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
-    for note in thin_data(describe(loaded.model), batches) if not (quiet or as_json) else ():
-        err.print(f"note: {note}", style="yellow")
-    found = json.loads((out_folder / "stats.json").read_text())
+    notes = [*batches.notes, *thin_data(describe(loaded.model), batches), *unnamed_data(batches.reading, batches.name)]
+    for note in notes if not (quiet or as_json) else ():
+        err.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    found = asdict(open_statistics(out_folder).provenance)
     emit(found, as_json, quiet, lambda: typer.echo(f"statistics of {found['model']} are in {out_folder}"))
 
 
@@ -202,6 +210,7 @@ def plan(
     from slimformer import stages
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free_file, writing_file
+    from slimformer.files.content import PLAN
     from slimformer.models import describe
     from slimformer.plan.recipe import load_recipe
     from slimformer.report.console import kept, plan_table
@@ -209,15 +218,14 @@ def plan(
 
     budget, chosen = budget_from(macs, params, latency), load_recipe(recipe)
     statistics = open_statistics(stats)
-    require_plan(out_file)
-    require_free_file(out_file, force)
+    require_free_file(out_file, force, PLAN)
     loaded = loaded_for(statistics, model, opening)
     dense = loaded.model
     with progress_bars(err, hidden=quiet or as_json) as progress:
         curves = curves_of(loaded, statistics, chosen, progress)
         budget = priced(budget, dense, statistics.provenance.seq_len, progress)
         made = stages.make_plan(dense, statistics, curves, budget=budget, recipe=chosen, format=format)
-        with writing_file(out_file, force=force) as file:
+        with writing_file(out_file, force=force, kind=PLAN) as file:
             file.write_text(made.to_json())
     emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(dense), made))))
 
@@ -274,7 +282,8 @@ def compress(
     max_kl: MaxKl = None,
     size: Size = None,
     out_folder: MaybeOut = None,
-    data: DataOption = BUILTIN,
+    data: DataOption = None,
+    only_data: OnlyData = False,
     eval_data: EvalData = None,
     recipe: RecipeName = "balanced",
     format: Format = "ragged",
@@ -310,22 +319,21 @@ def compress(
     alone: dict[str, Any] = {"eval_data": eval_data or (), "refine": refine, "head_data": head_data}
     widths = {**alone, **storage_asked(chosen, bits, group, size), "format": format}
     context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
-    asked = budget_asked(chosen, macs, params, latency, max_kl, size)
+    asked, seen = budget_asked(chosen, macs, params, latency, max_kl, size), {"memory": memory, "opening": opening}
     if dry_run:
-        how = {**widths, "memory": memory, "opening": opening}
-        return show_dry_run(model, asked, how, chosen, name, seq_len, as_json, quiet)
+        return show_dry_run(model, asked, widths | seen, chosen, name, seq_len, as_json, quiet)
     record = tracker(track)
     out_folder = require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
     how = {
-        "recipe": chosen, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed,
-        "columns": column_names(columns), "timing": timing, **asked, **vars(with_precision(opening, dtype)),
+        "recipe": chosen, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed, "timing": timing,
+        "columns": column_names(columns), "only_data": only_data, **asked, **vars(with_precision(opening, dtype)),
     }  # fmt: skip
     if memory is not None:
         return record("compress", by_blocks(model, out_folder, name, memory, how, widths, force, as_json, quiet))
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        result = saved(made(model, name, how, widths, context, progress), out_folder, force, progress)
-    record("compress", result.report.to_dict())
-    show_result(result.report, out_folder, as_json, quiet)
+        report = saved(made(model, name, how, widths, context, progress), out_folder, force, progress).report
+    record("compress", report.to_dict())
+    show_result(report, out_folder, as_json, quiet)
 
 
 for command, example in {**FRONT, **MEASURE, **CASCADE, **QUANTIZE, **HEADS, **EXPORT, **REPORT}.items():

@@ -15,7 +15,6 @@ from slimformer.errors import BudgetOutOfReach, SlimformerError
 from slimformer.models.opening import Opening
 from slimformer.options import (
     AS_USUAL,
-    BUILTIN,
     AsJson,
     Columns,
     DataOption,
@@ -74,7 +73,7 @@ def cascade(
     budgets: Budgets = "0.3,1",
     tolerance: Tolerance = 0.005,
     mean_macs: MeanMacs = None,
-    data: DataOption = BUILTIN,
+    data: DataOption = None,
     columns: Columns = "",
     tokens: Tokens = None,
     samples: Samples = None,
@@ -158,26 +157,29 @@ def _from_model(
     format: str, refine: bool | None, scratch: Path, progress: Any,
 ) -> Ready:  # fmt: skip
     """Calibrate anew; statistics live in `scratch`."""
-    from slimformer.assess import data_provenance, thin_data
+    from slimformer.assess import data_provenance
     from slimformer.calibrate.gather import gather, sequence_length
     from slimformer.evaluate.answers import require_answers
+    from slimformer.evaluate.data_notes import thin_data
     from slimformer.models import describe
     from slimformer.models.load import load_model
+    from slimformer.nn.long_context import require_every_key
     from slimformer.plan import Budget, check_budget
     from slimformer.workbench import workbench
 
     loaded = load_model(source, opening)
+    require_every_key(loaded.model)
     require_answers(loaded.model)
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, reading["seq_len"])
     for fraction in budgets:  # before the long work
         check_budget(architecture, Budget(fraction), seq_len=length, recipe=recipe, format=format)
-    read = gather(data, loaded.model, loaded.processor, architecture, **reading)
+    read = gather(data, loaded.model, loaded.processor, architecture, broad=True, **reading)
     bench = workbench(loaded, read, scratch / "stats", recipe, format, refine, progress, {})
     refined = {split: read.splits[split] for split in ("fit", "select")} if bench.refined else None
-    told = data_provenance(architecture, read.name, read.hash, read.seed, read.tokens)
+    told = data_provenance(architecture, read)
     return Ready(
-        loaded, bench.statistics, bench.curves, read.splits, refined, told, thin_data(architecture, read)
+        loaded, bench.statistics, bench.curves, read.splits | read.own, refined, told, thin_data(architecture, read)
     )  # fmt: skip
 
 
@@ -198,14 +200,15 @@ def _from_statistics(
     require_answers(loaded.model)
     architecture = describe(loaded.model)
     read = gather(
-        data, loaded.model, loaded.processor, architecture, seq_len=made.seq_len, seed=made.seed, **reading
+        data, loaded.model, loaded.processor, architecture, seq_len=made.seq_len, seed=made.seed,
+        broad=bool(made.reading.get("broad")), **reading,
     )  # fmt: skip
-    told = data_provenance(architecture, read.name, read.hash, read.seed, read.tokens)
+    told = data_provenance(architecture, read)
     curves = curves_of(loaded, statistics, recipe, progress)
     if read.hash == made.data_hash:
         wanted = recipe.refine if refine is None else refine
         refined = {split: read.splits[split] for split in ("fit", "select")} if wanted else None
-        return Ready(loaded, statistics, curves, read.splits, refined, told)
+        return Ready(loaded, statistics, curves, read.splits | read.own, refined, told)
     if refine:
         raise SlimformerError(
             f"--refine needs the data the statistics were made from ({made.data}); give them as --data"

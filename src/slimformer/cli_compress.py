@@ -195,6 +195,7 @@ def _show_offers(model: str, recipe: Any, how: dict[str, Any], seq_len: int | No
     from slimformer.calibrate.gather import sequence_length
     from slimformer.models import describe
     from slimformer.models.load import load_model
+    from slimformer.nn.long_context import require_every_key
     from slimformer.plan import require_format
     from slimformer.report.console import savings_table
     from slimformer.rewrite.exact import Scope
@@ -203,6 +204,7 @@ def _show_offers(model: str, recipe: Any, how: dict[str, Any], seq_len: int | No
     format = how["format"]
     require_format(format)
     loaded = load_model(model, how["opening"])
+    require_every_key(loaded.model)
     architecture = describe(loaded.model)
     found = [
         offer.to_json()

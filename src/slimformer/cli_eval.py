@@ -10,12 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from slimformer.cli_front import emit, read_both, read_data
+from slimformer.cli_front import emit, read_data, require_readable_as_recorded
 from slimformer.errors import ReportNotFound, SlimformerError
 from slimformer.models.opening import Opening
 from slimformer.options import (
     AS_USUAL,
-    BUILTIN,
     AsJson,
     Columns,
     EvalData,
@@ -35,6 +34,15 @@ out = Console()
 
 Small = Annotated[str, typer.Argument(metavar="DIR", help="the smaller model")]
 Against = Annotated[str, typer.Option(metavar="MODEL", help="the dense model it came from")]
+EvaluatedData = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="DATA",
+        help="as for compress; with --task a file or folder of it",
+        show_default="what was held out of the data it was calibrated on",
+    ),
+]
 Record = Annotated[bool, typer.Option("--record", help="also write the result into DIR/report.json")]
 
 
@@ -42,12 +50,7 @@ Record = Annotated[bool, typer.Option("--record", help="also write the result in
 def eval_(
     folder: Small,
     against: Against,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DATA", help="as for compress; with --task a file or folder of it", show_default="builtin"
-        ),
-    ] = None,
+    data: EvaluatedData = None,
     eval_data: EvalData = None,
     task: Annotated[
         str | None,
@@ -79,13 +82,16 @@ def eval_(
 ) -> None:
     """Compare a smaller model with the dense one on --data, or on a --task of the papers.
 
-    Of data it was calibrated on, only what was held out is read; a task is read whole.
+    Of data it was calibrated on, only what was held out is read, and that is what is read without --data; a task is
+    read whole.
     """
     if task is None:
         if record:
             raise SlimformerError("--record is for the scores of a --task; give one")
         how = {"columns": columns, "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
-        sources = (joined(data or BUILTIN), *(eval_data or ()))
+        if not data:
+            require_readable_as_recorded(columns=columns, samples=samples)
+        sources = (joined(data) if data else None, *(eval_data or ()))
         return _on_data(folder, against, sources, how, opening, timing, track, as_json, quiet)
     from slimformer.evaluate.task import Options
 
@@ -110,7 +116,7 @@ def _require_task_options(*, several: bool, limited: bool) -> None:
 
 
 def _on_data(
-    folder: str, against: str, sources: tuple[str, ...], how: dict[str, Any], opening: Opening, timing: bool,
+    folder: str, against: str, sources: tuple[str | None, ...], how: dict[str, Any], opening: Opening, timing: bool,
     track: str | None, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     from slimformer import assess
@@ -119,8 +125,13 @@ def _on_data(
     from slimformer.track import tracker
 
     recorded, small = tracker(track), load_model(folder, _of_small(opening))
-    loaded, batches = read_both(against, opening, sources[0], purpose="evaluation", **how)
-    beside = [read_data(loaded, name, purpose="evaluation", **how) for name in sources[1:]]
+    loaded = load_model(against, opening)
+    first, *others = sources
+    if first is None:
+        batches = assess.data_of(small, loaded, seq_len=how["seq_len"], tokens=how["tokens"])
+    else:
+        batches = read_data(loaded, first, purpose="evaluation", **how)
+    beside = [read_data(loaded, str(name), purpose="evaluation", **how) for name in others]
     with progress_bars(err, hidden=quiet or as_json) as progress:
         report = assess.evaluate_pair(loaded, small, batches, beside, timing=timing, progress=progress)
     recorded("eval", report.to_dict())
@@ -240,17 +251,18 @@ def _recorded(folder: str) -> dict[str, Any]:
 
 
 def _record(folder: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Write the report anew, and its page if there is one."""
-    from slimformer.checkpoint.atomic import writing_file
+    """Write the report anew, and its page if there is one that nobody has changed."""
+    from slimformer.checkpoint.atomic import revising
     from slimformer.checkpoint.lines import json_text
+    from slimformer.files.manifest import changed as changed_files
     from slimformer.report.page import html_page, is_page
     from slimformer.report.report import strict
 
     place, found = Path(folder), strict(changed(_recorded(folder)))
-    with writing_file(place / "report.json", force=True) as file:
+    with revising(place, "report.json") as file:
         file.write_text(json_text(found), encoding="utf-8")
-    if is_page(place / "report.html"):
-        with writing_file(place / "report.html", force=True) as file:
+    if is_page(place / "report.html") and not any(changed_files(place, "report.html")):
+        with revising(place, "report.html") as file:
             file.write_text(html_page(found, folder=place.resolve().name), encoding="utf-8")
 
 

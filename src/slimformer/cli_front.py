@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from slimformer.errors import OutputExists, SlimformerError
+from slimformer.errors import SlimformerError
 from slimformer.models.opening import Opening
 from slimformer.options import (
     AS_USUAL,
-    BUILTIN,
     AsJson,
     Columns,
     DataOption,
@@ -112,15 +112,16 @@ def frontier(
 ) -> None:
     """The whole front: for every budget what is kept, and the KL divergence the probes predict. Needs no data."""
     from slimformer.checkpoint.atomic import require_free_file, writing_file
+    from slimformer.files.content import FRONT
 
     if out_file is not None:
-        require_free_file(out_file, force)
+        require_free_file(out_file, force, FRONT)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         *_, points = _front(stats, budgets, recipe, format, (model, opening), progress)
     rows = [point.to_json() for point in points]
     found = {"slimformer_front": 1, "recipe": recipe, "format": format, "points": rows}
     if out_file is not None:
-        with writing_file(out_file, force=force) as file:
+        with writing_file(out_file, force=force, kind=FRONT) as file:
             file.write_text(json.dumps(found, indent=1))
     emit(found, as_json, quiet, lambda: out.print(front_table(rows)))
 
@@ -128,7 +129,7 @@ def frontier(
 @opens_model
 def sweep(
     stats: Stats,
-    data: DataOption = BUILTIN,
+    data: DataOption = None,
     budgets: Budgets = "0.9,0.8,0.7,0.6,0.5",
     columns: Columns = "",
     tokens: Tokens = None,
@@ -143,38 +144,53 @@ def sweep(
 ) -> None:
     """Make and measure the models of chosen budgets, one after the other; predicted beside measured divergence.
 
-    Of the data that were calibrated on, only what was held out then is read; give the same options as to calibrate.
+    Without --data they are measured on what was held out of the data STATS were made from; of those, no other part is
+    read with --data either.
     """
     from slimformer import front
-    from slimformer.assess import held_out_batches
-    from slimformer.calibrate.gather import gather
-    from slimformer.models import describe
+    from slimformer.assess import held_out_batches, known_data
+    from slimformer.calibrate.recorded import read_again
+    from slimformer.report.console import measured_line
 
+    if not data:
+        require_readable_as_recorded(columns=columns, samples=samples)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         loaded, statistics, curves, points = _front(stats, budgets, recipe, format, (model, opening), progress)
         made = statistics.provenance
-        read = gather(
-            joined(data), loaded.model, loaded.processor, describe(loaded.model), seq_len=made.seq_len, tokens=tokens,
-            samples=samples, columns=column_names(columns), seed=made.seed, purpose="evaluation",
-        )  # fmt: skip
+        if data:
+            read = read_data(loaded, joined(data), columns, tokens, samples, made.seq_len, made.seed, "evaluation")
+        else:
+            read = read_again(
+                known_data(made), loaded.model, loaded.processor, owner=str(stats), seq_len=made.seq_len, tokens=tokens
+            )
         batches, notes = held_out_batches(made, read)
         rows = list(
             front.sweep(
                 loaded.model, statistics, curves, points, batches,
-                dtype=loaded.dtype, seed=made.seed, progress=progress,
+                dtype=loaded.dtype, progress=progress,
             )
         )  # fmt: skip
     pairs = [(row["predicted_kl"], kl) for row in rows if (kl := measured_kl(row)) is not None and row["predicted_kl"]]
-    found = {"slimformer_sweep": 1, "points": rows, "rank_correlation": front.correlation(pairs), "notes": notes}
+    tokens_read = sum(batch.tokens for batch in batches)
+    facts = {"name": read.name, "hash": read.hash, "tokens": {"report": tokens_read}, "document": read.unit}
+    found: dict[str, Any] = {
+        "slimformer_sweep": 1, "points": rows, "rank_correlation": front.correlation(pairs), "notes": notes,
+        "data": {**facts, "read_as": list(read.notes)},
+    }  # fmt: skip
     for note in notes if not (quiet or as_json) else ():
         err.print(f"note: {note}", style="yellow")
-    emit(found, as_json, quiet, lambda: out.print(front_table(rows)))
+
+    def tables() -> None:
+        out.print(Text(measured_line(found["data"], rows[0]["metrics"] if rows else [])))
+        out.print(front_table(rows))
+
+    emit(found, as_json, quiet, tables)
 
 
 FRONT: dict[Callable[..., None], str] = {
     cut: "slimformer cut stats --macs 0.6 --out smaller",
     frontier: "slimformer frontier stats --out front.json",
-    sweep: "slimformer sweep stats --data builtin --macs 0.8,0.6",
+    sweep: "slimformer sweep stats --macs 0.8,0.6",
 }
 
 
@@ -200,15 +216,13 @@ def curves_of(loaded: Any, statistics: Any, recipe: Any, progress: Any) -> Any:
     return stages.profile(loaded.model, statistics, recipe, progress=progress)
 
 
-def require_plan(path: Path) -> None:
-    """--force is for plans: it must not cost anyone another file."""
-    from slimformer.plan import Plan
-
-    if path.is_file():
-        try:
-            Plan.load(path)
-        except SlimformerError:
-            raise OutputExists(f"{path} is there already and is not a plan; choose another file") from None
+def require_readable_as_recorded(*, columns: str, samples: int | None) -> None:
+    """Without --data the data are read as they were read at first; options that say otherwise need --data."""
+    given = [flag for flag, value in (("--columns", columns), ("--samples", samples)) if value]
+    if given:
+        raise SlimformerError(
+            f"{', '.join(given)}: how to read --data, and none are given; give --data, or leave it out"
+        )
 
 
 def measured_kl(row: dict[str, Any]) -> float | None:
@@ -239,18 +253,18 @@ def loaded_for(statistics: Any, moved: str, opening: Opening) -> Any:
 
 def read_both(
     model: str, opening: Opening, data: str, columns: str, tokens: int | None, samples: int | None,
-    seq_len: int | None, seed: int, purpose: Any = "calibration",
+    seq_len: int | None, seed: int, purpose: Any = "calibration", *, broad: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
     """A model, opened as asked for, and its data."""
     from slimformer.models.load import load_model
 
     loaded = load_model(model, opening)
-    return loaded, read_data(loaded, data, columns, tokens, samples, seq_len, seed, purpose)
+    return loaded, read_data(loaded, data, columns, tokens, samples, seq_len, seed, purpose, broad=broad)
 
 
 def read_data(
     loaded: Any, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
-    purpose: Any,
+    purpose: Any, *, broad: bool = False,
 ) -> Any:  # fmt: skip
     """Data for a model that is loaded already."""
     from slimformer.calibrate.gather import gather
@@ -259,6 +273,7 @@ def read_data(
     return gather(
         data, loaded.model, loaded.processor, describe(loaded.model),
         seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
+        broad=broad,
     )  # fmt: skip
 
 

@@ -224,7 +224,7 @@ def adapt(
         progress("states", 2, 2)
         found = lm_adapt.adapt_head(loaded.model, fit, select, method, progress=progress)
         adapted, warning = lm_adapt.with_head(loaded.model, found.W)
-        measured = lm_adapt.before_and_after(loaded.model, adapted, texts, seed=seed)
+        measured = lm_adapt.before_and_after(loaded.model, adapted, texts)
         report = {
             "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": found.chosen, "data": name,
             "source_data": source_data, "tokens": len(fit.t), "perplexity": measured, "warning": warning,
@@ -247,7 +247,7 @@ def _save_map(found: Any, folder: Path, report: dict[str, Any], force: bool) -> 
     from slimformer.checkpoint.atomic import writing
     from slimformer.heads.match_file import write_match
 
-    with writing(folder, force=force) as partial:
+    with writing(folder, "match", force=force) as partial:
         write_match(found, partial / "match.safetensors")
         (partial / "match.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
 
@@ -259,7 +259,7 @@ def _save_adapted(loaded: Any, adapted: Any, folder: Path, report: dict[str, Any
     from slimformer.checkpoint.atomic import writing
 
     adapted = adapted.to(loaded.dtype)
-    with writing(folder, force=force) as partial:
+    with writing(folder, "checkpoint", force=force) as partial:
         checkpoint.write_model(adapted, partial)
         checkpoint.write_belongings(partial, loaded.processor, loaded.companions)
         (partial / "adapt.json").write_text(json.dumps(report, indent=1), encoding="utf-8")

@@ -16,7 +16,6 @@ from slimformer.errors import SlimformerError, TooFewTokens
 from slimformer.models.opening import Opening
 from slimformer.options import (
     AS_USUAL,
-    BUILTIN,
     AsJson,
     Columns,
     DataOption,
@@ -113,7 +112,7 @@ def inspect(
 @opens_model
 def attention(
     model: Model,
-    data: DataOption = BUILTIN,
+    data: DataOption = None,
     lengths: Lengths = "",
     sequences: Sequences = 8,
     share: Annotated[float, typer.Option(metavar="FRACTION", help="of the energy of attention to keep")] = 0.95,
@@ -226,7 +225,7 @@ def _draw(found: dict[str, Any], folder: Path, force: bool) -> None:
     from slimformer.report.figures import draw
     from slimformer.report.report import strict
 
-    with writing(folder, force=force) as place:
+    with writing(folder, "inspection", force=force) as place:
         draw(found, place)
         stored = {"slimformer_inspection": 1, **found}
         (place / "inspection.json").write_text(json.dumps(strict(stored), allow_nan=False), encoding="utf-8")

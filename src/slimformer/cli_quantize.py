@@ -13,11 +13,11 @@ from slimformer.cli_compress import require_place, saved, show_result
 from slimformer.models.opening import Opening
 from slimformer.options import (
     AS_USUAL,
-    BUILTIN,
     AsJson,
     Columns,
     DataOption,
     Force,
+    OnlyData,
     OutFolder,
     Quiet,
     Samples,
@@ -59,7 +59,8 @@ def quantize(
     group: Group = 32,
     method: Rounding = "gptq",
     symmetric: Symmetric = True,
-    data: DataOption = BUILTIN,
+    data: DataOption = None,
+    only_data: OnlyData = False,
     columns: Columns = "",
     tokens: Tokens = None,
     samples: Samples = None,
@@ -81,6 +82,7 @@ def quantize(
 
     quantization.grid_of(bits, group)
     reading = {"columns": column_names(columns), "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
+    reading["only_data"] = only_data
     asked = {"bits": bits, "group": group, "method": method, "symmetric": symmetric, **reading}
     _run(quantization.quantize, model, data, out_folder, asked, opening, timing, verify, force, as_json, quiet)
 
@@ -91,7 +93,8 @@ def sparsify(
     out_folder: OutFolder,
     pattern: PatternName = "2:4",
     method: Sparsity = "sparsegpt",
-    data: DataOption = BUILTIN,
+    data: DataOption = None,
+    only_data: OnlyData = False,
     columns: Columns = "",
     tokens: Tokens = None,
     samples: Samples = None,
@@ -112,12 +115,13 @@ def sparsify(
 
     quantization.pattern_of(pattern)
     reading = {"columns": column_names(columns), "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
+    reading["only_data"] = only_data
     asked = {"pattern": pattern, "method": method, **reading}
     _run(quantization.sparsify, model, data, out_folder, asked, opening, timing, verify, force, as_json, quiet)
 
 
 def _run(
-    make: Callable[..., Any], model: str, data: list[str], folder: Path, asked: dict[str, Any], opening: Opening,
+    make: Callable[..., Any], model: str, data: list[str] | None, folder: Path, asked: dict[str, Any], opening: Opening,
     timing: bool, verify: bool, force: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     from slimformer.models.load import load_model

@@ -1,5 +1,7 @@
 """Exceptions named after facts. Each message says what was asked, what was found and what to do."""
 
+import errno
+
 
 class SlimformerError(Exception):
     """A fact the user can act on; the command line prints it in one line and exits with 2."""
@@ -7,6 +9,17 @@ class SlimformerError(Exception):
 
 class WrongArgument(SlimformerError, ValueError):
     """An argument is of the wrong kind, or outside of what it may be."""
+
+
+class FileRefused(SlimformerError, OSError):
+    """A file is no regular one, or larger than such a file can be, so it is not read; readers take it for any other
+    error of the disk."""
+
+    def __init__(self, path: object, why: str) -> None:
+        super().__init__(errno.EINVAL, why, str(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename} is not read: {self.strerror}"
 
 
 class UnknownArchitecture(SlimformerError):
@@ -73,6 +86,10 @@ class OutputExists(SlimformerError):
     """Something is already at the place to write to."""
 
 
+class FileChanged(SlimformerError):
+    """A file of a result is not what was written there."""
+
+
 class CannotWrite(SlimformerError):
     """The disk is full, or the place is not writable."""
 
@@ -102,7 +119,8 @@ class TooFewTokens(SlimformerError):
 
 
 class CannotGroup(SlimformerError, ValueError):
-    """Attention of this model cannot run over groups of keys, or nothing would be gained by it."""
+    """Attention of this model cannot run over groups of keys, nothing would be gained by it, or it does so already and
+    what is asked for cannot follow."""
 
 
 class TooFewExamples(SlimformerError):

@@ -52,7 +52,7 @@ def fisher_metric(
             gradients = torch.autograd.grad(loss, [nudges[site.reader] for site in sites])
         for site, gradient in zip(sites, gradients, strict=True):
             g = real_rows(gradient, here.mask).float()
-            sums[site.name] += (g.mT @ g).double().cpu()
+            sums[site.name] += (g.mT @ g).cpu().double()
         outputs += count
         progress("metric", n + 1, len(parts))
     _require_finite(sums)

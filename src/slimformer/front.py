@@ -19,7 +19,7 @@ from slimformer.evaluate.compare import compare
 from slimformer.models import describe
 from slimformer.plan import Budget, Plan, ffn_of
 from slimformer.plan.budget import require_fraction
-from slimformer.plan.ffn import curve_name
+from slimformer.plan.curves import path_name
 from slimformer.plan.profile import least_cost
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import predicted_harm
@@ -38,7 +38,7 @@ class FrontPoint:
 
     def to_json(self) -> dict[str, Any]:
         plan = self.plan
-        kept = {curve_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
+        kept = {path_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
         return {
             "budget": plan.budget, "by": plan.by, "macs": plan.macs, "params": plan.params,
             "predicted_kl": self.predicted_kl, "kept": kept,
@@ -102,7 +102,6 @@ def sweep(
     batches: Sequence[Batch],
     *,
     dtype: torch.dtype = torch.float32,
-    seed: int = 0,
     progress: Progress = silent,
 ) -> Iterator[dict[str, Any]]:
     """Make the model of every point and measure it beside the dense one. One model is in memory at a time."""
@@ -110,7 +109,7 @@ def sweep(
     for i, point in enumerate(points):
         small = carry_out(point.plan, model, statistics, curves)
         round_weights(small, dtype)  # as it would be saved
-        metrics = [metric.to_json() for metric in compare(model, small, batches, seed=seed)]
+        metrics = [metric.to_json() for metric in compare(model, small, batches)]
         progress("sweep", i + 1, len(points))
         yield {**point.to_json(), "metrics": metrics}
 

@@ -164,7 +164,6 @@ def before_and_after(
     adapted: PreTrainedModel,
     texts: Mapping[str, Sequence[Batch]],
     *,
-    seed: int = 0,
     before: dict[str, Perplexity] | None = None,
 ) -> dict[str, Any]:
     """Perplexity of both models on each text, and the difference in nats per token with its interval.
@@ -176,9 +175,7 @@ def before_and_after(
         old = before[name] if before else perplexity(dense, batches)
         new = perplexity(adapted, batches)
         out[name] = {"tokens": old.tokens, "before": old.ppl, "after": new.ppl}
-        if len(old.nll_per_window) > 1:
-            gap = paired_difference(
-                old.nll_per_window, new.nll_per_window, weights=old.tokens_per_window, seed=seed
-            )  # fmt: skip
+        if len(old.nll_per_document) > 1:
+            gap = paired_difference(old.nll_per_document, new.nll_per_document, weights=old.tokens_per_document)
             out[name] |= {"nats": gap.value, "low": gap.low, "high": gap.high}
     return out

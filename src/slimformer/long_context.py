@@ -27,6 +27,7 @@ from slimformer.errors import CannotGroup, TooFewTokens
 from slimformer.evaluate.compare import first_tokens
 from slimformer.evaluate.fidelity import document_harms, harm_name
 from slimformer.evaluate.perplexity import evaluating, pieces
+from slimformer.linalg.precision import to_double
 from slimformer.long_context_fit import fit_projections
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint
@@ -214,7 +215,7 @@ def _no_cache(model: PreTrainedModel) -> dict[str, bool]:
 
 
 def _squares(x: Tensor) -> Tensor:
-    return x.double().square().sum().cpu()
+    return to_double(x).square().sum().cpu()
 
 
 def _state(small: PreTrainedModel, wanted: Wanted, length: int, layers: Sequence[Layer]) -> None:

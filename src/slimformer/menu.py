@@ -17,12 +17,13 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.store import Statistics
 from slimformer.decompose import Curve
+from slimformer.decompose.groups import queries_each
 from slimformer.models import Site, describe
 from slimformer.models.ranks import rank_sites
 from slimformer.plan import Budget, Plan, allocate, choices, ffn_of
 from slimformer.plan.choice import NEAR, STEPS
 from slimformer.plan.cost import Size, block_cost, site_cost
-from slimformer.plan.ffn import error_left
+from slimformer.plan.curves import curve_of, error_left, group_name
 from slimformer.plan.profile import Ladder, least_cost
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, predicted_harm
@@ -100,7 +101,6 @@ def _site(
 ) -> dict[str, Any]:
     """Harm at every size, and what turns it into the share of error left and into predicted divergence."""
     site, sizes, curve = ladder.site, ladder.sizes, curves[ladder.site.name]
-    floor = dict(zip(curve.sizes, curve.floor, strict=True))
     whole = curve.held[0] or 1.0  # curves begin with nothing kept
     width = site.units * (2 if site.kind == "attn.qk" and rotary else 1)  # a plane is two coordinates of a head
     relative = [error_left(curves, site.name, size) / whole for size in sizes]
@@ -109,9 +109,21 @@ def _site(
         "site": site.name, "block": site.block, "kind": site.kind, "of": site.units, "width": width,
         "menu": number, "harm": list(ladder.harm), "error": _scale(ladder.harm, relative),
         "kl": _scale(ladder.harm, kl) if site.name in probes else None,
-        "floor": [0.0 if size.rank else _rounded(floor[size.units] / whole) for size in sizes],
+        "floor": [_rounded(_floor(curves, site.name, size) / whole) for size in sizes],
         "order": list(curve.order) if site.kind == "attn.heads" else None,
+        **({"orders": orders} if (orders := _orders(curves, site)) else {}),
     }  # fmt: skip
+
+
+def _floor(curves: Mapping[str, Curve], site: str, size: Size) -> float:
+    curve = curve_of(curves, site, size)
+    return 0.0 if size.rank or curve is None else curve.floor[curve.sizes.index(size.units)]
+
+
+def _orders(curves: Mapping[str, Curve], site: Site) -> dict[int, list[int]]:
+    """Heads in the order in which they are kept where key/value heads go whole, by queries each has."""
+    queries = queries_each(site.units, site.group) if site.kind == "attn.heads" else ()
+    return {q: list(curves[name].order) for q in queries if (name := group_name(site.name, q)) in curves}
 
 
 def _scale(harm: Sequence[float], values: Sequence[float]) -> float | list[float]:
@@ -135,8 +147,8 @@ def _grid(lowest: float, chosen: float) -> list[float]:
 def _point(
     plan: Plan, probes: Mapping[str, Probe], curves: Mapping[str, Curve], rungs: Sequence[Ladder]
 ) -> dict[str, Any]:
-    """A plan in short: units kept by site, "512+24" with a path of rank 24 beside them, null for ranks of attention
-    that is not cut by rank."""
+    """A plan in short: units kept by site, "512+24" with a path of rank 24 beside them, "6/3" for six heads on three
+    key/value heads where others went whole, null for ranks of attention that is not cut by rank."""
     sizes = plan.sizes
     return {
         "budget": plan.budget, "macs": plan.macs, "params": plan.params,
@@ -149,5 +161,7 @@ def _kept(site: Site, sizes: Mapping[str, Size]) -> int | str | None:
     """A plan does not name scores that cannot be cut; beside values that are, they count as whole."""
     if site.name in sizes:
         size = sizes[site.name]
+        if site.kind == "attn.heads" and size.groups < min(size.units, site.units // max(1, site.group)):
+            return f"{size.units}/{size.groups}"
         return f"{size.units}+{size.rank}" if size.rank else size.units
     return site.units if site.kind == "attn.qk" and f"blocks.{site.block}.attn.vo" in sizes else None

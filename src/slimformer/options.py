@@ -12,16 +12,19 @@ from slimformer.models.opening import Opening, usable_device
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="a folder, a hub id, demo:smollm2 or demo:minilm")]
 Stats = Annotated[Path, typer.Argument(metavar="STATS", help="the folder `slimformer calibrate` wrote")]
-BUILTIN = ["builtin"]
 DataOption = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--data",
         "--task",
         metavar="DATA",
-        help="text, jsonl, tsv, csv or parquet file, an image folder, a data set's name such as sst2 or wikitext2, or "
-        "builtin; several (by commas, or --data again) are mixed evenly",
+        help="text, jsonl, tsv, csv or parquet file, an image folder, a data set's name such as sst2 or wikitext2, "
+        "builtin, or self: text the model writes; several (by commas, or --data again) are mixed evenly",
+        show_default="builtin",
     ),
+]
+OnlyData = Annotated[
+    bool, typer.Option("--only-data", help="fit on --data alone, without the broad text that is fitted beside it")
 ]
 EvalData = Annotated[
     list[str] | None,

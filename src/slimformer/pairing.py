@@ -21,7 +21,8 @@ from slimformer.calibrate.documents import Document
 from slimformer.calibrate.tables import choose_columns, open_table
 from slimformer.calibrate.tasks import read_data
 from slimformer.errors import ColumnNotFound, DataNotFound, DataUnreadable, TooFewTokens
-from slimformer.evaluate.intervals import mean_interval
+from slimformer.evaluate.intervals import share_interval
+from slimformer.files.reading import DATA, require_regular
 from slimformer.heads.features import feature_chunks, readings_of
 from slimformer.heads.match import METHODS, SET_ASIDE, Match, match, ranks, without_hubs
 from slimformer.models import family_of
@@ -55,6 +56,7 @@ def read_features(path: str | Path) -> Tensor:
     if not file.is_file():
         raise DataNotFound(f"there is no file {str(path)!r} with features")
     try:
+        require_regular(file, DATA)
         if file.suffix.lower() == ".npy":
             found = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.float64))
         else:
@@ -62,7 +64,7 @@ def read_features(path: str | Path) -> Tensor:
             if len(matrices) != 1:
                 raise DataUnreadable(f"{path} holds {len(matrices)} matrices; give a file with one")
             found = next(iter(matrices.values())).double()
-    except (SafetensorError, ValueError, TypeError) as error:
+    except (OSError, EOFError, SafetensorError, ValueError, TypeError) as error:
         raise DataUnreadable(f"{path} cannot be read as features: {error}") from error
     if found.ndim != 2:
         raise DataUnreadable(f"{path} has the shape {tuple(found.shape)}; features are rows × numbers")
@@ -144,7 +146,7 @@ def retrieval(found: Match, X: Tensor, Y: Tensor) -> dict[str, Any]:
 def recalls(found: Tensor) -> dict[str, Any]:
     """Shares of queries whose own partner is among the first k, and the median rank."""
     out: dict[str, Any] = {f"R@{k}": float((found <= k).double().mean()) for k in AT}
-    interval = mean_interval((found <= 1).double().tolist())
+    interval = share_interval((found <= 1).double().tolist())
     return {**out, "low": interval.low, "high": interval.high, "median_rank": float(found.median())}
 
 

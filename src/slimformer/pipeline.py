@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from slimformer.arguments import check_arguments
 from slimformer.assess import beside, evaluate
 from slimformer.calibrate.distributed import lead_only
-from slimformer.calibrate.documents import Source
+from slimformer.calibrate.documents import UNNAMED, Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
+from slimformer.calibrate.narrowness import narrowness_noted
 from slimformer.calibrate.tasks import Purpose
 from slimformer.classify import held_out_texts, rehead, require_headroom
 from slimformer.depth import blocks_to_drop, make_shallow
@@ -30,6 +31,7 @@ from slimformer.lossless import make_lossless
 from slimformer.models import describe
 from slimformer.models.load import Loaded, open_for_work
 from slimformer.models.opening import Opening, OpeningOptions
+from slimformer.nn.long_context import require_every_key
 from slimformer.plan import Budget, check_budget, require_budget_allowed
 from slimformer.plan.budget import budget_of, require_one
 from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
@@ -45,7 +47,7 @@ from slimformer.workbench import Bench, Made, priced, require_certifiable, small
 @check_arguments(recipe=RECIPE)
 def compress(
     model: str | Path | PreTrainedModel,
-    data: Source | Tensor = "builtin",
+    data: Source | Tensor = UNNAMED,
     *,
     macs: float | None = None,
     params: float | None = None,
@@ -59,6 +61,7 @@ def compress(
     samples: int | None = None,
     columns: Sequence[str] | None = None,
     eval_data: Sequence[Source] = (),
+    only_data: bool = False,
     seed: int = 0,
     refine: bool | None = None,
     head_data: str | Path | None = None,
@@ -73,13 +76,12 @@ def compress(
     on this machine (`latency`), without retraining; or to the smallest model of a front whose mean KL divergence from
     the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md).
 
-    `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`). How a model
-    is opened say `device`, `dtype`, `revision`, `trust_remote_code` and `model_class` (`models.opening.Opening`).
-    `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token ids (sequences × length), or a
-    folder of images (none for the recipe `lossless`, which takes no budget either); `eval_data` are measured on beside
-    its held-out part. `tokens` limits what is fitted on. The same seed, the same model. `refine` corrects readers on
-    what the cut model sends them; `head_data` are labelled rows for a head fitted to it. `bits` are 8 or 4, with a step
-    for every `group` weights; `size` chooses budget and bits. Cost: an elimination per width, five passes.
+    `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`), opened as
+    `models.opening.Opening` says. `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token
+    ids, or a folder of images (none for the recipe `lossless`); `eval_data` are measured on beside its held-out part.
+    Broad text is fitted beside it, unless it is to be the `only_data` (docs/calibration-data.md). `tokens` limits what
+    is fitted on. `refine` corrects readers on what the cut model sends them; `head_data` are labelled rows for a fresh
+    head. `bits` are 8 or 4, a step for every `group` weights; `size` chooses both. Cost: an elimination per width.
     """
     chosen, storage = load_recipe(recipe), Storage(bits, group, size)
     require_storage_goes_with(chosen, storage, alone=head_data is None and max_kl is None)
@@ -92,10 +94,10 @@ def compress(
     if budget.by != "latency":  # before the long work
         afford(sequence_length(loaded.model, describe(loaded.model), seq_len))
     how = {"seq_len": seq_len, "tokens": tokens, "samples": samples, "columns": columns, "seed": seed}
-    batches, others = _read_all(loaded, data, eval_data, how, max_kl, seconds)
+    batches, others = _read_all(loaded, data, eval_data, how | {"only": only_data}, max_kl, seconds)
     if chosen.depth != "none":
         return _shallow(loaded, batches, others, chosen, budget, timing, progress, seconds)
-    budget = budget if budget.by != "latency" else afford(batches.seq_len)  # the length at which the plan counts
+    budget = budget if budget.by != "latency" else afford(batches.seq_len)  # the length at which plans count
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
         kept, found = _made(bench, budget, max_kl, storage)
@@ -107,6 +109,7 @@ def compress(
 
 def _require_possible(loaded: Loaded, recipe: Recipe, storage: Storage, head_data: str | Path | None) -> None:
     """Refuse, before the long work, what this model cannot have."""
+    require_every_key(loaded.model)
     require_storage_possible(loaded.model, loaded.dtype, storage)
     if head_data is not None:
         require_headroom(loaded.model, lossless=bool(recipe.rewrites), shallow=recipe.depth != "none")
@@ -128,7 +131,7 @@ def _made(bench: Bench, budget: Budget, max_kl: float | None, storage: Storage) 
 @check_arguments(recipe=RECIPE)
 def group_keys(
     model: str | Path | PreTrainedModel,
-    data: Source | Tensor = "builtin",
+    data: Source | Tensor = UNNAMED,
     *,
     k: int,
     kind: str | None = None,
@@ -142,6 +145,7 @@ def group_keys(
     tokens: int | None = None,
     samples: int | None = None,
     columns: Sequence[str] | None = None,
+    only_data: bool = False,
     seed: int = 0,
     timing: bool = True,
     progress: Progress = silent,
@@ -162,6 +166,7 @@ def group_keys(
     length = sequence_length_for(loaded.model, architecture, wanted, seq_len)
     with timed(seconds, "data"):
         how: dict[str, Any] = {"tokens": tokens, "samples": samples, "columns": columns, "seed": seed}
+        how["broad"] = not only_data
         read = gather(data, loaded.model, loaded.processor, architecture, seq_len=length, **how)
     with timed(seconds, "group and evaluate"):
         small, plan, report = compress_context(loaded, read, chosen, wanted, timing=timing, progress=progress)
@@ -180,13 +185,20 @@ def _read_all(
     seconds: dict[str, float],
 ) -> tuple[Data, list[Data]]:  # fmt: skip
     """What to calibrate on, enough of it for a certificate if one is wanted, and what to measure on beside."""
+    how = dict(how)
+    broad = not how.pop("only")
 
     def read(source: Source | Tensor, purpose: Purpose = "calibration") -> Data:
-        return gather(source, loaded.model, loaded.processor, describe(loaded.model), purpose=purpose, **how)
+        beside = broad and purpose == "calibration"
+        return gather(
+            source, loaded.model, loaded.processor, describe(loaded.model), purpose=purpose, broad=beside, **how
+        )
 
     with timed(seconds, "data"):
         found, beside = read(data), [read(each, purpose="evaluation") for each in others]
     require_certifiable(found, max_kl)
+    with timed(seconds, "narrowness"):
+        found = narrowness_noted(loaded.model, found)
     return found, beside
 
 
@@ -257,5 +269,6 @@ def _reheaded(
     if head_data is None:
         return made.model, report
     with timed(bench.seconds, "head"):
+        report = replace(report, other_data=[], elsewhere=None)  # of the old head, and other text has no labels
         kept_out = held_out_texts(data, bench.loaded, columns=columns, samples=samples, seed=bench.data.seed)
         return rehead(bench.loaded, made.model, report, head_data, kept_out, bench.data, columns, bench.progress)

@@ -5,6 +5,7 @@ The states before every block are computed once, so a probe of block i runs only
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -19,6 +20,7 @@ from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.store import Statistics, write_probes
 from slimformer.calibrate.text import Batch
 from slimformer.decompose import Curve, select
+from slimformer.errors import NotFinite
 from slimformer.evaluate.fidelity import harm
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import reads_windows, weight_of
@@ -69,7 +71,12 @@ def probe(
                 harms = [each.harm(model, architecture, i) for each in rounds]
             error = curve.held[curve.sizes.index(keep)]
             total = sum(count for _, count in harms)
-            probes[site.name] = Probe(site.name, keep, error, sum(h * count for h, count in harms) / total)
+            mean = sum(h * count for h, count in harms) / total
+            if not math.isfinite(mean):
+                raise NotFinite(
+                    f"{site.name}: the outputs hold NaN or infinite values once it is cut; check the weights"
+                )
+            probes[site.name] = Probe(site.name, keep, error, mean)
         progress("probe", i + 1, architecture.n_blocks)
     return probes
 

@@ -5,7 +5,6 @@ What is sent is the folder as it is, but for hidden files, and but for README.md
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -16,15 +15,21 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from slimformer.checkpoint.lines import json_text
 from slimformer.errors import CannotPush, ReportNotFound
+from slimformer.files.manifest import NAME, require_unchanged
+from slimformer.files.reading import LARGE, read_json
+from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS
+from slimformer.models.read import CONFIG_FILES
+from slimformer.models.weight_files import INDEX
 from slimformer.report.card import is_hub_id
 from slimformer.report.hub_card import card_for_hub
-from slimformer.report.page import read_report
+from slimformer.report.page import read_report, without_places
 from slimformer.report.report import Footprint, Report
 from slimformer.words import option
 
 CARD = "README.md"
-PARTIAL = re.compile(r"\.(partial|old)-")  # of a run that is going on, or was killed
+PARTIAL = re.compile(r"\.(partial|old|replaced)-")  # of a run that is going on, or was killed
 Progress = Callable[[str, int, int], None]
 
 
@@ -71,9 +76,7 @@ def send(parcel: Parcel, *, progress: Progress = lambda *_: None) -> str:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         raise CannotPush("HF_HUB_OFFLINE is set, so nothing can be sent; unset it")
     api = HfApi(token=token)
-    sources: list[tuple[str, Any]] = [
-        (name, parcel.card.encode() if name == CARD else parcel.folder / name) for name in parcel.files
-    ]
+    sources: list[tuple[str, Any]] = [(name, _shared(parcel, name)) for name in parcel.files]
     try:
         progress("push", 0, 2)
         _create(api, parcel)
@@ -88,6 +91,17 @@ def send(parcel: Parcel, *, progress: Progress = lambda *_: None) -> str:
         # `from None`: a traceback could show headers, and the token is among them
         raise CannotPush(f"the hub does not take {parcel.repository}: {_reason(error, token)}") from None
     return str(done.repo_url)
+
+
+def _shared(parcel: Parcel, name: str) -> Any:
+    """A file as others may have it: the report without where model and data lay on this machine."""
+    if name == CARD:
+        return parcel.card.encode()
+    if name != "report.json":
+        return parcel.folder / name
+    report = read_report(parcel.folder / name)
+    shown = without_places(report)
+    return json_text({key: shown[key] for key in report}).encode()
 
 
 def _create(api: Any, parcel: Parcel) -> None:
@@ -107,10 +121,14 @@ def _require_finished(folder: Path) -> None:
     if PARTIAL.search(folder.resolve().name):
         raise CannotPush(f"{folder} is not finished: it is what a run works on, or has left behind")
     if (folder / "cascade.json").is_file():
-        raise CannotPush(f"{folder} is a cascade of two models; push its small/ and large/ each")
+        raise CannotPush(
+            f"{folder} is a cascade of two models, and push sends one with its report; make that with "
+            "`slimformer cut`, or send the folder as it is with `hf upload`"
+        )
     for name in ("config.json", "plan.json", "report.json", CARD):
         if not (folder / name).is_file():
             raise CannotPush(f"{folder} is no finished checkpoint of slimformer: it holds no {name}")
+    require_unchanged(folder, "plan.json", *CONFIG_FILES, *PROCESSOR_FILES, *PROCESSOR_SETTINGS, "*.safetensors", INDEX)
     _json(folder / "config.json")
     _json(folder / "plan.json")
     _require_weights(folder)
@@ -149,12 +167,15 @@ def _report(folder: Path) -> Report:
 
 
 def _files(folder: Path) -> list[str]:
-    """Regular files, without hidden ones and without what links lead out of the folder."""
+    """Regular files, without hidden ones and without what links lead out of the folder.
+
+    The list of files stays here: the hub has sums of its own, and what is changed there is changed on purpose.
+    """
     found = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         inside = path.resolve().is_relative_to(folder.resolve())
-        if path.is_file() and inside and not any(part.startswith(".") for part in name.parts):
+        if path.is_file() and inside and path.name != NAME and not any(part.startswith(".") for part in name.parts):
             found.append(name.as_posix())
     return found
 
@@ -171,8 +192,8 @@ def _notes(report: Report, base_model: str | None) -> list[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(path, LARGE)
+    except (OSError, ValueError) as error:
         raise CannotPush(f"{path} cannot be read; save the model again") from error
     if not isinstance(found, dict):
         raise CannotPush(f"{path} is not what slimformer writes; save the model again")

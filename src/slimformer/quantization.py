@@ -17,17 +17,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.arguments import MODEL, Kind, check_arguments
-from slimformer.assess import describe_result, is_stored_packed, measure, thin_data
-from slimformer.calibrate.documents import Source
+from slimformer.assess import describe_result, is_stored_packed, measure
+from slimformer.calibrate.documents import UNNAMED, Source
 from slimformer.calibrate.gather import Data, gather
 from slimformer.decompose.rounding import Grid
 from slimformer.decompose.sparse import Pattern
 from slimformer.errors import AlreadyRounded, BudgetOutOfReach, PlanDoesNotFit
+from slimformer.evaluate.data_notes import thin_data, unnamed_data
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import read_bytes
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded, open_for_work
 from slimformer.models.opening import OPTIONS, Opening
-from slimformer.nn.long_context import FIELD
+from slimformer.nn.long_context import keys_are_grouped
 from slimformer.plan import Edit, Plan
 from slimformer.quantize.apply import Method, Quantized, quantized, sparsified
 from slimformer.quantize.collect import linear_layers
@@ -75,7 +78,7 @@ def pattern_of(text: str) -> Pattern:
 @check_arguments(model=MODEL_OR_LOADED)
 def quantize(
     model: str | Path | PreTrainedModel | Loaded,
-    data: Source | Tensor = "builtin",
+    data: Source | Tensor = UNNAMED,
     *,
     bits: int = 4,
     group: int | None = 32,
@@ -90,8 +93,8 @@ def quantize(
 
     "gptq" rounds so that later weights make up for earlier ones, on the fit split of `data`; "nearest" fits nothing.
     What is reported is measured on the report split. `how` says how data are read (seq_len, tokens, samples, columns,
-    seed) and how a model is opened (`models.opening.Opening`). Cost of "gptq": three passes over the fitted tokens, and
-    d³ for every width d.
+    only_data, seed) and how a model is opened (`models.opening.Opening`). Cost of "gptq": three passes over the fitted
+    tokens, and d³ for every width d.
     """
     grid = grid_of(bits, group, symmetric=symmetric)
     opening, reading = _divided(how)
@@ -113,7 +116,7 @@ def quantize(
 @check_arguments(model=MODEL_OR_LOADED)
 def sparsify(
     model: str | Path | PreTrainedModel | Loaded,
-    data: Source | Tensor = "builtin",
+    data: Source | Tensor = UNNAMED,
     *,
     pattern: str = "2:4",
     method: Any = "sparsegpt",
@@ -202,11 +205,6 @@ def _rounded_before(loaded: Loaded) -> list[str]:
     ]
 
 
-def keys_are_grouped(model: PreTrainedModel) -> bool:
-    """Does attention run over groups of keys? Then the folder needs slimformer to run as it was measured."""
-    return bool(getattr(model.config, FIELD, None))
-
-
 def _group_counts(rounded: Quantized) -> dict[str, int]:
     """How many layers have steps for so many weights."""
     widths = [layer.Q.shape[1] // layer.s.shape[1] for layer in rounded.layers.values()]
@@ -214,14 +212,17 @@ def _group_counts(rounded: Quantized) -> dict[str, int]:
 
 
 def _gathered(loaded: Loaded, data: Source | Tensor, reading: Mapping[str, Any]) -> Data:
-    return gather(data, loaded.model, loaded.processor, describe(loaded.model), **reading)
+    asked = {name: value for name, value in reading.items() if name != "only_data"}
+    broad = not reading.get("only_data", False)
+    return gather(data, loaded.model, loaded.processor, describe(loaded.model), broad=broad, **asked)
 
 
 def _measured(
     report: Report, loaded: Loaded, small: PreTrainedModel, data: Data, timing: bool, progress: Progress, *,
     fitted: bool,
 ) -> Report:  # fmt: skip
-    notes: Sequence[str] = thin_data(describe(loaded.model), data) if fitted else ()
+    fits: Sequence[str] = thin_data(describe(loaded.model), data) if fitted else ()
+    notes = [*fits, *unnamed_data(data.reading, data.name)]
     report = replace(report, warnings=[*report.warnings, *notes])
     return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
 
@@ -229,10 +230,12 @@ def _measured(
 def plan_beside(loaded: Loaded, name: str, seq_len: int) -> Plan:
     """The plan a compressed folder came with, which still says what was kept; for a dense model one that keeps all."""
     if loaded.folder is not None and (loaded.folder / "plan.json").is_file():
+        require_unchanged(loaded.folder, "plan.json")
         try:
             return Plan.load(loaded.folder / "plan.json")
         except PlanDoesNotFit:
-            pass  # somebody else's file of that name
+            if b"slimformer_plan" in read_bytes(loaded.folder / "plan.json"):
+                raise  # else it is somebody else's file of that name
     ragged = bool(getattr(loaded.model.config, "slimformer", None))
     return Plan(
         recipe=name, budget=1.0, macs=1.0, params=1.0, seq_len=seq_len, format="ragged" if ragged else "plain",

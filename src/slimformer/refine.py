@@ -18,6 +18,7 @@ from slimformer.calibrate.store import Statistics
 from slimformer.calibrate.text import Batch
 from slimformer.decompose import Curve
 from slimformer.evaluate.fidelity import harm
+from slimformer.linalg.precision import to_double
 from slimformer.models import describe
 from slimformer.models.architecture import base_path, reads_windows
 from slimformer.plan import Plan
@@ -121,7 +122,9 @@ def _least_squares(teacher: nn.Module, student: nn.Module, pairs: Sequence[Pair]
     sums = torch.zeros(4, bare.weight.numel(), dtype=torch.float64)  # n², o n, n, o
     count = 0
     for pair in pairs:
-        n, o = (real_rows(norm(X), pair.stage.rows).double() for norm, X in ((bare, pair.small), (teacher, pair.dense)))
+        n, o = (
+            to_double(real_rows(norm(X), pair.stage.rows)) for norm, X in ((bare, pair.small), (teacher, pair.dense))
+        )
         sums += torch.stack([(n * n).sum(0), (o * n).sum(0), n.sum(0), o.sum(0)]).cpu()
         count += len(n)
     nn_, on, n, o = sums / max(count, 1)

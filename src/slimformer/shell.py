@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from slimformer.calibrate.documents import UNNAMED
 from slimformer.errors import BudgetOutOfReach, SlimformerError
 from slimformer.models.opening import Opening, OpeningNote, usable_precision
 from slimformer.plan.budget import NOUNS, Budget, budget_of
@@ -141,6 +143,7 @@ def progress_bars(err: Console, *, hidden: bool) -> Iterator[Callable[[str, int,
     columns = (TextColumn("{task.description:>16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bars = Progress(*columns, console=err)
     tasks: dict[str, TaskID] = {}
+    logging.getLogger("slimformer").setLevel(logging.ERROR if hidden else logging.WARNING)  # notes before the work
 
     def advance(stage: str, done: int, total: int) -> None:
         if hidden or os.environ.get("RANK", "0") != "0":  # of several processes the first speaks
@@ -209,9 +212,9 @@ def paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
-def joined(data: list[str]) -> str:
-    """The sources of `--data a --data b` as one name, as in `--data a,b`."""
-    return ",".join(data)
+def joined(data: list[str] | None) -> str:
+    """The sources of `--data a --data b` as one name, as in `--data a,b`; that of the default where there are none."""
+    return ",".join(data) if data else UNNAMED
 
 
 def column_names(text: str) -> list[str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,35 +10,42 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments, collect
 from slimformer.calibrate.distributed import world
 from slimformer.calibrate.gather import Data, sequence_length
+from slimformer.calibrate.of_model import factorising, moments_of
+from slimformer.calibrate.of_model import require_same_model as require_statistics_of
 from slimformer.calibrate.store import (
     Provenance,
     Statistics,
     begin,
+    of_blocks,
     open_statistics,
     write_block,
     write_weights,
 )
-from slimformer.checkpoint.atomic import writing_file
+from slimformer.checkpoint.atomic import revising
 from slimformer.checkpoint.save import save
 from slimformer.decompose import Curve
-from slimformer.decompose.reduction import legal_sizes
 from slimformer.errors import CannotWrite, OutputExists, PlanDoesNotFit, UnknownMethod
+from slimformer.files.reading import checked
+from slimformer.files.seals import sealed_json
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint, weight_of
 from slimformer.models.load import Loaded
 from slimformer.models.ranks import heads_of, rank_sites
+from slimformer.nn.long_context import require_every_key
 from slimformer.plan import FORMATS, Budget, Plan, allocate
 from slimformer.plan.budget import budget_of
+from slimformer.plan.curve_file import curves_from, plain_curves, read_curves
+from slimformer.plan.curves import group_names
 from slimformer.plan.ffn import joint_of, path_curves, path_names
 from slimformer.plan.plan import check_fits
-from slimformer.plan.profile import profile_site
+from slimformer.plan.profile import blank_curves, site_curves
 from slimformer.plan.ranks import attention_of
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, sensitivities
@@ -53,6 +59,8 @@ from slimformer.rewrite.bypass import is_linear_apart
 from slimformer.rewrite.forbidden import activation_name
 
 RANKS = (".attn.qk", ".attn.vo")
+ROUNDING = 1e-3  # by which a divergence of single precision may fall below zero
+CURVES = 2  # what curves hold has changed so often; older ones are made anew
 Progress = Callable[[str, int, int], None]  # stage, steps done, steps in all
 
 
@@ -98,24 +106,27 @@ def profile(
     ways = "" if recipe.attention == "heads" else "-ranks"
     ways += "-fisher" if recipe.metric == "fisher" else ""
     ways += "-paths" if recipe.ffn != "neurons" else ""
-    key = f"{recipe.selector}-{recipe.ridge!r}-{'bias' if recipe.absorb_mean else 'nobias'}{ways}"
+    key = f"{CURVES}-{recipe.selector}-{recipe.ridge!r}-{'bias' if recipe.absorb_mean else 'nobias'}{ways}"
     cached = statistics.folder / f"curves-{key}.json"
     architecture = describe(model)
     known = read_curves(cached)
     ranks = rank_sites(model, architecture) if recipe.attention != "heads" else ()
     paths = _path_sites(model, statistics, recipe)
     wanted = architecture.by_name.keys() | {site.name for site in ranks}
-    if known.keys() == wanted.union(*(path_names(site) for site in paths)):
+    others = [*map(group_names, architecture), *map(path_names, paths)]
+    if known.keys() == wanted.union(*others):
         return known
     curves: dict[str, Curve] = {}
     here = world()
     progress("profile", 0, architecture.n_blocks)
     for i in range(architecture.n_blocks):
         if here.deals(i):
-            curves |= block_curves(model, architecture, _moments(statistics, architecture, i), recipe, ranks, paths)
+            moments = moments_of(statistics, architecture, i)
+            with factorising(statistics):
+                curves |= block_curves(model, architecture, moments, recipe, ranks, paths)
         progress("profile", i + 1, architecture.n_blocks)
     if here.size > 1:
-        curves = {name: _curve(found) for name, found in here.told(_plain(curves)).items()}
+        curves = curves_from(here.told(plain_curves(curves)))
     keep_curves(cached, curves)
     return curves
 
@@ -133,7 +144,7 @@ def block_curves(
     i = block.block
     for site in architecture.of_block(i):
         W = weight_of(model.get_submodule(site.reader))
-        curves[site.name] = profile_site(
+        curves |= site_curves(
             site, block.read_through(site.name, W) if recipe.metric == "fisher" else W, block.sites[site.name],
             selector=recipe.selector, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
         )  # fmt: skip
@@ -179,33 +190,11 @@ def _path_sites(model: PreTrainedModel, statistics: Statistics, recipe: Recipe) 
     return found
 
 
-def read_curves(path: Path) -> dict[str, Curve]:
-    """Curves of an earlier run; none when there are none, or none that can be read."""
-    try:
-        found = json.loads(path.read_text())
-        return {name: _curve(value) for name, value in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
 def keep_curves(path: Path, curves: Mapping[str, Curve]) -> None:
     """In one step, so that an interrupt leaves no half of a file; where nothing can be written it only costs time."""
-    text = json.dumps(_plain(curves))
-    with suppress(CannotWrite, OutputExists), writing_file(path, force=True) as file:
+    text = sealed_json(plain_curves(curves))
+    with suppress(CannotWrite, OutputExists), revising(path.parent, path.name) as file:
         file.write_text(text)
-
-
-def _moments(statistics: Statistics, architecture: Architecture, i: int) -> BlockMoments:
-    """The moments of block i, if they are those of block i of this model."""
-    block = statistics.block(i)
-    for site in architecture.of_block(i):
-        found = block.sites.get(site.name, {})
-        if not {"fit", "select"} <= found.keys() or found["fit"].width != site.width:
-            raise PlanDoesNotFit(
-                f"the statistics in {str(statistics.folder)!r} are not those of {site.name} (width {site.width}); "
-                "run `slimformer calibrate` again"
-            )
-    return block
 
 
 def make_plan(
@@ -233,18 +222,32 @@ def site_weights(statistics: Statistics, curves: Mapping[str, Curve], recipe: Re
     Only the greedy allocation goes by probes; for the others none need be made.
     """
     probes = read_probes(statistics) if recipe.allocation == "greedy" else {}
+    for name, probe in probes.items():
+        if name in curves and probe.keep not in curves[name].sizes:
+            raise PlanDoesNotFit(
+                f"{statistics.folder / 'probes.json'}: {name} cannot keep {probe.keep} units; "
+                "run `slimformer calibrate` again"
+            )
     nats = recipe.metric == "fisher"
-    return sensitivities(probes, curves, temper=recipe.temper, nats=nats) or statistics.weights()
+    unprobed = statistics.weights()  # read in any case: statistics that contradict themselves are not planned with
+    return sensitivities(probes, curves, temper=recipe.temper, nats=nats) or unprobed
 
 
 def read_probes(statistics: Statistics) -> dict[str, Probe]:
     """What the sensitivity probes found; nothing where none were made."""
     try:
-        return TypeAdapter(dict[str, Probe]).validate_python(statistics.probes())
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        found = checked(dict[str, Probe], statistics.probes())
+        for name, probe in found.items():
+            if name != probe.site or not of_blocks(name, statistics.provenance.n_blocks):
+                raise ValueError(f"{name[:80]} is no site")
+            if probe.keep < 0 or probe.error < 0 or probe.harm < -ROUNDING:
+                raise ValueError(
+                    f"{name}: {probe.keep} units, error {probe.error:g} and harm {probe.harm:g} are no probe"
+                )
+        return found
+    except ValueError as error:
         raise PlanDoesNotFit(
-            f"{statistics.folder / 'probes.json'}: {where} cannot be used; run `slimformer calibrate` again"
+            f"{statistics.folder / 'probes.json'}: {error}; run `slimformer calibrate` again"
         ) from None
 
 
@@ -259,13 +262,14 @@ def carry_out(
     """Apply a plan with the statistics it was made from; the model given is left untouched."""
     architecture = describe(model)
     check_fits(plan, architecture, fingerprint(model))
-    return apply(
-        plan,
-        model,
-        curves,
-        lambda i: _moments(statistics, architecture, i),
-        progress=lambda i: progress("apply", i + 1, architecture.n_blocks),
-    )
+    with factorising(statistics):
+        return apply(
+            plan,
+            model,
+            curves,
+            lambda i: moments_of(statistics, architecture, i),
+            progress=lambda i: progress("apply", i + 1, architecture.n_blocks),
+        )
 
 
 def even_plan(
@@ -275,12 +279,9 @@ def even_plan(
     require_widths(recipe)
     if recipe.ffn in ("bypass", "linear"):
         raise PlanDoesNotFit(f"what the recipe {recipe.name!r} would keep cannot be told without data; use `compress`")
+    require_every_key(model)
     architecture = describe(model)
-    blank = {}
-    for site in architecture:
-        sizes, groups = legal_sizes(site.units, site.group)
-        zeros = (0.0,) * len(sizes)
-        blank[site.name] = Curve(recipe.selector, tuple(range(site.units)), sizes, groups, zeros, zeros, zeros)
+    blank = {name: curve for site in architecture for name, curve in blank_curves(site, recipe.selector).items()}
     return allocate(
         architecture, blank, budget=budget, seq_len=sequence_length(model, architecture, seq_len),
         recipe=recipe.model_copy(update={"allocation": "uniform", "ffn": "neurons"}), weights={}, format=format,
@@ -292,7 +293,9 @@ def replay(
 ) -> PreTrainedModel:
     """Carry out a plan that was written down earlier, if plan, model and statistics belong together."""
     require_same_model(model, statistics)
-    check_fits(plan, describe(model), fingerprint(model))
+    architecture = describe(model)
+    check_fits(plan, architecture, fingerprint(model))
+    sequence_length(model, architecture, plan.seq_len)
     curves = profile(model, statistics, recipe_of(plan), progress=progress)
     return carry_out(plan, model, statistics, curves, progress=progress)
 
@@ -356,13 +359,9 @@ def require_apart(target: Path, *inputs: str | Path | None) -> None:
 
 
 def require_same_model(model: PreTrainedModel, statistics: Statistics) -> None:
-    """Refuse statistics of another model."""
-    found, made = fingerprint(model), statistics.provenance.fingerprint
-    if found != made:
-        raise PlanDoesNotFit(
-            f"the statistics were made for {statistics.provenance.model} ({made}), this model is {found}; "
-            "calibrate it anew"
-        )
+    """Refuse statistics of another model, and one with the same weights that runs over groups of keys."""
+    require_every_key(model)
+    require_statistics_of(model, statistics)
 
 
 def versions() -> dict[str, str]:
@@ -385,13 +384,5 @@ def provenance_of(loaded: Loaded, architecture: Architecture, data: Data, *, kno
         fingerprint=known or fingerprint(loaded.model), model_type=architecture.model_type,
         data=data.name, data_hash=data.hash, seed=data.seed, seq_len=data.seq_len, tokens=data.tokens,
         dtype=str(loaded.model.dtype).removeprefix("torch."), n_blocks=architecture.n_blocks, versions=versions(),
+        reading=data.reading,
     )  # fmt: skip
-
-
-def _plain(curves: Mapping[str, Curve]) -> dict[str, Any]:
-    return {name: vars(curve) for name, curve in curves.items()}
-
-
-def _curve(value: dict[str, Any]) -> Curve:
-    fields: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
-    return Curve(**fields)

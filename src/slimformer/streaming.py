@@ -20,11 +20,10 @@ import torch
 from transformers import PreTrainedModel
 
 from slimformer.arguments import ON_DISK, check_arguments
-from slimformer.assess import data_provenance, describe_result, thin_data
+from slimformer.assess import data_provenance, describe_result
 from slimformer.calibrate.collect import collect, ending_in
-from slimformer.calibrate.documents import Source
+from slimformer.calibrate.documents import UNNAMED, Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
-from slimformer.calibrate.shelf import flush
 from slimformer.calibrate.store import Statistics, begin, moments_file, open_statistics, write_block, write_weights
 from slimformer.checkpoint.atomic import one_clear_line, require_free, writing
 from slimformer.checkpoint.lines import json_text
@@ -35,14 +34,19 @@ from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.decompose import Curve
 from slimformer.errors import CannotWrite, PlanDoesNotFit, WorkTorn
 from slimformer.evaluate.compare import compare
+from slimformer.evaluate.data_notes import thin_data, unnamed_data
 from slimformer.evaluate.perplexity import pieces
+from slimformer.files.disk import flush
+from slimformer.files.reading import read_bytes
 from slimformer.menu import menu
 from slimformer.models.architecture import Architecture
 from slimformer.models.opening import Opening, OpeningOptions
 from slimformer.models.ranks import rank_sites
 from slimformer.models.stream import Skeleton, sketch
+from slimformer.nn.long_context import require_every_key
 from slimformer.plan import Budget, Plan, allocate, check_budget
 from slimformer.plan.budget import budget_of
+from slimformer.plan.curve_file import read_curves
 from slimformer.plan.memory import Estimate, in_words
 from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
 from slimformer.promise import Promise, anonymous_memory, disk_needed, give_back, past_frozen, require_disk, residence
@@ -58,7 +62,6 @@ from slimformer.stages import (
     even_plan,
     keep_curves,
     provenance_of,
-    read_curves,
     require_apart,
     silent,
     versions,
@@ -106,7 +109,7 @@ class _Task:
 def compress_streamed(
     model: str | Path,
     folder: str | Path,
-    data: Source | torch.Tensor = "builtin",
+    data: Source | torch.Tensor = UNNAMED,
     *,
     memory: int,
     macs: float | None = None,
@@ -117,6 +120,7 @@ def compress_streamed(
     tokens: int | None = None,
     samples: int | None = None,
     columns: Sequence[str] | None = None,
+    only_data: bool = False,
     seed: int = 0,
     refine: bool | None = None,
     force: bool = False,
@@ -129,8 +133,7 @@ def compress_streamed(
 
     Memory is a promise about anonymous memory (`plan.memory`): kept, or refused before the work. The work is kept
     beside `folder` until it is finished; the same call goes on with it. `opening` is as for `compress`, but for the
-    device, which is the CPU. Cost: that of `pipeline.compress`, and reading
-    the weights three times.
+    device, which is the CPU. Cost: that of `pipeline.compress`, and reading the weights three times.
     """
     folder, seconds = Path(folder), dict[str, float]()
     budget = budget_of(macs=macs, params=params)
@@ -140,6 +143,7 @@ def compress_streamed(
     how = on_the_cpu(Opening(**opening))
     with timed(seconds, "load"):
         skeleton = sketch(model, how)
+    require_every_key(skeleton.loaded.model)
     length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
     check_budget(skeleton.architecture, budget, seq_len=length, recipe=chosen, format=format)
     refined = chosen.refine if refine is None else refine
@@ -150,7 +154,7 @@ def compress_streamed(
     with timed(seconds, "data"):
         batches = gather(
             data, skeleton.loaded.model, skeleton.loaded.processor, skeleton.architecture, seq_len=seq_len,
-            tokens=tokens, samples=samples, columns=columns, seed=seed, batch_size=rows,
+            tokens=tokens, samples=samples, columns=columns, seed=seed, batch_size=rows, broad=not only_data,
         )  # fmt: skip
     estimate = promise.before_work(batches, rows)
     say(f"memory: {estimate}; allowed {in_words(memory)}")
@@ -174,7 +178,7 @@ class Foreseen:
 
 
 def foresee(
-    model: str | Path, data: Source | torch.Tensor = "builtin", *, memory: int, macs: float | None = None,
+    model: str | Path, data: Source | torch.Tensor = UNNAMED, *, memory: int, macs: float | None = None,
     params: float | None = None, recipe: str | Path | Recipe = "balanced", format: str = "ragged",
     seq_len: int | None = None, refine: bool | None = None, opening: Opening = Opening(),  # noqa: B008
 ) -> Foreseen:  # fmt: skip
@@ -218,7 +222,7 @@ def _files(skeleton: Skeleton) -> dict[str, Any]:
     to the letter, size and time of every file of weights."""
     folder = skeleton.weights.folder.resolve()
     times = {file: (folder / file).stat() for file in sorted(set(skeleton.weights.files.values()))}
-    config = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    config = hashlib.sha256(read_bytes(folder / "config.json")).hexdigest()
     return {"config": config, **{file: [found.st_size, found.st_mtime_ns] for file, found in times.items()}}
 
 
@@ -329,7 +333,7 @@ def _reported(task: _Task, plan: Plan, walked: Walked, statistics: Statistics, c
         [(batch, pair.small) for batch, pair in walked.report],
     )
     with ending_in(loaded.model, architecture, ends[0]), ending_in(walked.small, architecture, ends[1]):
-        metrics = compare(loaded.model, walked.small, [batch for batch, _ in walked.report], seed=data.seed)
+        metrics = compare(loaded.model, walked.small, [batch for batch, _ in walked.report])
     task.progress("evaluate", 1, 1)
     front = menu(
         loaded.model, statistics, curves, recipe=task.recipe, budget=task.budget, format=task.format
@@ -337,8 +341,8 @@ def _reported(task: _Task, plan: Plan, walked: Walked, statistics: Statistics, c
     return replace(
         report, metrics=[metric.to_json() for metric in metrics], front=front, seconds=task.seconds,
         correction=[asdict(each) for each in walked.corrections],
-        warnings=[*report.warnings, NOTE, *thin_data(architecture, data)],
-        data=data_provenance(architecture, data.name, data.hash, data.seed, data.tokens),
+        warnings=[*report.warnings, NOTE, *thin_data(architecture, data), *unnamed_data(data.reading, data.name)],
+        data=data_provenance(architecture, data),
     )  # fmt: skip
 
 
@@ -352,7 +356,7 @@ def _save(
     outside = job.folder / "shards" / "outside.safetensors"
     write_tensors(outside, outside_tensors(small, skeleton.architecture), loaded.dtype)
     shards = [*(job.shard(i) for i in range(skeleton.architecture.n_blocks)), outside]
-    with writing(folder, force=force) as partial:
+    with writing(folder, "checkpoint", force=force) as partial:
         assemble(partial, shards, small, loaded.dtype, loaded.folder)
         write_belongings(partial, loaded.processor, loaded.companions)
         found = report.to_dict()

@@ -17,12 +17,17 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from slimformer.calibrate.shelf import Shelf, flush
+from slimformer.calibrate.shelf import Shelf
 from slimformer.checkpoint.atomic import one_clear_line
 from slimformer.checkpoint.lock import alone
 from slimformer.errors import OutputExists, WorkTorn
+from slimformer.files.disk import flush
+from slimformer.files.reading import read_own_json, require_regular
+from slimformer.files.seals import read_sealed_json, sealed_json
 
 FORMAT = 1
+FIRST, LAST = ("done.json", ".done.json"), (".job.json", "job.json", "lock")
+PARTS = ("states", "statistics", "curves", "shards", "nested")  # what is in a work folder besides
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Job:
         """So many blocks are through, and what there is to say of the last. In one step."""
         said = self._said()
         said[phase] = {"blocks": blocks, "notes": [*self.notes(phase)[: blocks - 1], note]}
-        _write(self.folder / "done.json", said)
+        _write(self.folder / "done.json", sealed_json(said))
 
     def begin_anew(self) -> None:
         """Remove what was done, because it cannot be gone on with."""
@@ -70,13 +75,13 @@ class Job:
     def _said(self) -> dict[str, Any]:
         path = self.folder / "done.json"
         try:
-            said = json.loads(path.read_text())
+            said = read_sealed_json(path)
             if any(len(phase["notes"]) != phase["blocks"] for phase in said.values()):
                 raise ValueError("it contradicts itself")
             return dict(said)
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise WorkTorn(f"{path} cannot be read ({error})") from error
 
 
@@ -84,6 +89,7 @@ def require_whole(*paths: Path) -> None:
     """Refuse files of tensors that are not there or not whole. Cost: reading their headers."""
     for path in paths:
         try:
+            require_regular(path)
             with safe_open(path, framework="pt"):
                 pass
         except (OSError, SafetensorError) as error:
@@ -105,7 +111,7 @@ def job_for(target: Path, asked: dict[str, Any]) -> Iterator[Job]:
             if found != wanted:
                 _require_ours(folder, ours=found is not None)
                 _clear(folder, but=("lock",))
-                _write(folder / "job.json", wanted)
+                _write(folder / "job.json", json.dumps(wanted, indent=1))
             yield Job(folder, resumed=found == wanted)
             with suppress(OSError):  # the result is there; what cannot be removed stays, and can be told to be ours
                 _clear(folder)
@@ -126,8 +132,8 @@ def work_folder(target: Path) -> Path:
 def _found(folder: Path) -> dict[str, Any] | None:
     """What an earlier run was asked for."""
     try:
-        found = json.loads((folder / "job.json").read_text())
-    except (OSError, ValueError, RecursionError):
+        found = read_own_json(folder / "job.json")
+    except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and "slimformer_stream" in found else None
 
@@ -139,13 +145,10 @@ def _require_ours(folder: Path, *, ours: bool) -> None:
 
 
 def _clear(folder: Path, but: Sequence[str] = ()) -> None:
-    """Remove what is in a work folder: first what says that it can be gone on with, last what says that it is ours.
-
-    So whoever is killed meanwhile leaves a folder that the next run knows what to do with.
+    """Remove what we put into a work folder: first what says that it can be gone on with, last what says that it is
+    ours. So whoever is killed meanwhile leaves a folder that the next run knows what to do with.
     """
-    first, last = ["done.json"], ["job.json", "lock"]
-    others = [path.name for path in folder.iterdir() if path.name not in (*first, *last)]
-    for name in (*first, *others, *last):
+    for name in (*FIRST, *PARTS, *LAST):
         path = folder / name
         if name in but:
             continue
@@ -155,10 +158,10 @@ def _clear(folder: Path, but: Sequence[str] = ()) -> None:
             path.unlink(missing_ok=True)
 
 
-def _write(path: Path, value: Any) -> None:
+def _write(path: Path, text: str) -> None:
     """In one step, and on the disk before the next."""
     partial = path.with_name(f".{path.name}")
-    partial.write_text(json.dumps(value, indent=1))
+    partial.write_text(text)
     flush(partial)
     os.replace(partial, path)
     flush(path.parent)

@@ -24,10 +24,11 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import Stage, rehearse, through
 from slimformer.calibrate.text import Batch
-from slimformer.checkpoint.atomic import writing_file
+from slimformer.checkpoint.atomic import replacing
 from slimformer.decompose import Selection
-from slimformer.decompose.reduction import coordinates
+from slimformer.decompose.reduction import coordinates, legal_sizes
 from slimformer.evaluate.speed import compare_latency
+from slimformer.files.seals import read_sealed_json, sealed_json
 from slimformer.models import Architecture, Site, describe
 from slimformer.plan import Edit
 from slimformer.plan.budget import LatencyTable, Point, shape
@@ -51,14 +52,14 @@ def latency_table(model: PreTrainedModel, *, seq_len: int, progress: Progress = 
     ).hexdigest()
     file = cache_folder() / f"{key}.json"
     try:
-        known = json.loads(file.read_text())
+        known = read_sealed_json(file)
         return LatencyTable(machine, seq_len, {name: tuple(map(tuple, known["points"][name])) for name in shapes})
     except (OSError, ValueError, KeyError, TypeError):
         pass
     table = LatencyTable(machine, seq_len, _measure(model, architecture, seq_len, progress))
     file.parent.mkdir(parents=True, exist_ok=True)
-    with writing_file(file, force=True) as draft:
-        draft.write_text(json.dumps({"machine": machine, "seq_len": seq_len, "points": dict(table.points)}))
+    with replacing(file) as draft:
+        draft.write_text(sealed_json({"machine": machine, "seq_len": seq_len, "points": dict(table.points)}))
     return table
 
 
@@ -127,10 +128,13 @@ def _block_points(
 
 
 def _sizes(architecture: Architecture, site: Site) -> list[Size]:
-    """Sizes to measure: every legal number of heads, and a few of neurons."""
-    legal = site_sizes(architecture, site, multiple_of=8, plain=False)
+    """Sizes to measure, from small to large: of heads one chain, by which every other size is priced; a few of
+    neurons."""
+    chain = set(zip(*legal_sizes(site.units, site.group), strict=True))
+    sizes = site_sizes(architecture, site, multiple_of=8, plain=False)
+    legal = [size for size in sizes if (size.units, size.groups) in chain]
     if site.kind == "attn.heads" or len(legal) <= NEURONS:
-        return list(legal)
+        return legal
     at = torch.linspace(0, len(legal) - 1, NEURONS).round().long().tolist()
     return [legal[j] for j in at]
 

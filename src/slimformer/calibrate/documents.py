@@ -5,16 +5,15 @@ an article of WikiText, a story, a web page, a row of a table. Files are read li
 which a file can be wrong ends in one line that names the file.
 """
 
-import importlib
 import os
-import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+from slimformer.calibrate.builtin import BUILTIN, builtin_documents, builtin_kinds, names_builtin
+from slimformer.calibrate.document import Document, Label, mix_documents
 from slimformer.calibrate.tables import (
     Row,
     Table,
@@ -26,36 +25,38 @@ from slimformer.calibrate.tables import (
     whole_rows,
 )
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable
+from slimformer.files.reading import DATA, require_regular
+from slimformer.words import option
 
-Label = int | float | str | None
-
-BUILTIN = "builtin"
 SUFFIXES = (".txt", ".jsonl", ".json", ".tsv", ".csv", ".parquet")
 END_OF_TEXT = "<|endoftext|>"
 TITLE = re.compile(r"= (?!=).*[^=] =")  # WikiText: "= Title =" opens an article, "= = Section = =" does not
 
+RECORD_LINES = 3  # on average at most between blank lines, where lines are not wrapped: a question with its answer
+WIDTHS, FULL = (40, 120), 0.7  # of wrapped text: its margin, and how full most lines are
 PASSAGE_CHARACTERS = 1_200  # about 200 English words; characters, so that scripts without spaces are cut too
 ENDLESS_LINE = 20_000  # characters; a longer line is no paragraph and is cut into passages
-
-
-@dataclass(frozen=True)
-class Document:
-    """One text, or a pair of texts, that stays whole; documents of one `group` stay together as well."""
-
-    text: str
-    pair: str | None = None
-    label: Label = None
-    group: str | None = None
 
 
 Source = str | Path | Iterable[str | Path | Document]
 
 
-def read_documents(source: Source, *, columns: Sequence[str] | None = None, label: str | None = None) -> list[Document]:
+class Unnamed(str):
+    """The name of data that are read because none were named."""
+
+
+UNNAMED = Unnamed(BUILTIN)
+
+
+def read_documents(
+    source: Source, *, columns: Sequence[str] | None = None, label: str | None = None, rows: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Document]:  # fmt: skip
     """Read a file, `builtin`, several of them (a list, or separated by commas), or texts already in memory.
 
     In a list the first element decides: a path, a name with a known suffix or `builtin` means sources,
-    anything else means texts. Several sources are mixed evenly, see `mix_documents`.
+    anything else means texts. Several sources are mixed evenly, see `mix_documents`. With `rows` plain text is read
+    for a model of examples, not of running text (`text_documents`); what was taken for an example `say` is told.
     """
     if isinstance(source, str | Path):
         names: list[Any] = source_names(source)
@@ -66,7 +67,7 @@ def read_documents(source: Source, *, columns: Sequence[str] | None = None, labe
         if not _names_a_source(names[0]):
             return _in_memory(names)
     wanted = (columns,) if isinstance(columns, str) else columns
-    return mix_documents([_read_one(name, wanted, label) for name in names])
+    return mix_documents([_read_one(name, wanted, label, rows, say) for name in names])
 
 
 def source_names(source: str | Path) -> list[str | Path]:
@@ -76,40 +77,49 @@ def source_names(source: str | Path) -> list[str | Path]:
     return [name.strip() for name in source.split(",") if name.strip()] or [source]
 
 
-def mix_documents(sources: Sequence[list[Document]]) -> list[Document]:
-    """Draw from the sources in turn, whichever has given the fewest characters, until one is used up.
-
-    So no source outweighs another, however long its documents are. Each is shuffled first (always alike),
-    because files are often sorted and only the beginning of a larger one is used.
-    """
-    if len(sources) == 1:
-        return sources[0]
-    left = [random.Random(0).sample(documents, len(documents)) for documents in sources]
-    given = [0] * len(sources)
-    mixed: list[Document] = []
-    while all(left):
-        turn = given.index(min(given))
-        mixed.append(left[turn].pop())
-        given[turn] += len(mixed[-1].text) + len(mixed[-1].pair or "")
-    return mixed
-
-
-def text_documents(lines: Iterable[str]) -> list[Document]:
-    """Documents in running text, separated by what the text itself offers.
-
-    In this order: lines `<|endoftext|>`; WikiText titles, which join the paragraphs below them; blank lines.
-    Text without any of them is grouped into passages of about 200 words.
-    """
-    kept = [line.rstrip("\r\n") for line in lines]
-    inner = "\n".join(kept).strip().split("\n")
-    if any(line.strip() == END_OF_TEXT for line in inner):
-        blocks = _split_at_markers(inner)
-    elif any(not line.strip() for line in inner):
-        blocks = _split_at_blank_lines(inner)
-    else:
-        blocks = _passages(inner)
+def text_documents(lines: Iterable[str], *, rows: bool = False) -> list[Document]:
+    """Documents in plain text, separated as `text_layout` says."""
+    inner = _inner(lines)
+    blocks = LAYOUTS[text_layout(inner, rows=rows)](inner)
     texts = ("\n".join(block).strip() for block in blocks)
-    return [Document(text) for text in texts if text]
+    return [Document(text) for text in texts if text and text != END_OF_TEXT]
+
+
+def text_layout(lines: Sequence[str], *, rows: bool = False) -> str:
+    """What separates texts, by what the lines themselves offer.
+
+    In this order: lines `<|endoftext|>`; WikiText titles, which join the paragraphs below them; blank lines. Without
+    any of them running text is grouped into passages of about 200 words. For a model of examples (`rows`) one line is
+    then one example, and so it is where a marker or title separates nothing, or where what stands between blank lines
+    is a list of examples, not a paragraph.
+    """
+    if any(line.strip() == END_OF_TEXT for line in (lines[1:-1] if rows else lines)):
+        return END_OF_TEXT
+    blank = sum(not line.strip() for line in lines)
+    # a title stands alone; "= x =" inside a paragraph is arithmetic
+    titles = sum(
+        TITLE.fullmatch(line.strip()) is not None and (i == 0 or not lines[i - 1].strip())
+        for i, line in enumerate(lines)
+    )
+    if blank and titles > (1 if rows else 0):
+        return "titles"
+    if blank and (not rows or len(lines) - blank <= RECORD_LINES * (blank + 1) or _is_wrapped(lines)):
+        return "blank lines"
+    whole = len(lines) > 1 and max(map(len, lines), default=0) <= ENDLESS_LINE
+    return "lines" if rows and whole else "passages"
+
+
+def _is_wrapped(lines: Sequence[str]) -> bool:
+    """Are lines filled up to a margin, as those of paragraphs are? The last of each need not be."""
+    inner = [line for line, after in pairwise(lines) if line.strip() and after.strip()]
+    widest = max(map(len, inner), default=0)
+    full = sum(len(line) >= FULL * widest for line in inner)
+    return WIDTHS[0] <= widest <= WIDTHS[1] and full >= FULL * len(inner)
+
+
+def _inner(lines: Iterable[str]) -> list[str]:
+    kept = [line.rstrip("\r\n") for line in lines]
+    return "\n".join(kept).strip().split("\n")
 
 
 def parse_labels(values: Sequence[Any]) -> list[Label]:
@@ -132,7 +142,7 @@ def _label(value: Any, kind: Callable[[str], Label]) -> Label:
 
 
 def _names_a_source(item: Any) -> bool:
-    if isinstance(item, Path) or item == BUILTIN:
+    if isinstance(item, Path) or names_builtin(item):
         return True
     if not isinstance(item, str) or len(item) > 1_000 or "\n" in item:
         return False
@@ -156,30 +166,27 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _read_one(source: str | Path, columns: Sequence[str] | None, label: str | None) -> list[Document]:
-    if source == BUILTIN:
-        return _builtin()
+def _read_one(
+    source: str | Path, columns: Sequence[str] | None, label: str | None, rows: bool, say: Callable[[str], None]
+) -> list[Document]:
+    if names_builtin(source):
+        return builtin_documents(builtin_kinds(str(source)))
     path = Path(source)
     _require_text_or_parquet(path)
     if table := open_table(path, columns):
         documents = _table_documents(table, columns, label)
     elif columns or label:
-        asked = columns[0] if columns else label
-        raise ColumnNotFound(f"column {asked!r} is not in {path.name}; it is plain text and has no columns")
+        asked, flag = (columns[0], "columns") if columns else (label, "label")
+        raise ColumnNotFound(
+            f"column {asked!r} is not in {path.name}; it is plain text and has no columns; leave {option(flag)} out"
+        )
     else:
-        documents = text_documents(read_lines(path))
+        inner = _inner(read_lines(path))
+        documents = text_documents(inner, rows=rows)
+        say(UNDERSTOOD[text_layout(inner, rows=rows)].format(path.name))
     if not documents:
         raise DataEmpty(f"{path} holds no text; give a file with at least one document")
     return documents
-
-
-def _builtin() -> list[Document]:
-    """Half a million characters of technical English that come with every CPython."""
-    try:
-        topics = importlib.import_module("pydoc_data.topics").topics
-    except ImportError as error:
-        raise DataNotFound("this Python comes without pydoc_data, the built-in text; name a file") from error
-    return [Document(text.strip()) for text in topics.values() if text.strip()]
 
 
 def _require_text_or_parquet(path: Path) -> None:
@@ -188,9 +195,8 @@ def _require_text_or_parquet(path: Path) -> None:
         raise DataNotFound(f"there is no file {name!r}; give a {', '.join(SUFFIXES)} file, or {BUILTIN!r}")
     if path.is_dir():
         raise DataUnreadable(f"{path} is a folder; name a file in it ({', '.join(SUFFIXES)})")
-    if not path.is_file():
-        raise DataUnreadable(f"{path} is not a regular file; write the data to one ({', '.join(SUFFIXES)})")
     try:
+        require_regular(path, DATA)
         with path.open("rb") as file:
             head = file.read(8_192)
     except OSError as error:
@@ -246,6 +252,22 @@ def _pieces(line: str) -> list[str]:
     most = PASSAGE_CHARACTERS - 1
     # up to a space if there is one in reach, else a hard cut
     return re.findall(rf"\S.{{0,{most}}}(?=\s|$)|\S.{{0,{most}}}", line)
+
+
+LAYOUTS: dict[str, Callable[[list[str]], Iterable[list[str]]]] = {
+    END_OF_TEXT: _split_at_markers,
+    "titles": _split_at_blank_lines,
+    "blank lines": _split_at_blank_lines,
+    "lines": lambda lines: ([line] for line in lines),
+    "passages": _passages,
+}
+UNDERSTOOD = {
+    END_OF_TEXT: f"lines {END_OF_TEXT} separate the texts of {{}}",
+    "titles": "titles as in WikiText separate the texts of {}",
+    "blank lines": "blank lines separate the texts of {}",
+    "lines": "one line of {} is one example",
+    "passages": "{} is running text, read in passages of about 200 words",
+}
 
 
 def _table_documents(table: Table, columns: Sequence[str] | None, label: str | None) -> list[Document]:

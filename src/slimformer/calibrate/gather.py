@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,24 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.documents import Document, Source
+from slimformer.calibrate.broad import (
+    FIT_SHARE,
+    OTHER_SHARE,
+    SELECT_SHARE,
+    broad_documents,
+    other_documents,
+    shuffled,
+)
+from slimformer.calibrate.builtin import BUILTIN, names_builtin
+from slimformer.calibrate.documents import Document, Source, Unnamed, source_names
 from slimformer.calibrate.images import image_batches, read_images
-from slimformer.calibrate.splits import SPLITS, cut_documents, one_of_each, split_documents
-from slimformer.calibrate.tasks import Purpose, read_data
-from slimformer.calibrate.text import Batch, batches, data_hash, padded_batches, token_batches, unread
+from slimformer.calibrate.own_text import SELF, own_documents
+from slimformer.calibrate.splits import SHARES, SPLITS, cut_documents, numbered, one_of_each, split_documents
+from slimformer.calibrate.tasks import TASKS, Purpose, read_data
+from slimformer.calibrate.text import Batch, batches, data_hash, in_turn, padded_batches, token_batches, unread
 from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
 from slimformer.models import Architecture
-from slimformer.models.architecture import reads_windows
+from slimformer.models.architecture import reads_examples, reads_windows
 from slimformer.short import Short
 from slimformer.words import option
 
@@ -32,7 +43,10 @@ CHARACTERS = 4  # per token, about: how long a passage is cut for an encoder tha
 class Data(Short):
     """Batches by split, and what is needed to say where they came from.
 
-    `windows`: all splits but *certify* are windows of running text, which has a row for each document.
+    `windows`: all splits but *certify* are windows of running text, which has a row for each document. `unit` is what
+    one of its texts is to the model. `notes` say how files were understood, `reading` how to read the same again.
+    `other` is text of sources that were neither fitted nor chosen on, by name, and `mixed` what was fitted beside the
+    user's own (`calibrate.broad`).
     """
 
     splits: dict[str, list[Batch]]
@@ -41,6 +55,12 @@ class Data(Short):
     seed: int
     seq_len: int
     windows: bool = False
+    unit: str = "document"
+    notes: tuple[str, ...] = ()
+    reading: dict[str, Any] = field(default_factory=dict)
+    other: dict[str, list[Batch]] = field(default_factory=dict)
+    mixed: str | None = None
+    own: dict[str, list[Batch]] = field(default_factory=dict)  # fit and select without the broad text
 
     def facts(self) -> dict[str, str]:
         """Where it came from, and how much there is in every split."""
@@ -98,22 +118,27 @@ def gather(
     columns: Sequence[str] | None = None,
     seed: int = 0,
     purpose: Purpose = "calibration",
+    broad: bool = False,
     batch_size: int = 8,
 ) -> Data:
     """Read `source` and deal it to the four splits.
 
     `tokens` limits what is fitted on, `samples` the documents read, `purpose` says which part of a named data set.
+    With `broad`, text to calibrate on gets broad text beside it (`calibrate.broad`).
     """
     length = sequence_length(model, architecture, seq_len)
     family = architecture.family
     in_rows = family.causal and not reads_windows(model, family)
     # without a padding token a decoder cannot tell where a row ends, so it reads one at a time
     batch_size = 1 if in_rows and model.config.pad_token_id is None else batch_size
+    notes: list[str] = []
     if isinstance(source, Tensor):
         data = _from_ids(source, architecture, length, tokens=tokens, samples=samples, seed=seed, batch_size=batch_size)
     else:
-        documents = _documents(source, architecture, processor, columns, samples, seed, purpose)
-        parts = split_documents(documents, seed=seed)
+        read = partial(read_data, columns=columns, limit=samples, split=purpose, say=notes.append)
+        wanted = int((tokens or TOKENS) / SHARES[0])
+        documents = _documents(source, model, architecture, processor, read, samples, seed, wanted)
+        parts = numbered(split_documents(documents, seed=seed))
         splits = {
             split: _batches(
                 parts[split], model, processor, architecture, length, int(share * (tokens or TOKENS)), batch_size
@@ -125,10 +150,38 @@ def gather(
                 parts, model, processor, architecture, length, tokens or TOKENS, batch_size
             )
         windows = reads_windows(model, family)
-        data = Data(splits, describe_source(source), data_hash(documents), seed, length, windows)
+        if windows:
+            splits["report"] = in_turn(splits["report"])
+        unit = "image" if family.image else "example" if reads_examples(model, family) else "document"
+        data = Data(splits, describe_source(source), data_hash(documents), seed, length, windows, unit, tuple(notes))
+        if broad and not family.image:
+            _require_all(data.splits, least=2)  # of the user's own text
+            same = {"model": model, "processor": processor, "architecture": architecture, "length": length}
+            make = partial(_batches, **same, batch_size=batch_size)
+            data = _with_broad_text(data, make, tokens or TOKENS, builtin=names_builtin(source), batch_size=batch_size)
     _require_all(data.splits, least=1 if family.image else 2)
     _require_readable(data.splits, model, architecture)
-    return data
+    asked = {"tokens": tokens, "samples": samples, "columns": list(columns) if columns else None, "purpose": purpose}
+    named = not isinstance(source, Unnamed)
+    facts = {"sources": places(source), "named": named, "seq_len": length, "broad": broad}
+    return replace(data, reading=facts | asked)
+
+
+def _with_broad_text(
+    data: Data, make: Callable[..., list[Batch]], tokens: int, *, builtin: bool, batch_size: int
+) -> Data:
+    """The data with broad text fitted beside them (none beside the built-in text itself), chosen on and measured on."""
+    rows = not data.windows
+    own = data.splits
+    select = make(broad_documents("select", rows=rows), tokens=int(SELECT_SHARE * SHARE["select"] * tokens))
+    parts = {"select": [own["select"], select]}
+    if not builtin:
+        parts["fit"] = [own["fit"], make(broad_documents("fit", rows=rows), tokens=int(FIT_SHARE * tokens))]
+    mixed = {split: shuffled(part, seed=data.seed, batch_size=batch_size) for split, part in parts.items()}
+    amount = max(int(OTHER_SHARE * tokens), 2 * data.seq_len)
+    other = {name: make(documents, tokens=amount) for name, documents in other_documents(rows=rows).items()}
+    alone = {} if builtin else {split: own[split] for split in ("fit", "select")}
+    return replace(data, splits=own | mixed, other=other, mixed=None if builtin else BUILTIN, own=alone)
 
 
 def describe_source(source: Any) -> str:
@@ -140,10 +193,24 @@ def describe_source(source: Any) -> str:
     return f"{type(source).__name__} in memory"
 
 
+def places(source: Any) -> list[str] | None:
+    """Where the data are, for this machine and from any folder of it; None for what is in memory."""
+    if not isinstance(source, str | Path):
+        return None
+    return [str(name) if _names_no_place(name) else str(Path(name).resolve()) for name in source_names(source)]
+
+
+def _names_no_place(name: str | Path) -> bool:
+    """Is a source known by its name alone, though a folder here may be called the same?"""
+    known = names_builtin(name) or name == SELF or (name in TASKS and not Path(name).is_file())
+    return known or not Path(name).exists()
+
+
 def _documents(
-    source: Source, architecture: Architecture, processor: Any, columns: Sequence[str] | None, samples: int | None,
-    seed: int, purpose: Purpose,
+    source: Source, model: PreTrainedModel, architecture: Architecture, processor: Any,
+    read: Callable[..., list[Document]], samples: int | None, seed: int, wanted: int,
 ) -> list[Document]:  # fmt: skip
+    """Documents to deal; `wanted` is how many tokens a model that writes its own should write."""
     if isinstance(source, str) and not source.strip():
         raise DataNotFound("the name of the data is empty; give a file, or builtin")
     if architecture.family.image:
@@ -153,7 +220,11 @@ def _documents(
             "there is no tokenizer with the model, so it cannot read text; put its tokenizer.json beside config.json "
             "(from Python: give a tokenizer as `processor`, or token ids as data)"
         )
-    return read_data(source, columns=columns, limit=samples, split=purpose)
+    if source == SELF:
+        return own_documents(model, processor, tokens=wanted, seed=seed)
+    if source == BUILTIN and not reads_windows(model, architecture.family):
+        return broad_documents("fit", rows=True)
+    return read(source, rows=reads_examples(model, architecture.family))
 
 
 def _batches(
@@ -206,7 +277,7 @@ def _sides(size: Any) -> tuple[int, int]:
 
 
 def _folder(source: Any) -> str | Path:
-    if not isinstance(source, str | Path) or str(source) == "builtin":
+    if not isinstance(source, str | Path) or names_builtin(source):
         raise DataNotFound(f"a vision model is calibrated on images; give a folder of them with {option('data')}")
     if Path(source).is_file():
         raise DataUnreadable(f"{source} is a file; a vision model is calibrated on images: give a folder of them")

@@ -20,6 +20,7 @@ from torch import Tensor
 from slimformer.calibrate.documents import Document, Label, parse_labels
 from slimformer.calibrate.text import Batch, label_tensor
 from slimformer.errors import DataEmpty, DataNotFound, DataUnreadable
+from slimformer.files.reading import LARGE, read_bytes
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 
@@ -80,7 +81,7 @@ def _classes(root: Path, paths: Sequence[Path]) -> list[Label]:
 
 def _digest(path: Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(path, LARGE)).hexdigest()
     except OSError as error:
         raise DataUnreadable(f"image {path} cannot be opened: {error.strerror}") from error
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from slimformer.errors import CannotWrite, WorkTorn
+from slimformer.files.disk import flush
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,6 @@ class Shelf:
         except OSError as error:
             raise CannotWrite(f"{path} cannot be written: {error.strerror or error}; free some space there") from error
         return _mapped(path, state.shape, state.dtype)
-
-
-def flush(path: Path) -> None:
-    """Let a file, or the names in a folder, be on the disk before anything is built on them."""
-    place = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(place)
-    finally:
-        os.close(place)
 
 
 def _take(file: int, size: int) -> None:

@@ -57,6 +57,13 @@ def cut_documents(documents: Iterable[Document], *, size: int) -> list[Document]
     return [passage for document in documents for passage in _passages(document, size)]
 
 
+def numbered(splits: dict[str, list[Document]]) -> dict[str, list[Document]]:
+    """The same with a number for each document, one for all that share a text or a group, in whatever split."""
+    everything = [document for part in splits.values() for document in part]
+    number = {document: i for i, group in enumerate(_groups(everything)) for document in group}
+    return {split: [replace(d, number=number[d]) for d in part] for split, part in splits.items()}
+
+
 def one_of_each(documents: Iterable[Document]) -> list[Document]:
     """One document of every group that shares a text: what is left can be taken for independent draws."""
     return [min(group, key=lambda document: _digest(repr(document))) for group in _groups(list(documents))]

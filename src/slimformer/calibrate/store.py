@@ -3,6 +3,9 @@
 stats.json                    what model, what data, how many tokens, which seed
 moments/block-003.safetensors count, sum and Gram matrix (upper triangle, float64) of every site and split
 curves-<method>.json          error curves, once they have been computed
+
+What is read is checked: fields one by one, moments for what no data can give, weights against the moments they follow
+from. Whether all of it is of one model is asked where there is one (`of_model`).
 """
 
 from __future__ import annotations
@@ -11,42 +14,53 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError
+from pydantic import ConfigDict, Field
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slimformer.calibrate.collect import BlockMoments, SiteMoments
+from slimformer.calibrate.soundness import require_sound
 from slimformer.decompose.response import Response
 from slimformer.errors import CannotWrite, PlanDoesNotFit
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import checked, read_own_json, require_regular
 from slimformer.linalg.moments import Moments
 from slimformer.short import Short
 from slimformer.words import option
 
 FORMAT = 2
 RESPONSE = ("queries", "keys", "planes")
+MOST_BLOCKS, LONGEST = 10_000, 100_000_000  # of any model there will be for a while
+
+Count = Annotated[int, Field(ge=1, le=10**15)]
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Precision = Annotated[str, Field(pattern="^(float64|float32|bfloat16|float16)$")]
 
 
 @dataclass(frozen=True)
 class Provenance:
     """Where statistics come from: enough to refuse the wrong model and to repeat the run."""
 
-    model: str
-    fingerprint: str
-    model_type: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    model: Annotated[str, Field(min_length=1)]
+    fingerprint: Annotated[str, Field(min_length=1)]
+    model_type: Annotated[str, Field(min_length=1)]
     data: str
     data_hash: str
-    seed: int
-    seq_len: int
-    tokens: dict[str, int]
-    dtype: str
-    n_blocks: int
+    seed: Annotated[int, Field(ge=0)]
+    seq_len: Annotated[int, Field(ge=1, le=LONGEST)]
+    tokens: dict[str, Count]
+    dtype: Precision
+    n_blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)]
     versions: dict[str, str]
+    reading: dict[str, Any] = field(default_factory=dict)  # how the same data are read again
     joint: bool = False  # are there moments of neurons together with their input?
     slimformer_stats: int = FORMAT
 
@@ -70,28 +84,52 @@ class Statistics(Short):
     def block(self, i: int, splits: Sequence[str] | None = None) -> BlockMoments:
         """The moments of block i: all of them, or those of some splits."""
         path = moments_file(self.folder, i)
+        require_unchanged(self.folder, path.relative_to(self.folder).as_posix())
         try:
+            require_regular(path)
             tensors = load_file(path)
-            return _unpack(i, {k: v for k, v in tensors.items() if splits is None or _split(k) in (None, *splits)})
-        except (OSError, SafetensorError, KeyError, ValueError, IndexError, RuntimeError) as error:
+            found = _unpack(i, {k: v for k, v in tensors.items() if splits is None or _split(k) in (None, *splits)})
+            require_sound(found)
+            return found
+        except (OSError, SafetensorError, LookupError, ValueError, TypeError, RuntimeError, StopIteration) as error:
             raise PlanDoesNotFit(
-                f"{path}: the moments cannot be read ({error}); run `slimformer calibrate` again"
+                f"{path}: the moments cannot be read ({' '.join(str(error).split())}); run `slimformer calibrate` again"
             ) from error
 
     def weights(self) -> dict[str, float]:
         """What an error at each site counts for: the inverse energy of the residual stream it is added to."""
         path = self.folder / "loudness.json"
+        require_unchanged(self.folder, path.name)
         try:
-            return {str(k): float(v) for k, v in json.loads(path.read_text()).items()}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            found = checked(dict[str, Weight], read_own_json(path))
+            self._require_recorded(found)
+            return found
+        except (OSError, SafetensorError, LookupError, ValueError, RuntimeError) as error:
             raise PlanDoesNotFit(f"{path} cannot be read ({error}); run `slimformer calibrate` again") from error
+
+    def _require_recorded(self, weights: Mapping[str, float]) -> None:
+        """Weights stand beside the moments as well; under torchrun not all of these need be here."""
+        for i in range(self.provenance.n_blocks):
+            path = moments_file(self.folder, i)
+            if not path.is_file():
+                continue
+            with safe_open(path, framework="pt") as tensors:
+                sites = {key.split("/")[0] for key in tensors.keys() if key.endswith("/count")}  # noqa: SIM118
+                recorded = float(tensors.get_tensor("loudness"))
+            said = {site: weight for site, weight in weights.items() if site.startswith(f"blocks.{i}.")}
+            if said != dict.fromkeys(sites, recorded):
+                raise ValueError(f"it is not what {path.name} says")
+        other = [site for site in weights if not of_blocks(site, self.provenance.n_blocks)]
+        if other or not weights:
+            raise ValueError(f"it speaks of {other[0][:80]}" if other else "it is empty")
 
     def probes(self) -> dict[str, dict[str, Any]]:
         """What the sensitivity probes found, by site; empty when none were made."""
         path = self.folder / "probes.json"
+        require_unchanged(self.folder, path.name)
         try:
-            return dict(json.loads(path.read_text())) if path.exists() else {}
-        except (OSError, ValueError, TypeError) as error:
+            return checked(dict[str, dict[str, Any]], read_own_json(path)) if path.exists() else {}
+        except (OSError, ValueError) as error:
             raise PlanDoesNotFit(f"{path} cannot be read ({error}); run `slimformer calibrate` again") from error
 
 
@@ -128,18 +166,25 @@ def write_weights(folder: Path, weights: Mapping[str, float]) -> None:
 def open_statistics(folder: str | Path) -> Statistics:
     """Open a folder that `slimformer calibrate` wrote."""
     folder = Path(folder)
+    require_unchanged(folder, "stats.json")
     try:
-        data: Any = json.loads((folder / "stats.json").read_text())
+        data: Any = read_own_json(folder / "stats.json")
     except FileNotFoundError:
         raise PlanDoesNotFit(f"{str(folder)!r} holds no statistics; make them with `slimformer calibrate`") from None
     except (OSError, ValueError) as error:
         raise PlanDoesNotFit(
             f"{str(folder)!r} holds no statistics ({error}); make them with `slimformer calibrate`"
         ) from error
-    return Statistics(folder, _checked(folder, data))
+    return Statistics(folder, _provenance(folder, data))
 
 
-def _checked(folder: Path, data: Any) -> Provenance:
+def of_blocks(site: str, n_blocks: int) -> bool:
+    """Is this the name of a site of one of so many blocks?"""
+    number = site.removeprefix("blocks.").split(".")[0]
+    return site.startswith("blocks.") and number.isascii() and number.isdigit() and int(number) < n_blocks
+
+
+def _provenance(folder: Path, data: Any) -> Provenance:
     found = data.get("slimformer_stats") if isinstance(data, dict) else None
     if found != FORMAT:
         raise PlanDoesNotFit(
@@ -147,13 +192,9 @@ def _checked(folder: Path, data: Any) -> Provenance:
             "make them with `slimformer calibrate`"
         )
     try:
-        return TypeAdapter(Provenance).validate_python(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise PlanDoesNotFit(
-            f"{folder / 'stats.json'}: {where}: {first['msg']}; make it with `slimformer calibrate`"
-        ) from None
+        return checked(Provenance, data)
+    except ValueError as error:
+        raise PlanDoesNotFit(f"{folder / 'stats.json'}: {error}; make it with `slimformer calibrate`") from None
 
 
 @contextmanager
@@ -198,9 +239,29 @@ def _unpack(i: int, tensors: Mapping[str, Tensor]) -> BlockMoments:
         site, split, _ = key.split("/")
         total = tensors[f"{site}/{split}/sum"]
         gram = _symmetric(tensors[f"{site}/{split}/gram"], len(total))
-        sites.setdefault(site, {})[split] = Moments(int(tensors[key]), total, gram)
+        sites.setdefault(site, {})[split] = Moments(_count(tensors[key]), total, gram)
     joint = _joint(tensors, _neurons(sites)) if any(key.startswith("joint/") for key in tensors) else {}
-    return BlockMoments(i, sites, float(tensors["loudness"]), _responses(tensors), _metric(tensors), joint)
+    found = BlockMoments(i, sites, float(tensors["loudness"]), _responses(tensors), _metric(tensors), joint)
+    if other := sorted(tensors.keys() ^ _names(found)):
+        raise ValueError(f"{other[0][:80]} is {'there' if other[0] in tensors else 'not there'}")
+    return found
+
+
+def _names(moments: BlockMoments) -> set[str]:
+    """What the tensors of a block are called in its file."""
+    of_sites = {f"{site}/{split}" for site, splits in moments.sites.items() for split in splits}
+    return {
+        "loudness", *(f"metric/{site}" for site in moments.metric),
+        *(f"{name}/{part}" for name in of_sites for part in ("count", "sum", "gram")),
+        *(f"joint/{split}/{part}" for split in moments.joint for part in ("sum", "cross", "gram")),
+        *(f"response/{split}/{part}" for split in moments.responses for part in ("queries-counted", *RESPONSE)),
+    }  # fmt: skip
+
+
+def _count(tensor: Tensor) -> int:
+    if tensor.dtype != torch.int64 or tensor.shape != (1,):
+        raise ValueError(f"a number of rows is {tuple(tensor.shape)} of {tensor.dtype}")
+    return int(tensor)
 
 
 def _split(key: str) -> str | None:
@@ -230,7 +291,7 @@ def _metric(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _responses(tensors: Mapping[str, Tensor]) -> dict[str, Response]:
-    counts = {key.split("/")[1]: int(tensors[key]) for key in tensors if key.endswith("/queries-counted")}
+    counts = {key.split("/")[1]: _count(tensors[key]) for key in tensors if key.endswith("/queries-counted")}
     return {
         split: Response(count, *(tensors[f"response/{split}/{name}"] for name in RESPONSE))
         for split, count in counts.items()
@@ -248,6 +309,10 @@ def _symmetric(upper: Tensor, d: int) -> Tensor:
 
 
 def _triangle(upper: Tensor, d: int) -> Tensor:
+    if upper.dtype != torch.float64:
+        raise ValueError(f"numbers are {upper.dtype}, not float64")
+    if len(upper) != d * (d + 1) // 2:  # before there is room for d²
+        raise ValueError(f"a triangle of {d} rows has {len(upper)} numbers")
     out = torch.zeros(d, d, dtype=torch.float64)
     for i, row in enumerate(upper.split(list(range(d, 0, -1)))):
         out[i, i:] = row

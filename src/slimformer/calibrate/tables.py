@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slimformer.errors import ColumnNotFound, DataUnreadable
+from slimformer.words import option
 
 Row = dict[str, Any]
 
@@ -61,7 +62,7 @@ def choose_columns(table: Table, columns: Sequence[str] | None) -> tuple[str, ..
     """The columns asked for, else those of a known data set, else the only one that holds text."""
     if columns:
         for name in columns:
-            _require_column(name, table)
+            _require_column(name, table, "columns")
         if len(columns) > 2:
             raise ColumnNotFound(f"{len(columns)} text columns were asked for; name one, or two for a pair")
         return tuple(columns)
@@ -72,8 +73,9 @@ def choose_columns(table: Table, columns: Sequence[str] | None) -> tuple[str, ..
     if len(candidates) == 1:
         return (candidates[0],)
     raise ColumnNotFound(
-        f"none of the usual text columns is in {table.name}; it has: {_listed(table)}; "
-        "name the one that holds the text, or two for a pair"
+        f"none of the usual text columns is in {table.name}; it has: {_listed(table)}; name the one that holds the "
+        f"text, or two for a pair, with {option('columns')} "
+        "(if these are no names, give the file a first line of names)"
     )
 
 
@@ -81,7 +83,7 @@ def choose_label(table: Table, label: str | None) -> str | None:
     """The label column asked for, else a usual one, else none."""
     if label is None:
         return next((name for name in USUAL_LABELS if name in table.columns), None)
-    _require_column(label, table)
+    _require_column(label, table, "label")
     return label
 
 
@@ -245,9 +247,11 @@ def _is_text(value: Any, column: str, table: Table) -> bool:
     )
 
 
-def _require_column(name: str, table: Table) -> None:
+def _require_column(name: str, table: Table, flag: str) -> None:
     if name not in table.columns:
-        raise ColumnNotFound(f"column {name!r} is not in {table.name}; it has: {_listed(table)}")
+        raise ColumnNotFound(
+            f"column {name!r} is not in {table.name}; it has: {_listed(table)}; name one of these with {option(flag)}"
+        )
 
 
 def _listed(table: Table) -> str:

@@ -8,7 +8,7 @@ import importlib
 import os
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from slimformer.calibrate.documents import (
     text_documents,
 )
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, UnknownTask
+from slimformer.models.hub import hub_or_cache
 from slimformer.words import option
 
 Purpose = Literal["calibration", "evaluation"]
@@ -99,6 +100,8 @@ def read_data(
     label: str | None = None,
     split: Purpose = "calibration",
     limit: int | None = None,
+    rows: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Document]:
     """Whatever `--data` may say: names of data sets, sources of `read_documents`, or both mixed by commas."""
     names = source_names(source) if isinstance(source, str) else []
@@ -106,11 +109,11 @@ def read_data(
         if re.fullmatch(r"\w+", str(name)) and name != BUILTIN and name not in TASKS and not os.path.exists(name):
             raise UnknownTask(f"there is neither a file nor a data set {name!r}; data sets: {', '.join(TASKS)}")
     if not any(name in TASKS and not os.path.isfile(name) for name in names):
-        return spread(read_documents(source, columns=columns, label=label), limit)
+        return spread(read_documents(source, columns=columns, label=label, rows=rows, say=say), limit)
     parts = [
         read_task(str(name), split=split, limit=limit)
         if name in TASKS
-        else read_documents(name, columns=columns, label=label)
+        else read_documents(name, columns=columns, label=label, rows=rows, say=say)
         for name in names
     ]
     return spread(mix_documents(parts), limit)
@@ -119,17 +122,14 @@ def read_data(
 def load_rows(name: str, task: Task, part: str, limit: int | None = None) -> list[dict[str, Any]]:
     """Rows of one part. `datasets` raises a dozen unrelated types for one fact: the data cannot be had."""
     datasets = importlib.import_module("datasets")
+    files = None if task.file is None else {part: task.file}
     try:
-        rows = datasets.load_dataset(
-            task.path,
-            task.config,
-            split=part,
-            streaming=task.streaming,
-            revision=task.revision,
-            data_files=None if task.file is None else {part: task.file},
-        )
-        if task.streaming:
-            return list(islice(rows, STREAMED if limit is None else limit))
+        with hub_or_cache():
+            rows = datasets.load_dataset(
+                task.path, task.config, split=part, streaming=task.streaming, revision=task.revision, data_files=files
+            )
+            if task.streaming:
+                return list(islice(rows, STREAMED if limit is None else limit))
         if limit is not None and not task.lines:
             rows = rows.select(spread(range(len(rows)), limit))
         return list(rows)

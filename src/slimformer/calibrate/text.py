@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ENCODED_AT_ONCE = 64  # documents per call of the tokenizer: few enough to stop early, enough to be fast
+SEPARATOR = -1  # the document of tokens that set documents apart: they are of no text
+ROWWISE = ("mask", "labels", "documents")  # what a batch has for every row besides inputs
 CHARACTERS_PER_TOKEN = 64  # no text has longer tokens on average; what lies beyond is not even tokenized
+
+
+_Token = tuple[int, int]  # its id, and the number of its document
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,6 +39,7 @@ class Batch(Short):
     inputs: dict[str, Tensor]  # input_ids, attention_mask, token_type_ids; or pixel_values
     mask: Tensor | None  # bool, batch × length, True where a position is real; None for images
     labels: Tensor | None = None
+    documents: Tensor | None = None  # number of the document of every row, or of every position; None: rows are apart
 
     def facts(self) -> dict[str, str]:
         """Shapes, never values."""
@@ -54,6 +60,11 @@ class Batch(Short):
         mask = None if self.mask is None else self.mask.to(device)
         labels = None if self.labels is None else self.labels.to(device)
         return replace(self, inputs=inputs, mask=mask, labels=labels)
+
+    def rows(self, part: slice) -> Batch:
+        """Some of the rows."""
+        cut = {name: None if (each := getattr(self, name)) is None else each[part] for name in ROWWISE}
+        return Batch({name: tensor[part] for name, tensor in self.inputs.items()}, **cut)
 
 
 def batches(
@@ -89,12 +100,14 @@ def packed_batches(
     Documents are set apart by the special tokens the tokenizer adds itself (`<s>` for LLaMA), else by the end
     of text. A last short window is dropped, unless it is the only one. Give documents of one split only.
     """
-    stream = torch.tensor(list(islice(_stream(documents, tokenizer, tokens), tokens)), dtype=torch.long)
+    stream = torch.tensor(list(islice(_stream(documents, tokenizer, tokens), tokens)), dtype=torch.long).view(-1, 2)
     length = min(seq_len, len(stream))
     if length == 0:
         return []
     count = len(stream) // length
-    return token_batches(stream[: count * length].view(count, length), batch_size=batch_size)
+    ids, numbers = stream[: count * length].view(count, length, 2).unbind(-1)
+    found = token_batches(ids, batch_size=batch_size)
+    return [replace(batch, documents=part) for batch, part in zip(found, numbers.split(batch_size), strict=True)]
 
 
 def padded_batches(
@@ -138,6 +151,16 @@ def unread(
     return []
 
 
+def in_turn(batches: Sequence[Batch]) -> list[Batch]:
+    """The same windows dealt to as many batches in turn: whoever reads the first gets a sample of all documents."""
+    if len(batches) < 2:
+        return list(batches)
+    inputs = {name: torch.cat([batch.inputs[name] for batch in batches]) for name in batches[0].inputs}
+    whole = {name: [getattr(batch, name) for batch in batches] for name in ROWWISE}
+    rest = {name: None if any(x is None for x in each) else torch.cat(each) for name, each in whole.items()}
+    return [Batch(inputs, **rest).rows(slice(start, None, len(batches))) for start in range(len(batches))]
+
+
 def token_batches(ids: Tensor, batch_size: int = 8) -> list[Batch]:
     """Batches straight from token ids (sequences × length): for models without a tokenizer."""
     if ids.ndim != 2 or ids.is_floating_point():
@@ -167,25 +190,28 @@ def data_hash(documents: Iterable[Document]) -> str:
     return hashlib.sha256(b"".join(each)).hexdigest()
 
 
-def _stream(documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, tokens: int | None) -> Iterator[int]:
+def _stream(documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, tokens: int | None) -> Iterator[_Token]:
     apart: list[int] = []
     if tokenizer.num_special_tokens_to_add() == 0:
         end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.bos_token_id
         apart = [] if end is None else [end]
-    waiting = iter(documents)
+    waiting = enumerate(documents)
     while part := list(islice(waiting, ENCODED_AT_ONCE)):
-        texts = [d.text if d.pair is None else f"{d.text}\n{d.pair}" for d in part]
+        texts = [d.text if d.pair is None else f"{d.text}\n{d.pair}" for _, d in part]
         texts = [text if tokens is None else text[: tokens * CHARACTERS_PER_TOKEN] for text in texts]
         # verbose=False: windows are cut here, so a document beyond the model's length is no reason to warn
-        for ids in tokenizer(texts, verbose=False)["input_ids"]:
-            yield from ids
-            yield from apart
+        found = tokenizer(texts, verbose=False, return_special_tokens_mask=True)
+        for (i, document), ids, added in zip(part, found["input_ids"], found["special_tokens_mask"], strict=True):
+            number = i if document.number is None else document.number
+            yield from ((token, SEPARATOR if extra else number) for token, extra in zip(ids, added, strict=True))
+            yield from ((token, SEPARATOR) for token in apart)
 
 
 @dataclass(frozen=True)
 class _Row:
     fields: dict[str, list[int]]
     label: Label
+    document: int
 
     def __len__(self) -> int:
         return len(self.fields["input_ids"])
@@ -206,15 +232,16 @@ def _rows(
 
 
 def _encoded(documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, seq_len: int) -> Iterator[_Row]:
-    waiting = iter(documents)
+    waiting = enumerate(documents)
     while part := list(islice(waiting, ENCODED_AT_ONCE)):
-        for paired, group in groupby(part, key=lambda document: document.pair is not None):
+        for paired, group in groupby(part, key=lambda numbered: numbered[1].pair is not None):
             alike = list(group)
-            texts = [_clip(document.text, seq_len, tokenizer) for document in alike]
-            pairs = [_clip(document.pair or "", seq_len, tokenizer) for document in alike] if paired else None
+            texts = [_clip(document.text, seq_len, tokenizer) for _, document in alike]
+            pairs = [_clip(document.pair or "", seq_len, tokenizer) for _, document in alike] if paired else None
             encoding = tokenizer(texts, pairs, truncation=True, max_length=seq_len)
-            for i, document in enumerate(alike):
-                row = _Row({name: encoding[name][i] for name in encoding}, document.label)
+            for i, (order, document) in enumerate(alike):
+                number = order if document.number is None else document.number
+                row = _Row({name: encoding[name][i] for name in encoding}, document.label, number)
                 if len(row):
                     yield row
 
@@ -242,4 +269,5 @@ def _pad(rows: Sequence[_Row], tokenizer: PreTrainedTokenizerBase, label_ids: Ma
     inputs = {name: torch.tensor([padded(name, row.fields[name]) for row in rows]) for name in rows[0].fields}
     mask = torch.tensor([padded("mask", [1] * len(row)) for row in rows], dtype=torch.bool)
     inputs["attention_mask"] = mask.long()
-    return Batch(inputs, mask, label_tensor([row.label for row in rows], label_ids))
+    numbers = torch.tensor([row.document for row in rows])
+    return Batch(inputs, mask, label_tensor([row.label for row in rows], label_ids), numbers)

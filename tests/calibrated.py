@@ -22,7 +22,7 @@ from slimformer.models import Architecture, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of, rank_sites
 from slimformer.plan import Budget, Plan, allocate
-from slimformer.plan.profile import profile_site
+from slimformer.plan.profile import site_curves
 from slimformer.plan.ranks import attention_of
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.rewrite.apply import apply
@@ -65,13 +65,11 @@ class Calibrated:
 
     @functools.cache  # noqa: B019  lives as long as the tests
     def _curves(self, selector: str, ridge: float, absorb_mean: bool) -> dict[str, Curve]:
-        return {
-            site.name: profile_site(
-                site, weight_of(self.model.get_submodule(site.reader)), self.blocks[site.block].sites[site.name],
-                selector=selector, ridge=ridge, absorb_mean=absorb_mean,
-            )
-            for site in self.architecture
-        }  # fmt: skip
+        found: dict[str, Curve] = {}
+        for site in self.architecture:
+            W, moments = weight_of(self.model.get_submodule(site.reader)), self.blocks[site.block].sites[site.name]
+            found |= site_curves(site, W, moments, selector=selector, ridge=ridge, absorb_mean=absorb_mean)
+        return found
 
     def plan(self, macs: float, recipe: Recipe, *, format: str = "ragged") -> Plan:
         weights = {name: block.loudness for block in self.blocks for name in block.sites}

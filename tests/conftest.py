@@ -12,9 +12,12 @@ import jaxtyping
 import pytest
 import torch
 
+# run by test_devices.py, in processes of their own: a device cannot be taken back
+collect_ignore = [] if "ELSEWHERE_DOUBLE" in os.environ else ["devices"]
+
 # Before anything imports them: from here on a wrong shape is an error where it happens, at no cost outside the tests.
 jaxtyping.install_import_hook(["slimformer.linalg", "slimformer.decompose"], "beartype.beartype")
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))  # sums are ordered otherwise with more
 
 
 SHARED = Path(__file__).parents[2] / "shared"  # models and data of the development machines

@@ -15,11 +15,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTImageProce
 
 from slimformer.calibrate.collect import collect
 from slimformer.calibrate.text import Batch
+from slimformer.decompose import Curve
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.registered import class_named
 from slimformer.plan import Budget, Plan, allocate
-from slimformer.plan.profile import profile_site
+from slimformer.plan.profile import site_curves
 from slimformer.plan.recipe import load_recipe
 from slimformer.rewrite.apply import apply
 
@@ -130,13 +131,12 @@ def tiny_plan(
     how, architecture = load_recipe(recipe), describe(model)
     data = {"fit": tiny_batches(model), "select": tiny_batches(model, 1, seed=1)}
     blocks = list(collect(model, architecture, data))
-    curves = {
-        site.name: profile_site(
+    curves: dict[str, Curve] = {}
+    for site in architecture:
+        curves |= site_curves(
             site, weight_of(model.get_submodule(site.reader)), blocks[site.block].sites[site.name],
             selector=how.selector, ridge=how.ridge, absorb_mean=how.absorb_mean,
-        )
-        for site in architecture
-    }  # fmt: skip
+        )  # fmt: skip
     plan = allocate(
         architecture, curves, budget=Budget(macs), seq_len=LENGTH, recipe=how, weights=weights or {}, format=format
     )

@@ -1,7 +1,8 @@
-"""Whatever a file holds, reading it ends well or with one of our errors: the readers, and ways to spoil what they read.
+"""Whatever a file holds, what is read of it is what was written, or it is refused in one of our errors.
 
-A target has a good file, and a function that reads a spoilt one from a folder. What it raises must be a
-`SlimformerError`: anything else would be a traceback to a user.
+A target has a good file, and a function that gives what it means from the folder it is in. A spoilt copy must be
+refused, or mean the same; or, where a user may have written it so, what another reader says it means. Anything else is
+misread. An error that is no `SlimformerError` would be a traceback to a user.
 """
 
 from __future__ import annotations
@@ -18,74 +19,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 import yaml
+from torch import Tensor
 
-from families import tiny
-from ranked import ranked
-from slimformer.calibrate.documents import parse_labels, read_documents
-from slimformer.calibrate.gather import gather
-from slimformer.calibrate.store import open_statistics
-from slimformer.checkpoint.load import load
-from slimformer.checkpoint.save import save
-from slimformer.decompose.rounding import Grid
 from slimformer.errors import SlimformerError
-from slimformer.heads.analytic import AnalyticHead
-from slimformer.heads.head_file import read_head
-from slimformer.lab.grid import expand
-from slimformer.lab.settings import load_experiment
-from slimformer.models import describe
-from slimformer.models.architecture import fingerprint
-from slimformer.models.load import load_model
-from slimformer.plan.plan import Plan, check_fits, recounted
-from slimformer.plan.recipe import load_recipe, text_of
-from slimformer.quantize.apply import quantized
-from slimformer.quantize.pack import packed
-from slimformer.stages import calibrate, make_plan, profile, recipe_of
-from terminal import save_tiny, texts, write_table
 
-SECONDS = 20  # after which a reader counts as hung
+SECONDS = 10  # after which a reader counts as hung
+LIST = "slimformer.json"  # by which a changed file of a folder is known
+EQUAL, REFUSED, MISREAD = "equal", "refused", "misread"
 ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 2**31, 2**63, -(2**70), 1e308, -0.5, float("nan"), float("inf"), "", "x",
     "../../etc/passwd", "\x00", "\ud800", "w" * 5000, [], {}, [[]], [1, "a"], {"a": {"b": []}}, [0] * 300,
 )  # fmt: skip
-LAB = """
-name: spoilt
-task: image-classes
-datasets: {digits: {source: digits, set: {epochs: 3}}}
-model: {model_type: vit, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, patch_size: 4}
-variants: {wide: {hidden_size: 32}, narrow: {}}
-grid: {optimiser.lr: [0.1, 0.01]}
-seeds: [0, 1]
-epochs: 2
-batch_size: 128
-"""
 ODD_BYTES = (b"\x00", b"\xff\xfe", b"\r", b'"', b"\n\n", b"&a [*a,*a]", b"{" * 2000, b"9" * 400)
+DIGITS = b"0123456789"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A file by name, as it should be, and what reads it."""
+    """A file by name, as it should be, and what tells its meaning."""
 
     name: str
     good: bytes
     read: Callable[[Path], object]  # given the folder it is in
     around: Path | None = None  # what lies beside it
     label: str = ""  # where a name says too little
+    second: Callable[[Path], object] | None = None  # another reader, where any content may be meant
+    fresh: bool = False  # do readers write into the folder?
+
+    @property
+    def unlisted(self) -> bool:
+        """Is there nothing by which a change that makes sense could be known? So of files in a folder without a
+        list."""
+        return self.second is None and self.around is not None and not (self.around / LIST).is_file()
 
 
 # --- spoiling ---------------------------------------------------------------------------------------------------
 
 
 def spoilt(good: bytes, draw: random.Random, *, structured: bool) -> bytes:
-    """A file with something wrong in it: a value of it another, or bytes lost, changed, doubled."""
-    if structured and draw.random() < 0.7:
+    """A file with something wrong in it: another value, a bit or a digit turned, bytes lost, put in, doubled."""
+    chance = draw.random()
+    if structured and chance < 0.5:
         try:
             return json.dumps(_other_value(_parsed(good), draw)).encode("utf-8", "surrogatepass")
         except ValueError:
             pass
+    if chance < 0.7 and good:
+        return _turned(good, draw)
     data = bytearray(good)
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(data) + 1)
@@ -102,6 +84,17 @@ def spoilt(good: bytes, draw: random.Random, *, structured: bool) -> bytes:
                 del data[at : at + draw.randint(1, 50)]
             case _:
                 data[at:at] = draw.choice(ODD_BYTES)
+    return bytes(data)
+
+
+def _turned(good: bytes, draw: random.Random) -> bytes:
+    """One bit, or one digit, another: what most often still makes sense."""
+    data = bytearray(good)
+    digits = [i for i, byte in enumerate(data[:100_000]) if byte in DIGITS]
+    if digits and draw.random() < 0.5:
+        data[draw.choice(digits)] = draw.choice(DIGITS)
+    else:
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
     return bytes(data)
 
 
@@ -152,20 +145,56 @@ class Hung(BaseException):
 
 
 def attempt(target: Target, draw: random.Random, folder: Path) -> str:
-    """Read a spoilt file: 'read' or 'refused'. Any error that is not ours goes up."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if target.around is not None:
-        shutil.copytree(target.around, folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Read a spoilt file, and say how that went. Any error that is not ours goes up.
+
+    The folder is used again for the same target, because copying it is what takes time.
+    """
+    place = _furnished(target, folder)
     structured = target.name.endswith((".json", ".yaml"))
-    (folder / target.name).write_bytes(spoilt(target.good, draw, structured=structured))
-    with _in_time():
-        try:
-            target.read(folder)
-        except SlimformerError as error:
-            assert str(error).strip() and "\n" not in str(error), f"not one line: {error!r}"
-            return "refused"
-    return "read"
+    (place / target.name).write_bytes(spoilt(target.good, draw, structured=structured))
+    try:
+        with _in_time():
+            found = target.read(place)
+    except SlimformerError as error:
+        assert str(error).strip() and "\n" not in str(error), f"not one line: {error!r}"
+        return REFUSED
+    finally:
+        if target.fresh:
+            shutil.rmtree(place)
+    return EQUAL if same(found, _meant(target, place)) else MISREAD
+
+
+def _furnished(target: Target, folder: Path) -> Path:
+    """A folder for this target alone, with what lies beside its file."""
+    place = folder / (target.label or target.name).replace("/", " ")
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(target.around, place) if target.around else place.mkdir()
+    return place
+
+
+def _meant(target: Target, place: Path) -> object:
+    if target.second is None:
+        return meaning(target, place)
+    try:
+        return target.second(place)
+    except Exception as error:  # what another reader cannot read, ours should not
+        return error
+
+
+_meanings: dict[tuple[str, bytes], object] = {}
+
+
+def meaning(target: Target, place: Path) -> object:
+    """What the good file says."""
+    key = (str(place), target.good)
+    if key not in _meanings:
+        other = place.with_name(f"{place.name} as it was")
+        shutil.copytree(target.around, other) if target.around else other.mkdir(parents=True)
+        (other / target.name).write_bytes(target.good)
+        _meanings[key] = target.read(other)
+        shutil.rmtree(other)
+    return _meanings[key]
 
 
 @contextmanager
@@ -182,99 +211,28 @@ def _in_time() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# --- what is read -----------------------------------------------------------------------------------------------
+# --- comparing --------------------------------------------------------------------------------------------------
 
 
-def _read_plan(folder: Path) -> None:
-    plan = Plan.from_json((folder / "plan.json").read_text(encoding="utf-8", errors="surrogateescape"))
-    recipe_of(plan)
-    model = _llama()
-    check_fits(plan, describe(model), fingerprint(model))
-    recounted(plan, describe(model))
+def same(one: Any, two: Any) -> bool:
+    """Equal to the last bit, tensors and NaN among them; a whole number equals a fraction, but no truth value."""
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        kinds = (one.dtype, one.shape) == (two.dtype, two.shape)
+        return kinds and torch.equal(_bits(one), _bits(two))
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(same(value, two[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
+        return len(one) == len(two) and all(map(same, one, two))
+    if isinstance(one, bool) or isinstance(two, bool):
+        return one is two
+    if isinstance(one, float) and isinstance(two, float) and one != one:
+        return two != two
+    return type(one) in _alike(two) and bool(one == two)
 
 
-@functools.cache
-def _llama() -> Any:
-    return tiny("llama")
+def _alike(value: Any) -> tuple[type, ...]:
+    return (int, float) if isinstance(value, int | float) else (type(value),)
 
 
-def _read_statistics(folder: Path) -> None:
-    statistics = open_statistics(folder)
-    statistics.weights()
-    for i in range(statistics.provenance.n_blocks)[:3]:
-        statistics.block(i)
-    statistics.probes()
-
-
-def _read_model(folder: Path) -> None:
-    describe(load_model(folder).model)
-
-
-def _read_checkpoint(folder: Path) -> None:
-    load(folder)
-    describe(load_model(folder).model)
-
-
-def _read_lab(folder: Path) -> None:
-    expand(load_experiment(folder / "lab.yaml"), folder)
-
-
-def _read_head(folder: Path) -> None:
-    read_head(folder / "head.safetensors")
-
-
-def _read_data(name: str) -> Callable[[Path], None]:
-    def read(folder: Path) -> None:
-        documents = read_documents(folder / name)
-        with_label = [document.label for document in documents if document.label is not None]
-        parse_labels(with_label)
-
-    return read
-
-
-def targets(root: Path) -> dict[str, Target]:
-    """All of them; good files are made below `root`."""
-    model = save_tiny(root / "llama", "llama")
-    shards = root / "shards"
-    tiny("llama").save_pretrained(shards, max_shard_size="20KB")
-    loaded = load_model(model)
-    data = gather(texts(60), loaded.model, loaded.processor, describe(loaded.model), tokens=400)
-    statistics = calibrate(loaded, data, root / "stats", joint=True)
-    recipe = load_recipe("balanced").model_copy(update={"metric": "squares"})
-    curves = profile(loaded.model, statistics, recipe)
-    plan = make_plan(loaded.model, statistics, curves, macs=0.6, recipe=recipe).to_json().encode()
-    head = AnalyticHead("lda").fit(torch.randn(40, 6), [i % 3 for i in range(40)])
-    head.save(root / "head.safetensors")
-    rows = [{"text": text, "label": i % 2} for i, text in enumerate(texts(12))]
-    write_table(root / "rows.tsv", 12)
-    pq.write_table(pa.Table.from_pylist(rows), root / "rows.parquet")
-    found = [
-        Target("plan.json", plan, _read_plan),
-        Target("recipe.yaml", text_of("balanced").encode(), lambda folder: load_recipe(str(folder / "recipe.yaml"))),
-        Target("head.safetensors", (root / "head.safetensors").read_bytes(), _read_head),
-        Target("rows.jsonl", "\n".join(map(json.dumps, rows)).encode(), _read_data("rows.jsonl")),
-        Target("rows.json", json.dumps(rows).encode(), _read_data("rows.json")),
-        Target("rows.tsv", (root / "rows.tsv").read_bytes(), _read_data("rows.tsv")),
-        Target("rows.csv", (root / "rows.tsv").read_bytes().replace(b"\t", b","), _read_data("rows.csv")),
-        Target("rows.parquet", (root / "rows.parquet").read_bytes(), _read_data("rows.parquet")),
-        Target("text.txt", "\n\n".join(texts(12)).encode(), _read_data("text.txt")),
-    ]
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        found.append(Target(name, (model / name).read_bytes(), _read_model, model))
-    index = "model.safetensors.index.json"
-    found.append(Target(index, (shards / index).read_bytes(), _read_model, shards))
-    for name in ("stats.json", "loudness.json", "moments/block-000.safetensors"):
-        found.append(Target(name, (root / "stats" / name).read_bytes(), _read_statistics, root / "stats"))
-    for label, folder in made_models(root).items():
-        for name in ("config.json", "model.safetensors"):
-            found.append(Target(name, (folder / name).read_bytes(), _read_checkpoint, folder, f"{name}, {label}"))
-    found.append(Target("lab.yaml", LAB.encode(), _read_lab))
-    return {target.label or target.name: target for target in found}
-
-
-def made_models(root: Path) -> dict[str, Path]:
-    """Checkpoints as we write them: with sizes of their own in each block and a rank, and in four bits."""
-    save(ranked(tiny("llama"), "narrow keys"), root / "ragged", verify=False)
-    found = quantized(tiny("llama"), Grid(4, 16), method="nearest")
-    save(found.model, root / "bits", packed=packed(found, found.model), verify=False)
-    return {"ragged": root / "ragged", "four bits": root / "bits"}
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().flatten().view(torch.uint8)

@@ -161,6 +161,7 @@ DAMAGES = {
     "config is no JSON": (with_text("config.json", "{not json"), "config.json cannot be read"),
     "config is empty": (with_text("config.json", ""), "config.json cannot be read"),
     "config is a list": (with_text("config.json", "[]"), "config.json cannot be read: it holds no object"),
+    "classes without names": (with_config(label2id=True), "label2id in config.json names no classes"),
     "quantized by others": (with_config(quantization_config={"quant_method": "gptq"}), "are quantized (gptq)"),
     "quantized in no way": (with_config(quantization_config=7), "config.json cannot be used"),
     "no model_type": (with_config(model_type=None), "names no model_type"),
@@ -247,13 +248,21 @@ def test_data_that_cannot_be_used(data, message, shelf, tmp_path, monkeypatch):
 
 def test_a_wrong_column_lists_the_right_ones(shelf, tmp_path):
     line = refused(*compress(shelf / "bert", shelf, tmp_path / "x", "--data", shelf / "table.tsv", "--columns", "nope"))
-    assert "column 'nope' is not in table.tsv; it has: sentence, label" in line
+    assert "column 'nope' is not in table.tsv; it has: sentence, label; name one of these with --columns" in line
     assert "has no columns" in refused(*compress(shelf / "bert", shelf, tmp_path / "x", "--columns", "nope"))
 
 
-@pytest.mark.parametrize(("tokens", "message"), [(5, "leave nothing for select"), (8, "8 calibration tokens span")])
-def test_too_few_tokens(tokens, message, shelf, tmp_path):
-    assert message in refused(*compress(shelf / "llama", shelf, tmp_path / "x", "--tokens", tokens))
+def test_a_table_without_names_or_without_text_is_told_of_columns(shelf, tmp_path):
+    rows = (shelf / "table.tsv").read_text().splitlines()[1:]
+    (tmp_path / "bare.tsv").write_text("\n".join(f"{row}\tw7 w8" for row in rows))
+    line = refused(*compress(shelf / "llama", shelf, tmp_path / "x", "--data", tmp_path / "bare.tsv"))
+    assert "with --columns (if these are no names, give the file a first line of names)" in line
+
+
+def test_too_few_tokens(shelf, tmp_path):
+    assert "leave nothing for select" in refused(*compress(shelf / "llama", shelf, tmp_path / "x", "--tokens", 5))
+    few = done(*compress(shelf / "llama", shelf, tmp_path / "x", "--tokens", 8))  # within what they can fit, and said
+    assert "fitted on 12 tokens, which is few" in " ".join((few.out + few.err).split())  # 4 of them broad text
 
 
 def test_a_sequence_longer_than_the_model_reads(shelf, tmp_path):
@@ -370,12 +379,12 @@ def swapped(folder):
 BROKEN_STATISTICS = {
     "moments cut short": (cut("moments/block-001.safetensors"), "block-001.safetensors: the moments cannot be read"),
     "moments missing": (lambda f: (f / "moments" / "block-001.safetensors").unlink(), "the moments cannot be read"),
-    "moments of another block": (swapped, "are not those of blocks.1.attn.heads"),
+    "moments of another block": (swapped, "they are not those of block 1"),
     "no JSON": (with_text("stats.json", "{"), "holds no statistics"),
     "another format": (with_text("stats.json", '{"slimformer_stats": 99}'), "format 99, this version reads 2"),
     "fields missing": (with_text("stats.json", '{"slimformer_stats": 2}'), "model: Field required"),
     "probes no JSON": (with_text("probes.json", "{"), "probes.json cannot be read"),
-    "probes of another form": (with_text("probes.json", '{"a": {"b": 1}}'), "probes.json: a.site cannot be used"),
+    "probes of another form": (with_text("probes.json", '{"a": {"b": 1}}'), "probes.json: a.site: Field required"),
 }  # fmt: skip
 
 
@@ -383,6 +392,7 @@ BROKEN_STATISTICS = {
 def test_broken_statistics_are_one_line(name, stats, tmp_path):
     damage, message = BROKEN_STATISTICS[name]
     folder = Path(shutil.copytree(stats, tmp_path / "stats", ignore=shutil.ignore_patterns("curves-*")))
+    (folder / "slimformer.json").unlink()  # as if the change were meant
     damage(folder)
     assert message in refused("plan", folder, "--macs", 0.5, "--out", tmp_path / "plan.json")
 
@@ -394,8 +404,8 @@ def test_broken_curves_are_computed_again(text, stats, plan, tmp_path):
     curves.write_text(text)
     done("plan", folder, "--macs", 0.6, "--out", tmp_path / "plan.json", "-q")
     assert (tmp_path / "plan.json").read_text() == plan.read_text()
-    whole = [name for name in json.loads(curves.read_text()) if "+" not in name]
-    assert len(whole) == 12  # heads, neurons and both ranks of three blocks; paths beside them
+    whole = [name for name in json.loads(curves.read_text())["content"] if not {"+", "*"} & set(name)]
+    assert len(whole) == 12  # heads, neurons and both ranks of three blocks; beside them paths and whole groups
 
 
 def test_moments_made_for_another_model(stats, plan, shelf, tmp_path):
@@ -410,6 +420,7 @@ def test_moments_made_for_another_model(stats, plan, shelf, tmp_path):
 def test_a_model_that_was_moved_can_be_named(stats, plan, llama, tmp_path):
     folder = Path(shutil.copytree(stats, tmp_path / "stats"))
     provenance = json.loads((folder / "stats.json").read_text())
+    (folder / "slimformer.json").unlink()
     (folder / "stats.json").write_text(json.dumps({**provenance, "model": "/gone/away"}))
     assert "there is no folder '/gone/away'" in refused("apply", folder, plan, "--out", tmp_path / "x")
     done("plan", folder, "--macs", 0.6, "--model", llama, "--out", tmp_path / "plan.json", "-q")
@@ -432,14 +443,14 @@ BROKEN_PLANS = {
     "of another size": (with_edit(1, of=47), "this model has 48"),
     "of an unknown site": (with_edit(1, site="blocks.9.ffn.hidden"), "which this model does not have"),
     "too much": (with_edit(1, keep=1000, groups=1000), "the plan keeps 1000 of 48"),
-    "negative": (with_edit(1, keep=-1), "the plan keeps -1 of 48"),
+    "negative": (with_edit(1, keep=-1), "edits.1.keep"),
     "half a neuron": (with_edit(1, keep=7.5), "edits.1.keep"),
     "no heads": (with_edit(0, keep=0, groups=0), "0 units in 0 groups"),
     "torn groups": (with_edit(0, keep=3), "legal are"),
     "two methods": (with_edit(1, method="interpolative"), "it needs one method"),
-    "unknown output format": (edited(format="odd"), "format 'odd'"),
+    "unknown output format": (edited(format="odd"), "the plan cannot be read: format"),
     "plain, and uneven": (edited(format="plain"), "use --format ragged"),
-    "a negative ridge": (edited(ridge=-1.0), "the plan's ridge cannot be used"),
+    "a negative ridge": (edited(ridge=-1.0), "the plan cannot be read: ridge"),
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import slimformer as package
 from conftest import SHARED, skip_or_fail
+from slimformer.errors import SlimformerError
 from terminal import compress, done, files, refused, slimformer
 
 pytestmark = pytest.mark.usefixtures("trusting", "interruptible")
@@ -101,11 +102,16 @@ def test_a_signal_leaves_no_plan_and_no_half_of_a_curve(stats, tmp_path, monkeyp
     assert files(tmp_path) == before
 
 
-def test_progress_is_shown_until_something_goes_wrong(shelf, tmp_path):
+def test_progress_is_shown_until_something_goes_wrong(shelf, tmp_path, monkeypatch):
     said = done(*compress(shelf / "llama", shelf, tmp_path / "x"))
     for stage in ("calibrate", "profile", "probe", "apply", "evaluate", "save and verify"):
         assert stage in said.err
-    assert "calibration tokens span" in refused(*compress(shelf / "llama", shelf, tmp_path / "y", "--tokens", 8))
+
+    def fails(*_: object, **__: object) -> None:
+        raise SlimformerError("it goes wrong here")
+
+    monkeypatch.setattr("slimformer.workbench.make_plan", fails)
+    assert "it goes wrong here" in refused(*compress(shelf / "llama", shelf, tmp_path / "y"))
 
 
 # The whole program in a terminal of its own. Progress appears a moment after a stage has begun, so the moment is rough.

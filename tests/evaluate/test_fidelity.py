@@ -105,7 +105,7 @@ def test_identical_models_do_not_diverge(name: str) -> None:
     dense, _ = pair(HEADS[name])
     result = logit_divergence(dense, copy.deepcopy(dense), [batch_for(name)])
     assert result.kl == 0 and result.agreement == 1
-    assert set(result.kl_per_sequence) == {0.0}
+    assert set(result.kl_per_document) == {0.0}
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -113,7 +113,7 @@ def test_other_weights_diverge_and_the_direction_matters(name: str) -> None:
     dense, small = pair(HEADS[name])
     there, back = (logit_divergence(*models, [batch_for(name)]) for models in [(dense, small), (small, dense)])
     assert there.kl > 0 and back.kl > 0 and there.kl != back.kl
-    assert min(there.kl_per_sequence) >= 0
+    assert min(there.kl_per_document) >= 0
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_other_weights_diverge_and_the_direction_matters(name: str) -> None:
 )
 def test_what_is_counted(name: str, positions: tuple[int, ...]) -> None:
     result = logit_divergence(*pair(HEADS[name]), [batch_for(name)])
-    assert result.positions_per_sequence == positions and result.positions == sum(positions)
-    weighted = sum(kl * n for kl, n in zip(result.kl_per_sequence, positions, strict=True))
+    assert result.positions_per_document == positions and result.positions == sum(positions)
+    weighted = sum(kl * n for kl, n in zip(result.kl_per_document, positions, strict=True))
     assert result.kl == pytest.approx(weighted / result.positions)
 
 
@@ -142,7 +142,7 @@ def test_divergence_does_not_see_padding(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in TEXT if name != "bert classifier"])
 def test_rows_of_padding_only_are_left_out(name: str) -> None:
     result = logit_divergence(*pair(HEADS[name]), [text((9, 0, 4))])
-    assert len(result.kl_per_sequence) == 2
+    assert len(result.kl_per_document) == 2
 
 
 @pytest.mark.parametrize("name", TEXT)
@@ -155,7 +155,7 @@ def test_divergence_is_that_of_rows_without_padding(name: str) -> None:
         if row.mask is not None
     ]
     alone = logit_divergence(*models, short)
-    assert alone.kl_per_sequence == pytest.approx(together.kl_per_sequence, rel=1e-3)
+    assert alone.kl_per_document == pytest.approx(together.kl_per_document, rel=1e-3)
     assert alone.agreement == together.agreement
 
 
@@ -163,14 +163,16 @@ def test_divergence_is_that_of_rows_without_padding(name: str) -> None:
 def test_divergence_does_not_depend_on_batching(name: str) -> None:
     models, batch = pair(HEADS[name]), batch_for(name)
     together, alone = logit_divergence(*models, [batch]), logit_divergence(*models, rows_of(batch))
-    assert alone.kl_per_sequence == pytest.approx(together.kl_per_sequence, rel=1e-3)
+    assert alone.kl_per_document == pytest.approx(together.kl_per_document, rel=1e-3)
 
 
 def test_divergence_equals_torch() -> None:
     p, q = torch.randn(2, 3, 100, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
     theirs = nn.functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum((1, 2))
-    kl, agreed, count = _compare(p, q, torch.ones(3, 100, dtype=torch.bool)).T
+    row, position, columns = _compare(p, q, torch.ones(3, 100, dtype=torch.bool))
+    assert torch.stack([row, position], 1).tolist() == [[i, t] for i in range(3) for t in range(100)]
+    kl, agreed, count = columns.view(3, 100, 3).sum(1).T
     torch.testing.assert_close(kl, theirs)
     torch.testing.assert_close(agreed, (p.argmax(-1) == q.argmax(-1)).sum(1).double())
     assert count.tolist() == [100.0] * 3
@@ -195,7 +197,7 @@ def test_what_cannot_be_compared_is_explained() -> None:
 def test_identical_states_are_wholly_similar(name: str) -> None:
     dense, _ = pair(BARE[name])
     result = state_similarity(dense, copy.deepcopy(dense), [batch_for(name), batch_for(name)])
-    numbers = (result.cosine_pooled, result.cosine_token, result.cka, *result.cosine_per_sequence)
+    numbers = (result.cosine_pooled, result.cosine_token, result.cka, *result.pooled_per_document)
     assert numbers == pytest.approx((1.0,) * 11)
     assert result.tokens == 2 * (4 * 5 if name == "vit" else 37)
 
@@ -221,7 +223,7 @@ def test_similarity_equals_the_textbook() -> None:
         X, Y = (model.eval()(**batch.inputs).last_hidden_state.double() for model in (dense, small))
     result = state_similarity(dense, small, [batch])
     pooled = nn.functional.cosine_similarity(X.mean(1), Y.mean(1))
-    assert result.cosine_per_sequence == pytest.approx(pooled.tolist())
+    assert result.pooled_per_document == pytest.approx(pooled.tolist())
     assert result.cosine_token == pytest.approx(float(nn.functional.cosine_similarity(X, Y, dim=-1).mean()))
     assert result.cka == pytest.approx(kernel_cka(X.flatten(0, 1), Y.flatten(0, 1)))
 
@@ -250,7 +252,7 @@ def test_cka_equals_that_of_kernels_also_for_other_widths() -> None:
 def test_states_of_other_widths_have_no_cosine() -> None:
     narrow = BertModel(BertConfig(**{**SIZES, "hidden_size": 16}, vocab_size=VOCABULARY))
     result = state_similarity(BertModel(BERT), narrow, [text()])
-    assert result.cosine_pooled is None and result.cosine_token is None and result.cosine_per_sequence == ()
+    assert result.cosine_pooled is None and result.cosine_token is None and result.pooled_per_document == ()
     assert 0 < result.cka < 1
 
 

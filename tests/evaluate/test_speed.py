@@ -98,7 +98,7 @@ def test_median_and_quartiles_are_those_of_the_rounds(clock: Clock) -> None:
     assert (timing.low, timing.median, timing.high) == (2.0, 3.0, 4.0)
 
 
-def test_ratios_are_taken_round_by_round(clock: Clock) -> None:
+def test_quartiles_of_ratios_are_taken_round_by_round_and_the_ratio_is_that_of_the_times_shown(clock: Clock) -> None:
     """A machine that gets slower and slower does not blur them."""
     pace = {"a": 1.0, "b": 1.0}
 
@@ -109,6 +109,7 @@ def test_ratios_are_taken_round_by_round(clock: Clock) -> None:
     result = compare_latency({"a": lambda: run("a", 2), "b": lambda: run("b", 1)}, repeats=6)
     b = result.timings["b"]
     assert (b.ratio_low, b.ratio, b.ratio_high) == pytest.approx((0.5, 0.5, 0.5))
+    assert b.ratio == b.median / result.timings["a"].median
     assert b.high > 2 * b.median
 
 

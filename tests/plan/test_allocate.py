@@ -1,21 +1,26 @@
 """Budgets are met from below, spent well, and refused with the truth."""
 
+import functools
 import itertools
 import random
 import re
 import time
+from dataclasses import replace
 
 import pytest
+import torch
 from rungs import harm_of, ladder, spent
 
-from calibrated import calibrated, recipe, stock
+from calibrated import calibrated, outputs, recipe, stock
 from families import LENGTH, MODEL_TYPES, tiny, tiny_ragged
 from slimformer.errors import BudgetOutOfReach
 from slimformer.models import FAMILIES, describe
-from slimformer.plan import Budget, check_budget
+from slimformer.plan import Budget, check_budget, choices
 from slimformer.plan.allocate import even, greedy, plain, uniform
 from slimformer.plan.cost import block_cost
-from slimformer.plan.profile import ladders
+from slimformer.plan.plan import check_fits
+from slimformer.plan.profile import ladders, site_sizes
+from slimformer.rewrite.correct import correct
 
 RECIPES = ("balanced", "uniform", "stat")
 KINDS = ("attn.heads", "ffn.hidden")
@@ -126,6 +131,75 @@ def test_ragged_plans_meet_the_budget_from_below_and_closely(name, model_type):
             if (i := rung.sizes.index(plan.sizes[rung.site.name])) + 1 < len(rung.sizes)
         ]
         assert left < max(0.01 * dense, min(next_rungs) + 1)
+
+
+@functools.cache
+def grouped(model_type):
+    """Eight heads on four key/value heads where the family groups them, else as it comes."""
+    if not FAMILIES[model_type].kv_key:
+        return stock(model_type)
+    return calibrated(tiny(model_type, num_attention_heads=8, num_key_value_heads=4, head_dim=4, hidden_size=48))
+
+
+def chosen_from(found, how, budget, format):
+    return choices(
+        found.architecture, found.curves(how), budget=Budget(budget), seq_len=LENGTH, recipe=how,
+        weights={name: block.loudness for block in found.blocks for name in block.sites}, format=format,
+    ).fixed  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_is_left_of_a_budget_is_less_than_the_next_step_of_any_site(name, model_type):
+    found, how = grouped(model_type), recipe(name, attention="heads", ffn="neurons")
+    for budget in (*BUDGETS, 0.9, 0.71):
+        rungs, plan = chosen_from(found, how, budget, "ragged"), found.plan(budget, how)
+        left = int(budget * sum(rung.cost[-1] for rung in rungs)) - spent(rungs, plan.sizes)
+        at = [rung.sizes.index(plan.sizes[rung.site.name]) for rung in rungs]
+        steps = [rung.cost[i + 1] - rung.cost[i] for rung, i in zip(rungs, at, strict=True) if i + 1 < len(rung.cost)]
+        assert 0 <= left < min(steps)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_is_left_of_a_plain_budget_buys_nothing_better(name, model_type):
+    found, how = grouped(model_type), recipe(name, ffn="neurons")
+    for budget in (0.95, 0.8, 0.7):
+        rungs, plan = chosen_from(found, how, budget, "plain"), found.plan(budget, how, format="plain")
+        left = int(budget * sum(rung.cost[-1] for rung in rungs)) - spent(rungs, plan.sizes)
+        assert left >= 0
+        for kind in KINDS if name != "uniform" else KINDS[1:]:  # heads of `even` go by their share
+            some = [rung for rung in rungs if rung.site.kind == kind]
+            at = some[0].sizes.index(plan.sizes[some[0].site.name])
+            for i in range(at + 1, len(some[0].sizes)):
+                cost, harm = (
+                    sum(values(rung)[i] - values(rung)[at] for rung in some)
+                    for values in (lambda rung: rung.cost, lambda rung: rung.harm)
+                )
+                assert cost > left or harm >= 0
+
+
+@pytest.mark.parametrize("format", ["ragged", "plain"])
+@pytest.mark.parametrize("model_type", [name for name in MODEL_TYPES if FAMILIES[name].kv_key])
+def test_key_value_heads_may_go_whole_at_any_number(model_type, format):
+    found, how = grouped(model_type), recipe("uniform")
+    legal = site_sizes(found.architecture, found.architecture.sites[0], multiple_of=8, plain=format == "plain")
+    wanted = {(6, 3), (4, 2), (2, 1), (3, 3), (4, 4), (8, 4)}
+    assert wanted <= {(size.units, size.groups) for size in legal}
+    plan = found.plan(1.0, how, format=format)
+    edits = tuple(replace(e, keep=6, groups=3) if e.site.endswith("heads") else e for e in plan.edits)
+    plan = replace(plan, edits=edits)
+    check_fits(plan, found.architecture, "")
+    small = found.apply(plan, how)
+    assert {(site.units, site.group) for site in describe(small) if site.kind == "attn.heads"} == {(6, 2)}
+    assert block_cost(describe(small), LENGTH) == block_cost(found.architecture, LENGTH, plan.sizes)
+    correct(small, found.model, plan, found.curves(how), lambda i: found.blocks[i], found.data)
+    if format == "plain":
+        assert (small.config.num_attention_heads, small.config.num_key_value_heads) == (6, 3)
+        again = type(small)(small.config).double()
+        again.load_state_dict(small.state_dict())
+        batch = found.data["select"][0]
+        torch.testing.assert_close(outputs(again, batch), outputs(small, batch))
 
 
 def rungs_of(found, how, *, plain):

@@ -93,8 +93,8 @@ def edited(plan, name, **changes):
         (dict(of=99), "of 99, this model has 4"),
         (dict(keep=5), "keeps 5 of 4, this model has 4"),
         (dict(keep=-1), "keeps -1 of 4"),
-        (dict(keep=3, groups=2), "keeps 3 units in 2 groups; legal are 1 in 1, 2 in 2, 4 in 2"),
-        (dict(keep=2, groups=1), "keeps 2 units in 1 groups"),
+        (dict(keep=3, groups=2), "keeps 3 units in 2 groups; legal are 1 in 1, 2 in 1, 2 in 2, 4 in 2"),
+        (dict(keep=3, groups=1), "keeps 3 units in 1 groups"),
     ],
 )
 def test_sizes_the_model_cannot_have_are_refused(plan, changes, message):

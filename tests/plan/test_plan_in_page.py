@@ -33,7 +33,10 @@ def test_the_page_allocates_as_python_on_any_ladders(page):
         most = sum(rung.cost[-1] for rung in [*fixed, *(rung for part in parts for rung in part[0])])
         front = {
             "allocation": "greedy", "near": NEAR, "steps": STEPS, "dense": {"price": most},
-            "menus": [{"units": [s.units for s in rung.sizes], "price": rung.cost} for rung in rungs],
+            "menus": [
+                {"units": [s.units for s in rung.sizes], "groups": [s.groups for s in rung.sizes], "price": rung.cost}
+                for rung in rungs
+            ],
             "sites": [
                 {"site": rung.site.name, "block": rung.site.block, "kind": rung.site.kind, "of": rung.site.units,
                  "menu": i, "harm": rung.harm}

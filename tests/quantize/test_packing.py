@@ -107,6 +107,7 @@ def test_packed_weights_that_do_not_fit_are_refused(tmp_path, spoil, says):
     written(tmp_path / "m")
     layer = "model.layers.0.mlp.up_proj.weight"
     file = tmp_path / "m" / "model.safetensors"
+    (tmp_path / "m" / "slimformer.json").unlink(missing_ok=True)  # as if the change were meant
     tensors = load_file(file) | {f"{layer}_{part}": tensor for part, tensor in spoil.items()}
     save_file(tensors, file, metadata={"format": "pt"})
     for opening in (load, load_model):
@@ -122,6 +123,7 @@ def test_packed_weights_that_do_not_fit_are_refused(tmp_path, spoil, says):
 def test_bits_that_are_not_those_of_the_file_are_refused(tmp_path, weights, targets):
     written(tmp_path / "m")
     path = tmp_path / "m" / "config.json"
+    (tmp_path / "m" / "slimformer.json").unlink(missing_ok=True)  # as if the change were meant
     config = json.loads(path.read_text())
     for group in config["quantization_config"]["config_groups"].values():
         group["weights"] = weights

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
+import re
 
 import pytest
 import torch
@@ -18,17 +19,17 @@ from slimformer.calibrate.gather import gather
 from slimformer.calibrate.store import open_statistics
 from slimformer.checkpoint.load import load
 from slimformer.decompose.bypass import bypass
-from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownMethod
+from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, RankTooHigh, UnknownMethod
 from slimformer.linalg.pairs import Pairs
 from slimformer.menu import menu
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.load import in_memory
-from slimformer.plan import Budget, allocate
+from slimformer.plan import NEAR_ENOUGH, Budget, allocate
 from slimformer.plan.cost import block_cost
 from slimformer.plan.ffn import joint_of, path_curves, path_sizes
 from slimformer.plan.plan import check_fits
-from slimformer.plan.profile import ladders, profile_site
+from slimformer.plan.profile import ladders, site_curves
 from slimformer.rewrite.apply import apply
 from slimformer.rewrite.bypass import is_linear_apart, put_path
 from slimformer.rewrite.correct import correct
@@ -48,9 +49,7 @@ def joined(model):
     curves = {}
     for site in found.architecture:
         W, block = weight_of(found.model.get_submodule(site.reader)), blocks[site.block]
-        curves[site.name] = profile_site(
-            site, W, block.sites[site.name], selector=HOW.selector, ridge=HOW.ridge, absorb_mean=True
-        )
+        curves |= site_curves(site, W, block.sites[site.name], selector=HOW.selector, ridge=HOW.ridge, absorb_mean=True)
         if site.kind == "ffn.hidden":
             joint = joint_of(site, W, block, absorb_mean=True, metric="squares")
             curves |= path_curves(joint, curves[site.name].order, ridge=HOW.ridge)
@@ -173,7 +172,7 @@ def test_a_path_of_its_own_is_saved_and_opened_again(model_type, tmp_path):
     found, _, small = with_paths(model_type, (16, 8), (48, 0), (0, 32))
     small.save_pretrained(tmp_path)
     table = json.loads((tmp_path / "config.json").read_text())["slimformer"]
-    assert (table["format"], table["bypass"]["ranks"]) == (4, {"0": 8, "2": 32})
+    assert (table["format"], table["bypass"]["ranks"], table["bypass"]["bias"]) == (5, {"0": 8, "2": 32}, [0, 2])
     again = load(tmp_path, dtype=torch.float64)
     assert describe(again).sites == describe(small).sites
     batch = found.data["select"][0]
@@ -181,6 +180,57 @@ def test_a_path_of_its_own_is_saved_and_opened_again(model_type, tmp_path):
     shorter = copy.deepcopy(small)
     with pytest.raises(PlanDoesNotFit, match="beside gated neurons"):
         state_sizes(shorter, describe(shorter), "plain")
+
+
+def test_paths_without_a_bias_are_read_and_written_as_before(tmp_path):
+    """Beside a reader with a bias of its own a path has none; older checkpoints have none anywhere."""
+    found, blocks, curves = joined(tiny("llama", mlp_bias=True))
+    plan = with_sizes(planned(found, curves, macs=1.0), (16, 8), (48, 0), (0, 32))
+    small = apply(plan, found.model, curves, lambda i: blocks[i])
+    small.save_pretrained(tmp_path)
+    table = json.loads((tmp_path / "config.json").read_text())["slimformer"]
+    assert (table["format"], table["bypass"].keys()) == (4, {"path", "width", "ranks"})
+    batch = found.data["select"][0]
+    again = load(tmp_path, dtype=torch.float64)
+    torch.testing.assert_close(outputs(again, batch), outputs(small, batch), rtol=1e-9, atol=1e-9)
+    assert block_cost(describe(again), LENGTH) == block_cost(found.architecture, LENGTH, plan.sizes)
+
+
+@pytest.mark.parametrize(("k", "r"), [(0, 32), (0, 12), (16, 8)])
+@pytest.mark.parametrize("model_type", GATED)
+def test_what_replaces_neurons_is_least_squares_with_an_intercept(model_type, k, r, tmp_path):
+    """Held-out error of the part as it is saved and opened again, against the regression done from scratch."""
+    found, blocks, curves = stock(model_type)
+    small = put(found, blocks, curves, k=k, r=r)
+    state_sizes(small, found.architecture, "ragged")
+    small.save_pretrained(tmp_path)
+    part, dense = (m.get_submodule("model.layers.0.mlp") for m in (load(tmp_path, dtype=torch.float64), found.model))
+    heard = {split: [] for split in ("fit", "select")}
+    for split, rows in heard.items():
+        with listening(found.model, inputs={"model.layers.0.mlp": rows.append}):
+            for batch in found.data[split]:
+                found.model(**batch.inputs)
+    x, held = (torch.cat([each.detach().flatten(0, 1) for each in rows]) for rows in heard.values())
+    kept = sorted(curves["blocks.0.ffn.hidden"].order[:k])
+    with torch.no_grad():
+        hidden = [(dense.act_fn(dense.gate_proj(rows)) * dense.up_proj(rows))[:, kept] for rows in (x, held)]
+        y, target, given = dense(x), dense(held), part(held)
+
+        def best(constant):
+            """The best map of rank r from x beside any map from the kept neurons, on the held-out rows."""
+            ones = [torch.full((len(rows), int(constant)), 1.0, dtype=torch.float64) for rows in (x, held)]
+            known, seen = (torch.cat([h, one], 1) for h, one in zip(hidden, ones, strict=True))
+            without = torch.eye(len(x), dtype=torch.float64) - known @ torch.linalg.pinv(known)
+            M = torch.linalg.lstsq(without @ x, without @ y).solution
+            _, _, V = torch.linalg.svd(without @ x @ M, full_matrices=False)
+            M = M @ V[:r].mT @ V[:r]
+            N = torch.linalg.lstsq(known, y - x @ M).solution if known.shape[1] else known.new_zeros(0, y.shape[1])
+            return float((held @ M + seen @ N - target).square().sum())
+
+        error = float((given - target).square().sum())
+    assert error == pytest.approx(best(True), rel=1e-3)
+    if k == 0:
+        assert best(False) > 1.005 * best(True)
 
 
 @pytest.mark.parametrize("model_type", UNGATED)
@@ -196,6 +246,40 @@ def test_without_a_gate_the_checkpoint_stays_stock(model_type, tmp_path):
     torch.testing.assert_close(outputs(again, batch), outputs(small, batch), rtol=1e-9, atol=1e-9)
     chosen = planned(found, curves, ffn="bypass", macs=0.7, format="plain")
     assert len({edit.keep + 2 * edit.rank for edit in chosen.edits if edit.site.endswith("hidden")}) == 1
+
+
+@pytest.mark.parametrize("ffn", ["best", "bypass", "linear", "neurons"])
+def test_plans_stay_within_what_the_tokens_can_fit(ffn):
+    """384 tokens, 600 neurons: what lies between is never planned; a budget that would need it is refused at once."""
+    found, blocks, curves = scarce()
+    for macs in (0.95, 0.9, 0.85, 0.8, 0.7, 0.6):
+        try:
+            plan = planned(found, curves, ffn=ffn, macs=macs)
+        except RankTooHigh as refused:
+            assert re.fullmatch(r"macs=.* \(the nearest keeps 0\.\d+\); give more with tokens=…", str(refused))
+            continue
+        assert macs - NEAR_ENOUGH <= plan.macs <= macs
+        apply(plan, found.model, curves, lambda i: blocks[i])
+
+
+def test_a_budget_is_refused_when_nothing_below_it_can_be_fitted():
+    """As if a head were wider than there are tokens, so that all heads have to stay."""
+    found, _, curves = stock("llama")
+    lists = ("sizes", "groups", "fit", "held", "floor")
+    curves = {
+        name: dataclasses.replace(curve, **{each: getattr(curve, each)[-1:] for each in lists})
+        if name.endswith("heads")
+        else curve
+        for name, curve in curves.items()
+        if "*" not in name
+    }
+    with pytest.raises(RankTooHigh, match="too few to fit sizes near it"):
+        planned(found, curves, ffn="neurons", macs=0.4)
+
+
+@functools.cache
+def scarce():
+    return joined(tiny("llama", intermediate_size=600))
 
 
 def test_a_model_with_a_path_can_be_cut_again():

@@ -1,0 +1,80 @@
+"""Ragged models can be pickled: to a file, to other processes, with the package and without it."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_sentence import MODULES
+from transformers import PreTrainedModel
+
+from families import MODEL_TYPES, tiny, tiny_batches, tiny_ragged, tiny_tokenizer
+from ranked import ranked
+from slimformer.checkpoint.save import save
+from slimformer.models import describe
+from slimformer.nn.ragged import put_bypass
+from slimformer.rewrite.sizes import state_sizes
+
+
+def odd(model_type: str, head: str | None = None) -> PreTrainedModel:
+    """A model with ranks and, where neurons have a gate, with linear paths."""
+    small = ranked(tiny(model_type, head), "nothing left")
+    architecture = describe(small)
+    if architecture.sites[1].gated:
+        blocks = small.get_submodule(architecture.blocks)
+        for i, (rank, bias) in enumerate([(8, True), (32, False)]):
+            put_bypass(blocks[i], architecture.family.ffn, width=32, rank=rank, bias=bias)
+        state_sizes(small, describe(small), "ragged")
+    return small.eval()
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_family_comes_back_from_a_pickle(model_type: str) -> None:
+    small = tiny_ragged(tiny(model_type)) if model_type == "minimal" else odd(model_type)
+    again = pickle.loads(pickle.dumps(small))
+    inputs = tiny_batches(small, 1)[0].inputs
+    with torch.no_grad():
+        assert torch.equal(again(**inputs)[0], small(**inputs)[0])
+    assert [type(part) for part in again.modules()] == [type(part) for part in small.modules()]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A decoder, and an encoder as sentence-transformers keep theirs."""
+    root = tmp_path_factory.mktemp("pickled")
+    save(odd("llama"), root / "decoder", processor=tiny_tokenizer(), verify=False)
+    encoder = root / "encoder"
+    save(odd("bert", "bare"), encoder, processor=tiny_tokenizer(), verify=False)
+    (encoder / "modules.json").write_text(json.dumps(MODULES[:2]))
+    (encoder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    (encoder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return {"decoder": root / "decoder", "encoder": encoder}
+
+
+def sent(who: str, folder: Path, *routes: str) -> dict[str, float]:
+    environment = {**os.environ, "HF_MODULES_CACHE": str(folder.parent / "modules")}
+    ran = subprocess.run(
+        [sys.executable, Path(__file__).with_name("pickler.py"), who, folder, *routes],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("who", ["stranger", "friend"])
+def test_copies_files_and_spawned_processes_give_the_same(who: str, folders: dict[str, Path]) -> None:
+    routes = ("pickle", "deepcopy", "torch", "process")
+    assert sent(who, folders["decoder"], *routes) == dict.fromkeys(routes, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["stranger", "friend"])
+def test_loaders_and_pools_give_the_same(who: str, folders: dict[str, Path]) -> None:
+    assert sent(who, folders["decoder"], "loader") == {"loader": 0.0}
+    assert sent(who, folders["encoder"], "pool")["pool"] <= 1e-6

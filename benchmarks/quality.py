@@ -60,7 +60,7 @@ from slimformer.models.architecture import fingerprint, is_pre_norm
 from slimformer.models.ranks import heads_of
 from slimformer.plan import Budget
 from slimformer.plan.cost import Size, kv_cache_bytes
-from slimformer.plan.ffn import curve_name
+from slimformer.plan.curves import path_name
 from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.probe import keep_probes
 from slimformer.refine import refine
@@ -225,7 +225,7 @@ class Bench:
             small = carry_out(plan, model, self.statistics, curves())
             if recipe.refine and method != "nested":
                 refine(small, model, plan, self.statistics, curves(), self.subject.calibration)
-        sizes = {curve_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
+        sizes = {path_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
         return Smaller(small, plan.macs, plan.params, sizes)
 
     def _shallow(self, budget: float) -> Smaller:

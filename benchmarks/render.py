@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from coverage_tables import coverage
+from elsewhere_tables import elsewhere
 from export_tables import export_speed
 from hardening_tables import hardening
 from lab_tables import lab
@@ -209,6 +211,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "mlp": mlp, "retrofit": retrofit,
     "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, "linformer_batch": linformer_batch, "lab": lab,
     "export_speed": export_speed, "quantization": quantization, "streaming": streaming, "distributed": distributed,
+    "coverage": coverage, "elsewhere": elsewhere,
     "hardening": hardening,
     **HEADS,
 }  # fmt: skip

@@ -86,7 +86,7 @@ class Subject:
         wrong = tuple(float(not right) for right in accuracy(small, batches).correct)
         divergence = logit_divergence(self.model, small, batches)
         ones = (1.0,) * len(wrong)
-        return {f"{report} error": Score(wrong, ones), f"{report} KL": Score(divergence.kl_per_sequence, ones)}
+        return {f"{report} error": Score(wrong, ones), f"{report} KL": Score(divergence.kl_per_document, ones)}
 
     def settings(self) -> dict[str, Any]:
         """What the numbers depend on besides the method; part of every result file."""

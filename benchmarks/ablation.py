@@ -29,13 +29,13 @@ from cells import HERE, PACKAGE, Cell, code_hash, write_json
 from quality import Bench, Options, prepare
 from slimformer.calibrate.collect import BlockMoments, listening, real_rows, rehearse, through
 from slimformer.calibrate.store import Statistics, open_statistics, write_block
+from slimformer.files.versions import versions
 from slimformer.linalg.moments import Moments
 from slimformer.models import describe
 from slimformer.plan.recipe import Recipe, load_recipe
-from slimformer.probe import keep_probes
-from slimformer.refine import refine
 from slimformer.rewrite.apply import apply
-from slimformer.stages import make_plan, profile, versions
+from slimformer.steps.refine import refine
+from slimformer.steps.stages import keep_probes, make_plan, profile
 from verdicts import OURS, console_tables, summary
 
 BUDGETS = (0.8, 0.6, 0.5)

@@ -41,7 +41,6 @@ from quality import statistics_of
 from recipes import shared_file
 from slimformer.calibrate.documents import read_documents
 from slimformer.calibrate.text import Batch, padded_batches
-from slimformer.cascade import cut, observe
 from slimformer.evaluate import paired_difference
 from slimformer.evaluate.routing import (
     Answers,
@@ -53,9 +52,10 @@ from slimformer.evaluate.routing import (
     routing_curve,
     threshold_for_macs,
 )
+from slimformer.files.versions import versions
 from slimformer.plan.recipe import load_recipe
-from slimformer.probe import keep_probes
-from slimformer.stages import profile, versions
+from slimformer.steps.cascade import cut, observe
+from slimformer.steps.stages import keep_probes, profile
 from subjects import Subject, digest, subject
 
 BUDGETS = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)  # of the cuts; the dense model is 1

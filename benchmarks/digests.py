@@ -90,7 +90,7 @@ def cases(root: Path) -> Iterator[tuple[str, Case]]:
 
 def quantization() -> Any:
     """Where `quantize` and `sparsify` live."""
-    from slimformer import quantization
+    from slimformer.steps import quantize as quantization
 
     return quantization
 

@@ -43,12 +43,13 @@ from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.text import Batch, packed_batches
 from slimformer.evaluate.intervals import mean_interval, paired_difference, score_interval
 from slimformer.evaluate.perplexity import perplexity
+from slimformer.files.versions import versions
+from slimformer.messages.progress import silent
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model
 from slimformer.plan import Budget
 from slimformer.plan.recipe import load_recipe
-from slimformer.stages import silent, versions
-from slimformer.workbench import workbench
+from slimformer.steps.workbench import workbench
 from stsb import embeddings
 
 SEED = 0

@@ -30,10 +30,10 @@ from rich.table import Table
 from cells import HERE, deciding_code, write_json
 from quality import statistics_of
 from slimformer.evaluate.compare import first_tokens
-from slimformer.front import correlation, frontier, sweep
+from slimformer.files.versions import versions
 from slimformer.plan.recipe import load_recipe
-from slimformer.probe import keep_probes
-from slimformer.stages import profile, versions
+from slimformer.steps.frontier import correlation, frontier, sweep
+from slimformer.steps.stages import keep_probes, profile
 from subjects import subject
 
 MODELS = ("stories15M", "minilm-sst2")

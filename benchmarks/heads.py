@@ -263,9 +263,9 @@ def rehead() -> dict[str, Any]:
     from models import model_folder
     from recipes import shared_file
     from slimformer.calibrate.documents import read_documents
-    from slimformer.classify import fresh_head, last_features
+    from slimformer.compress import compress
     from slimformer.heads.attach import last_layer
-    from slimformer.pipeline import compress
+    from slimformer.heads.classify import fresh_head, last_features
 
     rows = read_documents(shared_file("data", "sst2", "train_full.tsv"))
     calibration, labelled = rows[:3000], rows[3000:7000]
@@ -299,10 +299,10 @@ def rehead() -> dict[str, Any]:
 def lm() -> dict[str, Any]:
     """stories15M, whose domain is TinyStories, for WikiText-2: valid to fit and choose, test to report."""
     from recipes import shared_file
-    from slimformer import lm_adapt
     from slimformer.calibrate.documents import read_documents
     from slimformer.calibrate.text import packed_batches
     from slimformer.evaluate.perplexity import perplexity
+    from slimformer.heads import adapt as lm_adapt
     from slimformer.models.load import load_model
 
     folder = shared_file("models", "stories15M", "config.json").parent

@@ -25,13 +25,14 @@ import numpy as np
 from transformers import AutoModelForImageClassification
 
 from slimformer.calibrate.store import open_statistics
-from slimformer.cascade import load_cascade
 from slimformer.checkpoint.load import load
+from slimformer.evaluate.report_file import read_report
 from slimformer.files import manifest
 from slimformer.heads.match_file import read_match
 from slimformer.lab.folder import read_folder
 from slimformer.plan import Plan
-from slimformer.report.page import is_page, read_report
+from slimformer.report.page import is_page
+from slimformer.steps.cascade import load_cascade
 from terminal import files, save_tiny, slimformer, texts, write_table, write_texts
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link"}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from heads import write
 from heads_features import features, vit_states
-from slimformer.pairing import fit_and_retrieve
+from slimformer.heads.pairing import fit_and_retrieve
 
 FILTERS, PATCH = 192, 6
 

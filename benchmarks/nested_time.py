@@ -32,15 +32,15 @@ from models import model_folder
 from recipes import shared_file
 from slimformer import compress
 from slimformer.calibrate.gather import gather
+from slimformer.calibrate.metric import fisher_metric
 from slimformer.calibrate.store import open_statistics
-from slimformer.cli_front import curves_of, loaded_for
-from slimformer.fisher import fisher_metric
+from slimformer.cli.frontier import curves_of, loaded_for
+from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.models.load import load_model
 from slimformer.plan.recipe import load_recipe
-from slimformer.probe import keep_probes
 from slimformer.rewrite.surgery import round_weights
-from slimformer.stages import calibrate, carry_out, make_plan, versions
+from slimformer.steps.stages import calibrate, carry_out, keep_probes, make_plan
 
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5)
 MOST = 0.10

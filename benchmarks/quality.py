@@ -51,10 +51,10 @@ from cells import (
 from simulated import SIMULATED
 from simulated_evidence import Evidence, Smaller
 from slimformer.calibrate.gather import Data
+from slimformer.calibrate.metric import fisher_metric
 from slimformer.calibrate.store import Statistics, open_statistics
 from slimformer.decompose.reduction import legal_sizes
-from slimformer.depth import make_shallow
-from slimformer.fisher import fisher_metric
+from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint, is_pre_norm
 from slimformer.models.ranks import heads_of
@@ -62,9 +62,9 @@ from slimformer.plan import Budget
 from slimformer.plan.cost import Size, kv_cache_bytes
 from slimformer.plan.curves import path_name
 from slimformer.plan.recipe import Recipe, load_recipe
-from slimformer.probe import keep_probes
-from slimformer.refine import refine
-from slimformer.stages import calibrate, carry_out, make_plan, profile, versions
+from slimformer.steps.depth import make_shallow
+from slimformer.steps.refine import refine
+from slimformer.steps.stages import calibrate, carry_out, keep_probes, make_plan, profile
 from subjects import SUBJECTS, Scores, Subject, digest, subject
 from verdicts import OURS, console_tables, holds, summary
 

@@ -36,18 +36,18 @@ from cells import HERE, PACKAGE, code_hash, deciding_code, settings_hash, write_
 from models import cache_folder
 from quality import statistics_of
 from slimformer.calibrate.text import Batch
+from slimformer.checkpoint.pack import packed, stored_bytes
 from slimformer.checkpoint.save import save
 from slimformer.decompose.rounding import Grid
 from slimformer.decompose.sparse import Pattern
 from slimformer.evaluate import file_size, paired_difference
 from slimformer.evaluate.compare import first_tokens
+from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.plan import Budget
 from slimformer.plan.recipe import load_recipe
-from slimformer.probe import keep_probes
-from slimformer.quantize.apply import Quantized, quantized, sparsified
-from slimformer.quantize.pack import packed, stored_bytes
-from slimformer.stages import carry_out, make_plan, profile, versions
+from slimformer.rewrite.quantize import Quantized, quantized, sparsified
+from slimformer.steps.stages import carry_out, keep_probes, make_plan, profile
 from subjects import Score, Subject, digest, subject
 from verdicts import excess_statement, level_statement
 
@@ -142,7 +142,7 @@ def _scores(model: PreTrainedModel, batches: Sequence[Batch]) -> Score:
 
 
 def _linear_weights(model: PreTrainedModel) -> int:
-    from slimformer.quantize.collect import linear_layers
+    from slimformer.rewrite.in_turn import linear_layers
 
     architecture = describe(model)
     names = [name for i in range(architecture.n_blocks) for name in linear_layers(model, architecture, i)]

@@ -31,9 +31,9 @@ from cells import PACKAGE, code_hash, settings_hash, write_json
 from models import cache_folder
 from recipes import shared_file
 from retrofit_methods import Fitted, Layer, grouped, methods
-from slimformer.analyze.rows import identity_error, row_spaces
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.sequence_stream import Grouping
+from slimformer.inspect.rows import identity_error, row_spaces
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model
 from slimformer.nn.long_context import padding_mask

@@ -23,7 +23,8 @@ from slimformer.calibrate.text import Batch
 from slimformer.evaluate import logit_divergence, perplexity
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture
-from slimformer.models.architecture import Family, reads_windows
+from slimformer.models.architecture import reads_windows
+from slimformer.models.family import Family
 from slimformer.plan.cost import Cost, block_cost
 
 

@@ -34,17 +34,17 @@ from torch import Tensor
 
 from cells import write_json
 from recipes import shared_file
-from slimformer.analyze.activations import StreamSpectrum, observe
-from slimformer.analyze.attention import attention_spectra, full_rows
-from slimformer.analyze.heads import head_factors
-from slimformer.analyze.portrait import weights_portrait
 from slimformer.calibrate.gather import Data, gather
+from slimformer.cli.terminal import quieten
 from slimformer.evaluate import perplexity, state_similarity
+from slimformer.inspect.activations import StreamSpectrum, observe
+from slimformer.inspect.attention import attention_spectra, full_rows
+from slimformer.inspect.heads import head_factors
+from slimformer.inspect.portrait import weights_portrait
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.symmetry import shared_basis, symmetry_error_on_data
 from slimformer.models import Architecture, describe
 from slimformer.models.load import Loaded, load_model
-from slimformer.shell import quieten
 
 RESULTS = Path(__file__).parent / "results" / "spectra.json"
 LENGTH, SEQUENCES, SEED = 128, 8, 0

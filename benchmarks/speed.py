@@ -34,7 +34,7 @@ from slimformer.models import describe
 from slimformer.models.load import load_model
 from slimformer.plan.cost import block_cost
 from slimformer.plan.recipe import load_recipe
-from slimformer.stages import calibrate, carry_out, make_plan, profile
+from slimformer.steps.stages import calibrate, carry_out, make_plan, profile
 
 RESULTS = Path(__file__).parent / "results" / "speed.json"
 

@@ -34,10 +34,10 @@ from safetensors.torch import save_file
 
 from cells import HERE, deciding_code, write_json
 from slimformer import compress
+from slimformer.files.versions import versions
 from slimformer.models.weight_files import INDEX
 from slimformer.plan.recipe import load_recipe
-from slimformer.stages import versions
-from slimformer.streaming import anonymous_memory, compress_streamed
+from slimformer.steps.streaming import anonymous_memory, compress_streamed
 
 LARGE = {
     "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,

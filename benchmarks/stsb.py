@@ -40,12 +40,12 @@ from recipes import shared_file
 from slimformer.calibrate.documents import Document, read_documents
 from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.text import padded_batches
-from slimformer.cascade import cut
 from slimformer.evaluate import mean_interval
+from slimformer.files.versions import versions
 from slimformer.models.load import load_model
 from slimformer.plan.recipe import load_recipe
-from slimformer.probe import keep_probes
-from slimformer.stages import profile, versions
+from slimformer.steps.cascade import cut
+from slimformer.steps.stages import keep_probes, profile
 from subjects import FULL, QUICK, SEED, Subject
 
 BUDGETS = (0.7, 0.5)

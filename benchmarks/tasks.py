@@ -38,7 +38,7 @@ from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model
 from slimformer.plan import Budget
 from slimformer.plan.recipe import load_recipe
-from slimformer.workbench import Bench, workbench
+from slimformer.steps.workbench import Bench, workbench
 
 RESULTS = Path(__file__).parent / "results" / "tasks.json"
 TOKENS, DOCUMENTS = 16_384, 4_000  # to fit on, to read

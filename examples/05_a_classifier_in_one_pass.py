@@ -8,9 +8,9 @@ import itertools
 import torch
 
 from slimformer.calibrate.documents import Document
-from slimformer.classify import probe, score
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import attach
+from slimformer.heads.classify import probe, score
 from slimformer.heads.features import feature_chunks
 from slimformer.models.load import load_model
 

@@ -24,9 +24,11 @@ from slimformer.calibrate.of_model import moments_of, require_same_model
 from slimformer.calibrate.store import open_statistics
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_cascade, save_cascade
 from slimformer.checkpoint.load import load
+from slimformer.checkpoint.pack import packed
 from slimformer.checkpoint.save import save
 from slimformer.decompose.rounding import Grid
 from slimformer.errors import DataUnreadable
+from slimformer.evaluate.report_file import read_report
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.head_file import SUMS, read_head
 from slimformer.heads.match import match
@@ -39,12 +41,10 @@ from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
 from slimformer.plan.plan import Plan, check_fits
 from slimformer.plan.recipe import load_recipe, text_of
-from slimformer.quantization import plan_beside
-from slimformer.quantize.apply import quantized
-from slimformer.quantize.pack import packed
-from slimformer.report.page import read_report
-from slimformer.stages import profile, read_probes, recipe_of
-from slimformer.streaming_job import Job
+from slimformer.rewrite.quantize import quantized
+from slimformer.steps.quantize import plan_beside
+from slimformer.steps.stages import profile, read_probes, recipe_of
+from slimformer.steps.streaming_job import Job
 from spoiling import Target
 from terminal import done, save_tiny, texts, write_table, write_texts
 

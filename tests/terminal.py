@@ -11,8 +11,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from families import CLASSES, VOCABULARY, tiny, tiny_image_processor, tiny_tokenizer
-from slimformer.cli import app, err
-from slimformer.shell import run
+from slimformer.cli.app import app, err
+from slimformer.cli.terminal import run
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ import torch
 
 import slimformer
 from families import tiny
-from slimformer import arguments, quantization
 from slimformer.calibrate.store import Statistics
-from slimformer.cascade import Cascade, CascadeResult
 from slimformer.errors import SlimformerError, UnknownArchitecture, WrongArgument
+from slimformer.messages import arguments
 from slimformer.models.load import Loaded
 from slimformer.models.opening import OPTIONS
-from slimformer.result import Result
+from slimformer.steps import quantize as quantization
+from slimformer.steps.cascade import Cascade, CascadeResult
+from slimformer.steps.result import Result
 
 GIVEN: dict[str, Any] = {  # arguments that pass, for those that must be given
     "model": "nowhere/at/all", "data": "builtin", "folder": "nowhere/at/all", "k": 8, "memory": 10**9,

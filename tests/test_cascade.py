@@ -16,14 +16,14 @@ from families import CLASSES, LENGTH, tiny, tiny_batches, tiny_ragged
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.store import Statistics
 from slimformer.calibrate.text import Batch
-from slimformer.cascade import Cascade, CascadeResult, cut, make_cascade, observe
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture
 from slimformer.evaluate import accuracy, perplexity
 from slimformer.evaluate.routing import at_threshold, paired
 from slimformer.models.load import Loaded
 from slimformer.plan.recipe import load_recipe
-from slimformer.stages import calibrate, carry_out, make_plan, profile
+from slimformer.steps.cascade import Cascade, CascadeResult, cut, make_cascade, observe
+from slimformer.steps.stages import calibrate, carry_out, make_plan, profile
 
 CLASSIFIERS = ("bert", "llama", "vit")
 LANGUAGE = ("llama", "gpt2")

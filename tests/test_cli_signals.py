@@ -38,7 +38,7 @@ class Alarm:
 
     def __init__(self, stage, number, monkeypatch):
         self.stage, self.number = stage, number
-        monkeypatch.setattr("slimformer.cli.progress_bars", self)
+        monkeypatch.setattr("slimformer.cli.app.progress_bars", self)
 
     def __call__(self, _err, *, hidden):
         return self
@@ -110,7 +110,7 @@ def test_progress_is_shown_until_something_goes_wrong(shelf, tmp_path, monkeypat
     def fails(*_: object, **__: object) -> None:
         raise SlimformerError("it goes wrong here")
 
-    monkeypatch.setattr("slimformer.workbench.make_plan", fails)
+    monkeypatch.setattr("slimformer.steps.workbench.make_plan", fails)
     assert "it goes wrong here" in refused(*compress(shelf / "llama", shelf, tmp_path / "y"))
 
 

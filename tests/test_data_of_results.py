@@ -9,12 +9,12 @@ import torch
 
 import slimformer
 from families import tiny, tiny_tokenizer
-from slimformer import assess
 from slimformer.calibrate.documents import UNNAMED, Document, read_documents
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.recorded import read_again
 from slimformer.calibrate.splits import split_documents
 from slimformer.errors import DataNotFound
+from slimformer.evaluate import assessment as assess
 from slimformer.evaluate.data_notes import unnamed_data
 from slimformer.models import describe
 from slimformer.models.load import load_model

@@ -9,13 +9,13 @@ import slimformer
 from families import LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches
 from slimformer.calibrate.gather import Data
 from slimformer.decompose.depth import Rows, identity, least_squares, relative_error
-from slimformer.depth import blocks_to_drop, make_shallow
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownMethod
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import is_pre_norm
 from slimformer.plan import Budget
 from slimformer.plan.recipe import load_recipe
 from slimformer.rewrite.depth import drop_blocks
+from slimformer.steps.depth import blocks_to_drop, make_shallow
 
 POST_NORM = ("bert", "roberta", "distilbert")
 PRE_NORM = tuple(name for name in MODEL_TYPES if name not in POST_NORM)

@@ -16,16 +16,16 @@ from families import tiny, tiny_batches
 from slimformer.calibrate.collect import collect
 from slimformer.calibrate.distributed import ALONE, Followed, World, _together, lead_only, world
 from slimformer.calibrate.store import open_statistics
+from slimformer.cli.terminal import require_alone
 from slimformer.errors import ModelBroken, ProcessLost, SlimformerError
 from slimformer.models import describe
-from slimformer.shell import require_alone
 from terminal import done
 
 LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 APART = """
 import os, sys
 os.chdir(os.environ["RANK"])
-from slimformer.cli import main
+from slimformer.cli.app import main
 main()
 """
 

@@ -13,12 +13,12 @@ import typer
 
 from slimformer.calibrate.store import Provenance
 from slimformer.calibrate.tasks import TASKS
-from slimformer.cli import app
+from slimformer.cli.app import app
 from slimformer.decompose import METHODS, Curve
+from slimformer.evaluate.report import Footprint, Report
 from slimformer.models import FAMILIES
 from slimformer.plan import Edit, Plan
 from slimformer.plan.recipe import Recipe, names
-from slimformer.report.report import Footprint, Report
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -418,7 +418,7 @@ def test_the_table_has_a_row_for_every_command_and_a_column_for_every_folder():
 
 
 def package_commands() -> list[Any]:
-    from slimformer.cli import app
+    from slimformer.cli.app import app
 
     return app.registered_commands
 

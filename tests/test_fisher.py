@@ -6,11 +6,11 @@ import torch
 from calibrated import stock
 from families import MODEL_TYPES, tiny, tiny_batches
 from slimformer.calibrate.collect import collect
+from slimformer.calibrate.metric import fisher_metric
 from slimformer.calibrate.store import begin, open_statistics, write_block
 from slimformer.decompose.metric import metric_root
-from slimformer.evaluate.fidelity import harm
-from slimformer.fisher import fisher_metric
 from slimformer.models import describe
+from slimformer.models.outputs import harm
 
 
 def test_the_root_squares_to_the_shrunk_metric_and_shrinking_keeps_the_trace():
@@ -44,8 +44,8 @@ def test_the_same_seed_gives_the_same_metric():
 @pytest.mark.parametrize("kind", ["llama", "bert", "vit"])
 def test_half_the_quadratic_form_is_the_divergence_of_a_small_independent_error(kind, monkeypatch):
     """Errors that are independent from token to token, so that nothing but the form itself is tested."""
-    monkeypatch.setattr("slimformer.fisher.metric_root", lambda G: G)  # as it is: neither shrunk nor rooted
-    monkeypatch.setattr("slimformer.fisher.TOKENS", 10**9)
+    monkeypatch.setattr("slimformer.calibrate.metric.metric_root", lambda G: G)  # as it is: neither shrunk nor rooted
+    monkeypatch.setattr("slimformer.calibrate.metric.TOKENS", 10**9)
     model = stock(kind).model  # in double precision
     batches = tiny_batches(model, 6) * 20  # drawn again and again
     metric = fisher_metric(model, batches)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from families import tiny, tiny_plan
-from slimformer.front import FrontPoint, budgets_at
+from slimformer.steps.frontier import FrontPoint, budgets_at
 
 PLAN, _ = tiny_plan(tiny("llama"))
 

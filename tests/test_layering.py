@@ -6,47 +6,45 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "slimformer"
 FILES = sorted(SRC.rglob("*.py"))
-NAMES = [str(file.relative_to(SRC)) for file in FILES]
 
-# Each may import what stands to the left of it, and itself; those in one tuple do not know each other.
+# Each folder, and each file at the top, may import what stands before it, and itself.
 LAYERS = (
-    ("errors", "words", "short"), ("files",), ("arguments",), ("linalg",), ("decompose",), ("models",), ("calibrate",),
-    ("plan",), ("nn",), ("rewrite",), ("checkpoint",),
-    ("heads", "analyze", "evaluate", "lab", "quantize", "export"),
-    ("report",), ("track",), ("stages",), ("result",),
-    ("assess", "probe", "timings", "front", "fisher", "menu", "classify", "pairing", "lm_adapt", "long_context_fit",
-     "push"),
-    ("streaming_job", "streaming_limits", "promise"), ("refine", "lossless", "depth", "long_context", "quantization"),
-    ("workbench", "second_walk"),
-    ("sizing", "streaming"), ("pipeline",),
-    ("cascade",), ("slimformer",),
-    ("shell", "options"), ("cli_front",),
-    ("cli_cascade", "cli_recipes", "cli_compress", "cli_inspect", "cli_eval", "cli_report", "cli_heads", "cli_lab",
-     "cli_export"), ("cli_quantize",), ("cli",),
-    ("__main__",),
+    "errors", "messages", "files", "linalg", "decompose", "models", "calibrate", "plan", "nn", "rewrite", "checkpoint",
+    "evaluate", "inspect", "report", "heads", "lab", "export", "run", "steps", "recipe", "compress", "slimformer",
+    "cli", "__main__",
 )  # fmt: skip
-RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+RANK = {name: i for i, name in enumerate(LAYERS)}
 
 LINES, FUNCTION_LINES = 400, 60
 EMPTY_NAMES = re.compile(r"util|helper|misc|common|manager|handler|mixin|wrapper|Base(?!d)|^base$")
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-
-every_file = pytest.mark.parametrize("file", FILES, ids=NAMES)
-
-
-def layer_of(file: Path) -> str:
-    """The folder a file lives in, or its own name at the top; the package itself for its `__init__`."""
-    name = file.relative_to(SRC).parts[0].removesuffix(".py")
-    return "slimformer" if name == "__init__" else name
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def modules(tree: ast.AST) -> Iterator[str]:
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(SRC.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(file): file for file in FILES}
+
+
+def layer_of(module: str) -> str:
+    """The folder a module lives in, or its own name at the top; the package itself for its `__init__`."""
+    return module.split(".")[1] if "." in module else module
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
     """Full names of all that is imported, at the top or inside a function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -56,72 +54,74 @@ def modules(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def own_layers(tree: ast.AST) -> set[str]:
-    """The layers of slimformer that are imported."""
-    parts = [name.split(".") for name in modules(tree)]
-    inner = [part for part in parts if part[0] == "slimformer"]
-    return {part[1] if len(part) > 1 and part[1] in RANK else "slimformer" for part in inner}
+def own_imports(file: Path) -> set[str]:
+    """Modules of slimformer that a file imports."""
+    names = [name for name in imported(parsed(file)) if name.split(".")[0] == "slimformer"]
+    return {name if name in MODULES else name.rpartition(".")[0] for name in names} - {module_name(file)}
 
 
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+def functions(file: Path) -> Iterator[Function]:
+    return (node for node in ast.walk(parsed(file)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-@every_file
-def test_imports_point_one_way(file):
-    own = layer_of(file)
-    assert own in RANK, f"{own} has no place in the order of layers"
-    for other in own_layers(parsed(file)) - {own}:
-        assert RANK[other] < RANK[own], f"{own} must not know {other}"
+def test_imports_point_one_way_between_folders():
+    for module, file in MODULES.items():
+        own = layer_of(module)
+        assert own in RANK, f"{own} has no place in the order of layers"
+        for other in own_imports(file):
+            assert RANK[layer_of(other)] <= RANK[own], f"{module} must not know {other}"
 
 
-def test_what_travels_with_a_checkpoint_needs_torch_and_transformers_only():
-    outside = {name.split(".")[0] for name in modules(parsed(SRC / "nn" / "ragged.py"))}
-    assert outside - sys.stdlib_module_names == {"torch", "transformers"}
+def test_no_cycle_is_anywhere():
+    """Inside folders, too; a folder's `__init__` that gathers names stands for whoever imports the folder."""
+    links = {module: {other for other in own_imports(file) if other in MODULES} for module, file in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, f"a cycle: {' → '.join([*above[above.index(module) :], module])}"
+        if module not in done:
+            for other in sorted(links[module]):
+                visit(other, (*above, module))
+            done.add(module)
+
+    for module in links:
+        visit(module, ())
 
 
-@every_file
-def test_mathematics_never_sees_a_model(file):
-    if layer_of(file) in {"linalg", "decompose"}:
-        assert not any(name.startswith(("transformers", "torch.nn")) for name in modules(parsed(file)))
+def test_what_must_not_know_of_models_or_of_us_does_not():
+    outside = {name.split(".")[0] for name in imported(parsed(SRC / "nn" / "ragged.py"))}
+    assert outside - sys.stdlib_module_names == {"torch", "transformers"}, "it travels with checkpoints"
+    for folder in ("linalg", "decompose"):
+        for file in (SRC / folder).rglob("*.py"):
+            assert not any(name.startswith(("transformers", "torch.nn")) for name in imported(parsed(file))), file
 
 
-@every_file
-def test_no_file_is_long(file):
-    assert len(file.read_text(encoding="utf-8").splitlines()) <= LINES
+def test_files_and_functions_are_short():
+    for file in FILES:
+        assert len(file.read_text(encoding="utf-8").splitlines()) <= LINES, file
+        for node in functions(file):
+            assert node.end_lineno - node.lineno < FUNCTION_LINES, f"{file}: {node.name}"
 
 
-@every_file
-def test_no_function_is_long(file):
-    for node in ast.walk(parsed(file)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno - node.lineno < FUNCTION_LINES, f"{node.name} has over {FUNCTION_LINES} lines"
+def test_names_say_something():
+    for file in FILES:
+        defined = [node.name for node in ast.walk(parsed(file)) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        parts = [part.removesuffix(".py") for part in file.relative_to(SRC).parts]
+        empty = [name for name in parts + defined if EMPTY_NAMES.search(name)]
+        assert not empty, f"{file}: {', '.join(empty)}: a name that only says it assists"
 
 
-@every_file
-def test_names_say_something(file):
-    defined = [node.name for node in ast.walk(parsed(file)) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    parts = [part.removesuffix(".py") for part in file.relative_to(SRC).parts]
-    empty = [name for name in parts + defined if EMPTY_NAMES.search(name)]
-    assert not empty, f"{', '.join(empty)}: a name that only says it assists"
+def test_nothing_is_pickled():
+    for file in FILES:
+        assert not {name.split(".")[0] for name in imported(parsed(file))} & PICKLES, file
+        called = {ast.unparse(node.func) for node in ast.walk(parsed(file)) if isinstance(node, ast.Call)}
+        assert not called & {"torch.load", "torch.save"}, file
 
 
-@every_file
-def test_nothing_is_pickled(file):
-    tree = parsed(file)
-    assert not {name.split(".")[0] for name in modules(tree)} & PICKLES
-    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    assert not called & {"torch.load", "torch.save"}
-
-
-@every_file
-def test_every_file_and_public_function_says_what_it_is_for(file):
-    tree = parsed(file)
-    assert ast.get_docstring(tree) or not tree.body, "a file starts with what it is for"
-    public = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not ast.get_docstring(node)
-    ]
-    long = [node.name for node in public if node.end_lineno - node.lineno > 6]
-    assert not long, f"{', '.join(long)}: no docstring"
+def test_files_and_public_functions_say_what_they_are_for():
+    for file in FILES:
+        tree = parsed(file)
+        assert ast.get_docstring(tree) or not tree.body, f"{file}: a file starts with what it is for"
+        public = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+        silent = [n.name for n in public if not ast.get_docstring(n) and n.end_lineno - n.lineno > 6]
+        assert not silent, f"{file}: {', '.join(silent)}: no docstring"

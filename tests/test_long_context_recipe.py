@@ -12,10 +12,10 @@ import slimformer
 from families import VOCABULARY, tiny, tiny_tokenizer
 from slimformer.calibrate.text import Batch
 from slimformer.errors import CannotGroup, SlimformerError
-from slimformer.long_context import Wanted, layer_errors, require_groupable, sequence_length_for
-from slimformer.long_context_fit import fit_projections
 from slimformer.models import describe
 from slimformer.nn.long_context import FIELD, attention_modules, install
+from slimformer.steps.long_context import Wanted, layer_errors, require_groupable, sequence_length_for
+from slimformer.steps.long_context_fit import fit_projections
 from terminal import done, refused
 
 

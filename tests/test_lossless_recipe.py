@@ -19,13 +19,13 @@ from ranked import furthest
 from slimformer.calibrate.documents import read_documents
 from slimformer.checkpoint.reload import outputs_of
 from slimformer.errors import BudgetOutOfReach, NotLossless
-from slimformer.lossless import make_lossless
 from slimformer.models import describe
 from slimformer.models.demo import DEMOS
 from slimformer.models.load import in_memory, load_model
 from slimformer.plan.recipe import LosslessRewrite, load_recipe
 from slimformer.rewrite.exact import Scope
 from slimformer.rewrite.lossless import REWRITES, offers, rewritten
+from slimformer.steps.lossless import make_lossless
 from terminal import done, refused
 
 WORDS = ("dead", "duplicates", "low value rank")
@@ -117,7 +117,7 @@ def test_a_stock_model_that_lost_only_biases_is_told_how_to_stay_stock():
 
 
 def test_what_is_not_lossless_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr("slimformer.lossless.largest_change", lambda *_: (1e-2, torch.float32))
+    monkeypatch.setattr("slimformer.steps.lossless.largest_change", lambda *_: (1e-2, torch.float32))
     with pytest.raises(NotLossless):
         make_lossless(in_memory(slimformer.load(folder)), load_recipe("lossless"))
 

@@ -14,14 +14,14 @@ import pytest
 import slimformer
 from chromium import Page, browser
 from slimformer.calibrate.store import open_statistics
-from slimformer.menu import menu
+from slimformer.evaluate.report_file import checked
 from slimformer.models.load import load_model
 from slimformer.plan import Budget
 from slimformer.plan.recipe import load_recipe
 from slimformer.plan.sensitivity import predicted_harm
 from slimformer.report.page import html_page
-from slimformer.report.shape import checked
-from slimformer.stages import make_plan, profile, read_probes
+from slimformer.steps.alternatives import menu
+from slimformer.steps.stages import make_plan, profile, read_probes
 from terminal import done
 
 BUDGETS = (0.435, 0.615, 0.83)
@@ -334,7 +334,7 @@ def test_other_allocations_are_repeated_or_looked_up(page, report, tmp_path, sta
 
 @pytest.mark.parametrize("by", ["params", "latency"])
 def test_other_budgets_can_be_slid_along(page, report, tmp_path, stats, shelf, by, monkeypatch):
-    from slimformer.workbench import priced
+    from slimformer.steps.workbench import priced
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     statistics, recipe, model = open_statistics(stats), load_recipe("balanced"), load_model(shelf / "llama").model

@@ -5,11 +5,11 @@ from calibrated import outputs, recipe, stock
 from families import MODEL_TYPES, heads
 from slimformer.calibrate.collect import starting_at, states_before_blocks
 from slimformer.decompose import Curve
-from slimformer.evaluate.fidelity import harm
 from slimformer.models import describe
+from slimformer.models.outputs import harm
 from slimformer.models.ranks import rank_sites
 from slimformer.plan.sensitivity import Probe, sensitivities
-from slimformer.probe import knee, probe
+from slimformer.rewrite.probe import knee, probe
 
 KINDS = [(kind, head) for kind in MODEL_TYPES for head in heads(kind)]
 

@@ -16,17 +16,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from families import VOCABULARY, tiny
-from slimformer import promise
 from slimformer.calibrate.collect import Residence, rehearse
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.shelf import Shelf
+from slimformer.cli.terminal import size_in_bytes
 from slimformer.errors import ModelBroken, NotEnoughMemory, UnknownMethod
 from slimformer.models import architecture, describe
 from slimformer.models.load import load_model
 from slimformer.models.stream import Skeleton, sketch
 from slimformer.plan.memory import Estimate, require_memory
-from slimformer.shell import size_in_bytes
-from slimformer.streaming import compress_streamed, foresee
+from slimformer.steps import memory as promise
+from slimformer.steps.streaming import compress_streamed, foresee
 from terminal import compress, done, refused
 
 IDS = torch.randint(5, VOCABULARY, (24, 8), generator=torch.Generator().manual_seed(3))
@@ -194,8 +194,8 @@ def test_the_documented_memory_is_accepted_for_the_documented_model(tmp_path, mo
 WATCH = """
 import sys, threading, torch, transformers
 sys.path.insert(0, {here!r})
-from slimformer.promise import anonymous_memory
-from slimformer.streaming import compress_streamed
+from slimformer.steps.memory import anonymous_memory
+from slimformer.steps.streaming import compress_streamed
 transformers.logging.set_verbosity_error()
 heads = dict(num_attention_heads=4, num_key_value_heads=4)
 config = transformers.LlamaConfig(max_position_embeddings=256, **heads, **{sizes!r})

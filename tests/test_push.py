@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from hub_stand_in import TOKEN, standing_in
-from slimformer.push import CARD
+from slimformer.export.push import CARD
 from terminal import compress, done, refused, slimformer
 
 pytestmark = pytest.mark.usefixtures("trusting")
@@ -104,7 +104,7 @@ def test_a_wrong_token_is_one_line_that_does_not_show_it(folder):
 
 
 def test_a_dry_run_names_every_file_and_sends_nothing(folder, monkeypatch):
-    monkeypatch.setattr("slimformer.push.send", lambda *_, **__: pytest.fail("something was sent"))
+    monkeypatch.setattr("slimformer.export.push.send", lambda *_, **__: pytest.fail("something was sent"))
     found = json.loads(done("push", folder, "me/smaller", "--dry-run", "--json").out)
     assert {file["path"] for file in found["files"]} == set(files_of(folder)) - {"slimformer.json"}
     assert found["url"] is None
@@ -112,7 +112,7 @@ def test_a_dry_run_names_every_file_and_sends_nothing(folder, monkeypatch):
 
 
 def test_what_somebody_has_written_into_the_card_stays(folder):
-    from slimformer.push import prepare
+    from slimformer.export.push import prepare
 
     text = (folder / CARD).read_text()
     mine = text.replace("tags:\n", "license: mit\ntags:\n- mine\n", 1) + "\nMy own words.\n"

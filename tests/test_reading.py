@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from slimformer.errors import FileRefused, SlimformerError
+from slimformer.evaluate.report_file import read_report
 from slimformer.files.reading import SMALL, checked, parse_own_json, parse_yaml, read_bytes, read_json, require_regular
 from slimformer.files.seals import read_sealed, read_sealed_json, save_sealed, sealed_json
 from slimformer.lab.settings import load_experiment
@@ -20,7 +21,6 @@ from slimformer.models.load import load_model
 from slimformer.plan import Plan
 from slimformer.plan.curve_file import read_curves
 from slimformer.plan.recipe import load_recipe
-from slimformer.report.page import read_report
 from terminal import done, refused, save_tiny, write_texts
 
 SRC = Path(__file__).parents[1] / "src" / "slimformer"

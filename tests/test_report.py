@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from slimformer.evaluate.report import Footprint, Report
 from slimformer.models.load import load_model
 from slimformer.report.card import model_card
 from slimformer.report.console import show
-from slimformer.report.report import Footprint, Report
 from terminal import save_tiny
 
 METRIC = {"name": "kl", "dense": 0.0, "small": 0.25, "better": "lower", "low": -0.1, "high": 0.4}

@@ -117,7 +117,7 @@ def test_a_page_made_anew_elsewhere_tells_no_more_places(folder, tmp_path, monke
 
 
 def test_a_page_that_somebody_has_changed_is_kept(folder, tmp_path):
-    from slimformer.cli_eval import _record
+    from slimformer.cli.evaluate import _record
 
     mine = tmp_path / "mine"
     shutil.copytree(folder, mine)

@@ -50,7 +50,7 @@ def test_a_result_says_what_counts(result):
 
 def test_statistics_and_cascades_print_briefly_too(tmp_path, shelf, stats):
     from slimformer.calibrate.store import open_statistics
-    from slimformer.cascade import Cascade
+    from slimformer.steps.cascade import Cascade
 
     model = tiny("bert", "classify")
     for each in (open_statistics(stats), Cascade(model, model, 0.5, (0.5, 1.0))):

@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM
 
 import slimformer
 from families import VOCABULARY, tiny
-from slimformer import stages
 from slimformer.calibrate.collect import collect
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.shelf import Shelf
+from slimformer.cli.terminal import size_in_bytes
 from slimformer.errors import ModelBroken, NotEnoughMemory, OutputExists, SlimformerError, UnknownMethod
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
@@ -29,12 +29,12 @@ from slimformer.models.load import load_model
 from slimformer.models.stream import sketch
 from slimformer.models.weight_files import INDEX
 from slimformer.plan.recipe import load_recipe
-from slimformer.refine import refine
 from slimformer.rewrite.surgery import round_weights
-from slimformer.shell import size_in_bytes
-from slimformer.streaming import anonymous_memory, compress_streamed
-from slimformer.streaming_job import job_for, work_folder
-from slimformer.streaming_limits import streamable
+from slimformer.steps import stages
+from slimformer.steps.refine import refine
+from slimformer.steps.streaming import anonymous_memory, compress_streamed
+from slimformer.steps.streaming_job import job_for, work_folder
+from slimformer.steps.streaming_limits import streamable
 from terminal import compress, done, refused
 
 ROOM = 8 * 10**9
@@ -313,7 +313,7 @@ def test_states_are_found_again_by_another_process(tmp_path):
 
 
 def test_from_the_shell(shelf, tmp_path, monkeypatch):
-    monkeypatch.setattr("slimformer.streaming.verify_reload", lambda *_: None)
+    monkeypatch.setattr("slimformer.steps.streaming.verify_reload", lambda *_: None)
     out = tmp_path / "small"
     said = done(*compress(shelf / "llama", shelf, out, "--memory", "8GB", "--recipe", "uniform"))
     assert "note: memory:" in said.err

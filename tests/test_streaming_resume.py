@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import VOCABULARY, tiny
-from slimformer import promise, streaming_job
 from slimformer.errors import CannotWrite, OutputExists
-from slimformer.streaming import compress_streamed
-from slimformer.streaming_job import job_for, work_folder
+from slimformer.steps import memory as promise
+from slimformer.steps import streaming_job
+from slimformer.steps.streaming import compress_streamed
+from slimformer.steps.streaming_job import job_for, work_folder
 
 ROOM = 8 * 10**9
 IDS = torch.randint(5, VOCABULARY, (24, 8), generator=torch.Generator().manual_seed(3))

@@ -5,7 +5,7 @@ import torch
 
 import slimformer
 from families import MODEL_TYPES, tiny
-from slimformer import timings
+from slimformer.evaluate import latency_table as timings
 from slimformer.models import describe
 from slimformer.plan.budget import Budget, shape
 from slimformer.plan.cost import full_size

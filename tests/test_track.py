@@ -12,7 +12,7 @@ import pytest
 from conftest import skip_or_fail
 from families import LENGTH
 from slimformer.errors import TrackerNotFound
-from slimformer.track import TRACKERS, run_of, tracker
+from slimformer.report.track import TRACKERS, run_of, tracker
 from terminal import compress, done, refused
 
 REPORT = {
@@ -98,7 +98,7 @@ class Notebook:
 def test_the_calls_of_the_trackers(name, kind, found, monkeypatch):
     notebook = Notebook()
     monkeypatch.setitem(sys.modules, name, notebook)
-    monkeypatch.setattr("slimformer.track._installed", lambda _name: True)
+    monkeypatch.setattr("slimformer.report.track._installed", lambda _name: True)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     tracker(name)(kind, found)
     run = run_of(kind, found)
@@ -153,7 +153,7 @@ def test_compress_and_eval_record_what_they_print(trusting, shelf, tmp_path, mon
     monkeypatch.setitem(
         TRACKERS, "trackio", lambda run: (seen.update({run.name.split("-")[0]: run}), builtins.print("hi"))
     )
-    monkeypatch.setattr("slimformer.track._installed", lambda _name: True)
+    monkeypatch.setattr("slimformer.report.track._installed", lambda _name: True)
     out = tmp_path / "out"
     said = done(*compress(shelf / "llama", shelf, out, "--track", "trackio", "--json"))
     assert json.loads(said.out)["macs_kept"] == seen["compress"].numbers["macs_kept"]

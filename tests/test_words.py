@@ -10,8 +10,8 @@ import torch
 
 import slimformer
 from slimformer.errors import BudgetOutOfReach
+from slimformer.messages.words import either, option, shell_words
 from slimformer.plan.budget import BUDGETS, budget_of, require_one
-from slimformer.words import either, option, shell_words
 from terminal import compress, refused
 from test_layering import FILES, SRC
 

@@ -1,6 +1,6 @@
 """`python -m slimformer`: the command line, for where no `slimformer` is on the path."""
 
-from slimformer.cli import main
+from slimformer.cli.app import main
 
 if __name__ == "__main__":
     main()

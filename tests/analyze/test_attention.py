@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from families import LENGTH, MODEL_TYPES, tiny, tiny_batches
-from slimformer.analyze.attention import attention_spectra, block_attention, full_rows, shared_energy
-from slimformer.analyze.nulls import allowed, iid_attention, logit_spread, low_rank_attention, shuffled_attention
 from slimformer.calibrate.text import Batch
 from slimformer.errors import TooFewTokens
+from slimformer.inspect.attention import attention_spectra, block_attention, full_rows, shared_energy
+from slimformer.inspect.nulls import allowed, iid_attention, logit_spread, low_rank_attention, shuffled_attention
 from slimformer.models import FAMILIES, describe
 
 N = 32

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from families import MODEL_TYPES, tiny, tiny_batches
-from slimformer.analyze.linearity import how_linear, linearity
+from slimformer.inspect.linearity import how_linear, linearity
 from slimformer.linalg.pairs import Pairs
 from slimformer.models import describe
 

@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from families import tiny, tiny_batches
-from slimformer.analyze.portrait import data_portrait, weights_portrait
+from slimformer.inspect.portrait import data_portrait, weights_portrait
+from slimformer.inspect.summary import inspection
 from slimformer.models import describe
 from slimformer.models.load import Loaded
-from slimformer.report.inspection import inspection, show_inspection
+from slimformer.report.inspection import show_inspection
 from slimformer.report.portrait import show_portrait
 
 

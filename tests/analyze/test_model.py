@@ -7,12 +7,12 @@ import torch
 
 from families import MODEL_TYPES, tiny, tiny_batches
 from ranked import ranked, settings
-from slimformer.analyze.activations import STREAMS, StreamSpectrum, observe
-from slimformer.analyze.compressibility import compressibility
-from slimformer.analyze.heads import head_factors
-from slimformer.analyze.parameters import parameter_formula
-from slimformer.analyze.weights import block_weights, gaussian_matrix
 from slimformer.calibrate.collect import collect, listening
+from slimformer.inspect.activations import STREAMS, StreamSpectrum, observe
+from slimformer.inspect.compressibility import compressibility
+from slimformer.inspect.heads import head_factors
+from slimformer.inspect.parameters import parameter_formula
+from slimformer.inspect.weights import block_weights, gaussian_matrix
 from slimformer.linalg.moments import Moments
 from slimformer.models import FAMILIES, describe
 from slimformer.plan.cost import full_size, site_cost

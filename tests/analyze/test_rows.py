@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from families import VOCABULARY, tiny, tiny_tokenizer
-from slimformer.analyze.attention import attention_spectra
-from slimformer.analyze.rows import identity_error, row_spaces, shared_energies, smallest
 from slimformer.calibrate.text import Batch
+from slimformer.inspect.attention import attention_spectra
+from slimformer.inspect.rows import identity_error, row_spaces, shared_energies, smallest
 from slimformer.models import describe
 from terminal import done, refused
 

@@ -16,7 +16,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 import slimformer
 from families import tiny, tiny_batches, tiny_plan, tiny_tokenizer
-from slimformer.cascade import Cascade, CascadeResult, load_cascade, observe
 from slimformer.checkpoint import cascade as folders
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_record
 from slimformer.checkpoint.reload import checksums
@@ -24,6 +23,7 @@ from slimformer.errors import ModelBroken, ModelNotFound, OutputExists, PlanDoes
 from slimformer.evaluate.routing import at_threshold, paired
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
+from slimformer.steps.cascade import Cascade, CascadeResult, load_cascade, observe
 
 BATCH = tiny_batches(tiny("bert", "classify"), 1)[0]
 

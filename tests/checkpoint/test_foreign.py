@@ -75,7 +75,7 @@ def commands(model: Path, data: Path, out: Path) -> dict[str, tuple[object, ...]
 
 @pytest.mark.parametrize("name", commands(Path(), Path(), Path()))
 def test_no_file_of_a_result_names_code_of_others(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("slimformer.streaming.verify_reload", lambda *_: None)
+    monkeypatch.setattr("slimformer.steps.streaming.verify_reload", lambda *_: None)
     model = stranger(tmp_path / MARK, "llama")
     data = write_texts(tmp_path / "text.txt")
     done(*commands(model, data, tmp_path / "out")[name])

@@ -11,8 +11,8 @@ from torch import nn
 import slimformer
 from devices.backend import NAME
 from families import MODEL_TYPES, tiny, tiny_batches, tiny_plan, tiny_tokenizer
+from slimformer.calibrate.metric import fisher_metric
 from slimformer.evaluate.compare import compare
-from slimformer.fisher import fisher_metric
 from slimformer.linalg.precision import has_double
 from slimformer.models.opening import usable_device
 from terminal import texts

@@ -29,7 +29,8 @@ from slimformer.evaluate.certificate import (
     require_documents,
     upper_bound,
 )
-from slimformer.evaluate.fidelity import document_harms, harm
+from slimformer.evaluate.fidelity import document_harms
+from slimformer.models.outputs import harm
 
 both_tests = pytest.mark.parametrize("test", TESTS)
 losses_strategy = st.lists(st.floats(0, 1), min_size=1, max_size=40)

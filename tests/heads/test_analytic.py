@@ -9,6 +9,7 @@ from labelled import blobs, lines
 
 from slimformer.errors import CannotForget, HeadDoesNotFit, RowsUnusable
 from slimformer.heads.analytic import AnalyticHead
+from slimformer.heads.head_file import read_head, write_head
 
 KINDS = [
     {"kind": "lda"},
@@ -127,8 +128,8 @@ def test_rows_are_forgotten_whatever_form_their_labels_and_weights_have(weight):
 def test_a_saved_head_keeps_weights_of_labels_that_are_numbers(tmp_path):
     X, y = blobs()
     how = {"class_weight": {0: 1.0, 1: 50.0, 2: 1.0}, "prior": {0: 0.8, 1: 0.1, 2: 0.1}}
-    AnalyticHead(**how).fit(X[:40], y[:40]).save(tmp_path / "head.safetensors", rows=True)
-    again = AnalyticHead.load(tmp_path / "head.safetensors").partial_fit(X[40:], y[40:])
+    write_head(AnalyticHead(**how).fit(X[:40], y[:40]), tmp_path / "head.safetensors", rows=True)
+    again = read_head(tmp_path / "head.safetensors").partial_fit(X[40:], y[40:])
     same(again, AnalyticHead(**how).fit(X, y))
 
 
@@ -138,8 +139,8 @@ def test_a_saved_head_goes_on_where_it_stopped(how, rows, tmp_path):
     X, y = blobs()
     names = np.array(["red", "green", "blue"])[y]
     head = AnalyticHead(**how).fit(X[:40], names[:40])
-    head.save(tmp_path / "head.safetensors", rows=rows)
-    again = AnalyticHead.load(tmp_path / "head.safetensors")
+    write_head(head, tmp_path / "head.safetensors", rows=rows)
+    again = read_head(tmp_path / "head.safetensors")
     same(again, head)
     if rows:
         same(again.partial_fit(X[40:], names[40:]), AnalyticHead(**how).fit(X, names))
@@ -147,7 +148,7 @@ def test_a_saved_head_goes_on_where_it_stopped(how, rows, tmp_path):
 
 def test_a_file_without_rows_holds_no_example(tmp_path):
     X, y = blobs()
-    AnalyticHead().fit(X, y).save(tmp_path / "head.safetensors")
+    write_head(AnalyticHead().fit(X, y), tmp_path / "head.safetensors")
     data = (tmp_path / "head.safetensors").read_bytes()
     assert not any(row.tobytes() in data for row in X)
 

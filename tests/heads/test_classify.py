@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from families import MODEL_TYPES, tiny, tiny_batches, tiny_image_processor, tiny_ragged, tiny_tokenizer
-from slimformer import classify
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.stream import stream_documents
 from slimformer.errors import ColumnNotFound, DataEmpty, HeadDoesNotFit, RowsUnusable
+from slimformer.heads import classify
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import attach, last_layer
 from slimformer.heads.classifier_folder import save_classifier, save_sentence_classifier

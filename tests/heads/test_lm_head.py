@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from families import tiny, tiny_batches
-from slimformer import lm_adapt
 from slimformer.calibrate.text import Batch
 from slimformer.errors import HeadDoesNotFit
 from slimformer.evaluate.perplexity import perplexity
+from slimformer.heads import adapt as lm_adapt
 from slimformer.heads.lm_head import (
     TokenMoments,
     bohning_step,

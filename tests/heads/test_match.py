@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from slimformer import pairing
 from slimformer.errors import DataUnreadable, RowsUnusable, TooFewTokens
+from slimformer.heads import pairing
 from slimformer.heads.match import METHODS, match, on_sphere, ranks, without_hubs
 from slimformer.heads.match_file import modules_of, read_match, write_match
 

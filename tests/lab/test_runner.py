@@ -32,7 +32,7 @@ from slimformer.lab.same_data import require_same_data
 from slimformer.lab.settings import Experiment, load_experiment
 from slimformer.lab.table import cells, summarise
 from slimformer.lab.train import train
-from slimformer.track import run_of
+from slimformer.report.track import run_of
 from terminal import done, refused
 
 QUICK = ("--no-estimate", "-q")

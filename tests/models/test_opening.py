@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import slimformer
 from families import MODEL_TYPES, STOCK_TYPES, heads, tiny, tiny_ragged, tiny_tokenizer
+from slimformer.checkpoint.pack import packed
 from slimformer.decompose.rounding import Grid
 from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError, UnknownArchitecture, WrongArgument
 from slimformer.models.class_choice import choose_class
@@ -23,8 +24,7 @@ from slimformer.models.load import load_model
 from slimformer.models.opening import Opening, OpeningNote, usable_device, usable_precision
 from slimformer.models.registered import class_named
 from slimformer.models.stream import sketch
-from slimformer.quantize.apply import quantized
-from slimformer.quantize.pack import packed
+from slimformer.rewrite.quantize import quantized
 from terminal import done, refused, save_tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::slimformer.models.opening.OpeningNote")

@@ -22,7 +22,7 @@ import slimformer
 from calibrated import calibrated, outputs, recipe
 from families import tiny, tiny_batches, tiny_compressed, tiny_ragged, tiny_tokenizer
 from slimformer.checkpoint.save import save
-from slimformer.cli import app
+from slimformer.cli.app import app
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit
 from slimformer.models import describe
 from slimformer.nn.minimal_config import QK, VO, block_macs

@@ -12,8 +12,8 @@ from slimformer.decompose.rounding import Grid
 from slimformer.decompose.sparse import Pattern
 from slimformer.errors import UnknownMethod
 from slimformer.models import describe
-from slimformer.quantize.apply import quantized, sparsified
-from slimformer.quantize.collect import change_in_turn, linear_layers, readings
+from slimformer.rewrite.in_turn import change_in_turn, linear_layers, readings
+from slimformer.rewrite.quantize import quantized, sparsified
 
 families = pytest.mark.parametrize("family", ["llama", "bert", "opt", "gpt2", "vit"])
 

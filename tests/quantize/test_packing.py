@@ -16,6 +16,7 @@ import slimformer
 from families import STOCK_TYPES, tiny, tiny_batches, tiny_ragged
 from slimformer.checkpoint import reload
 from slimformer.checkpoint.load import load
+from slimformer.checkpoint.pack import NO_ZERO_POINTS, packed, require_reader, stored_bytes, stored_tensors
 from slimformer.checkpoint.save import save
 from slimformer.checkpoint.tensor_file import file_bytes
 from slimformer.decompose.rounding import Grid
@@ -24,9 +25,8 @@ from slimformer.errors import ExtraNotInstalled, ModelBroken, UnknownArchitectur
 from slimformer.evaluate import file_size
 from slimformer.models.load import find_model, load_model
 from slimformer.models.packed import pack, unpack
-from slimformer.quantization import quantize
-from slimformer.quantize.apply import Sparse, quantized, sparsified
-from slimformer.quantize.pack import NO_ZERO_POINTS, packed, require_reader, stored_bytes, stored_tensors
+from slimformer.rewrite.quantize import Sparse, quantized, sparsified
+from slimformer.steps.quantize import quantize
 
 reader = pytest.mark.skipif(
     importlib.util.find_spec("compressed_tensors") is None, reason="the extra quant is not installed"
@@ -146,7 +146,7 @@ def test_packed_weights_are_not_read_block_by_block(tmp_path):
 
 
 def test_without_the_extra_it_is_refused_before_the_work(monkeypatch):
-    monkeypatch.setattr("slimformer.quantize.pack.find_spec", lambda _name: None)
+    monkeypatch.setattr("slimformer.checkpoint.pack.find_spec", lambda _name: None)
     with pytest.raises(ExtraNotInstalled, match="slimformer\\[quant\\]"):
         require_reader()
 

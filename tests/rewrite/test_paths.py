@@ -13,15 +13,14 @@ from transformers.activations import ACT2FN
 import slimformer
 from calibrated import calibrated, doubled, outputs, recipe
 from families import LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches
-from slimformer.analyze.linearity import how_linear, linearity
 from slimformer.calibrate.collect import collect, listening, real_rows
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.store import open_statistics
 from slimformer.checkpoint.load import load
 from slimformer.decompose.bypass import bypass
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, RankTooHigh, UnknownMethod
+from slimformer.inspect.linearity import how_linear, linearity
 from slimformer.linalg.pairs import Pairs
-from slimformer.menu import menu
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.load import in_memory
@@ -34,7 +33,8 @@ from slimformer.rewrite.apply import apply
 from slimformer.rewrite.bypass import is_linear_apart, put_path
 from slimformer.rewrite.correct import correct
 from slimformer.rewrite.sizes import state_sizes
-from slimformer.stages import calibrate, carry_out, make_plan, profile, replay
+from slimformer.steps.alternatives import menu
+from slimformer.steps.stages import calibrate, carry_out, make_plan, profile, replay
 
 GATED = ("llama", "mistral", "qwen2", "qwen3")
 UNGATED = tuple(name for name in MODEL_TYPES if name not in GATED)

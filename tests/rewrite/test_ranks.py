@@ -21,6 +21,7 @@ from slimformer.checkpoint.reload import outputs_of
 from slimformer.checkpoint.save import save
 from slimformer.decompose import Selection
 from slimformer.errors import BudgetOutOfReach, ModelBroken, PlanDoesNotFit
+from slimformer.inspect.summary import inspection
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import out_in, weight_of
 from slimformer.models.load import load_model
@@ -28,7 +29,6 @@ from slimformer.models.ranks import rank_sites
 from slimformer.nn import ragged
 from slimformer.plan import Budget, Edit, check_budget
 from slimformer.plan.cost import block_cost, kv_cache_bytes
-from slimformer.report.inspection import inspection
 from slimformer.rewrite.ranks import cut_ranks, install, rotary_rows
 from slimformer.rewrite.sizes import block_ranks, block_sizes, keep_attributes_true, state_sizes
 

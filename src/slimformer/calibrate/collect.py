@@ -27,9 +27,9 @@ from slimformer.decompose.response import Response
 from slimformer.errors import NotFinite
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.pairs import Pairs
+from slimformer.messages.words import option
 from slimformer.models import Architecture, Site
 from slimformer.models.ranks import heads_of
-from slimformer.words import option
 
 Split = str
 SiteMoments = dict[Split, Moments]

@@ -26,7 +26,7 @@ from slimformer.calibrate.tables import (
 )
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable
 from slimformer.files.reading import DATA, require_regular
-from slimformer.words import option
+from slimformer.messages.words import option
 
 SUFFIXES = (".txt", ".jsonl", ".json", ".tsv", ".csv", ".parquet")
 END_OF_TEXT = "<|endoftext|>"

@@ -29,10 +29,10 @@ from slimformer.calibrate.splits import SHARES, SPLITS, cut_documents, numbered,
 from slimformer.calibrate.tasks import TASKS, Purpose, read_data
 from slimformer.calibrate.text import Batch, batches, data_hash, in_turn, padded_batches, token_batches, unread
 from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
+from slimformer.messages.short import Short
+from slimformer.messages.words import option
 from slimformer.models import Architecture
 from slimformer.models.architecture import reads_examples, reads_windows
-from slimformer.short import Short
-from slimformer.words import option
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
 SHARE = {"fit": 1.0, "select": 1 / 3, "report": 1 / 2, "certify": 1 / 2}

@@ -28,8 +28,8 @@ from slimformer.calibrate.documents import Document
 from slimformer.errors import DataNotFound
 from slimformer.files.reading import checked
 from slimformer.files.seals import read_sealed_json, sealed_json
+from slimformer.messages.words import option
 from slimformer.models.architecture import fingerprint
-from slimformer.words import option
 
 SELF = "self"
 ROWS = 48  # written together: a step of one token costs little more for many rows than for one

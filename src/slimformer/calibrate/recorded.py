@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.gather import Data, gather
 from slimformer.errors import DataNotFound, SlimformerError
+from slimformer.messages.words import option
 from slimformer.models import describe
-from slimformer.words import option
 
 
 def read_again(

@@ -31,8 +31,8 @@ from slimformer.errors import CannotWrite, PlanDoesNotFit
 from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import checked, read_own_json, require_regular
 from slimformer.linalg.moments import Moments
-from slimformer.short import Short
-from slimformer.words import option
+from slimformer.messages.short import Short
+from slimformer.messages.words import option
 
 FORMAT = 2
 RESPONSE = ("queries", "keys", "planes")

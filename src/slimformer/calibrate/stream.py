@@ -11,7 +11,7 @@ from slimformer.calibrate.documents import Document
 from slimformer.calibrate.tables import Row, Table, choose_columns, choose_label, open_table
 from slimformer.calibrate.tasks import Purpose, read_data
 from slimformer.errors import ColumnNotFound, DataEmpty
-from slimformer.words import option
+from slimformer.messages.words import option
 
 LAZY = (".tsv", ".jsonl", ".ndjson", ".parquet")  # read row by row; other tables are read whole
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slimformer.errors import ColumnNotFound, DataUnreadable
-from slimformer.words import option
+from slimformer.messages.words import option
 
 Row = dict[str, Any]
 

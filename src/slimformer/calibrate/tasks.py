@@ -23,8 +23,8 @@ from slimformer.calibrate.documents import (
     text_documents,
 )
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, UnknownTask
+from slimformer.messages.words import option
 from slimformer.models.hub import hub_or_cache
-from slimformer.words import option
 
 Purpose = Literal["calibration", "evaluation"]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slimformer.calibrate.documents import Document, Label
 from slimformer.errors import DataUnreadable
-from slimformer.short import Short
+from slimformer.messages.short import Short
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

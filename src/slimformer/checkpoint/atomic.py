@@ -23,7 +23,7 @@ from slimformer.errors import CannotWrite, FileChanged, OutputExists, Slimformer
 from slimformer.files import manifest
 from slimformer.files.content import ANY, FileKind
 from slimformer.files.disk import flush, one_at_a_time
-from slimformer.words import option
+from slimformer.messages.words import option
 
 _IN_USE: set[Path] = set()  # drafts of this process; another thread may want the same place
 SHOWN = 3  # files that are named when a folder is not replaced

@@ -8,8 +8,8 @@ from typing import Unpack
 
 from transformers import PreTrainedModel
 
-from slimformer.arguments import check_arguments
 from slimformer.errors import ModelNotFound
+from slimformer.messages.arguments import check_arguments
 from slimformer.models.load import load_model, on_device
 from slimformer.models.opening import Opening, OpeningOptions, say, usable_device
 from slimformer.models.place import find_place

@@ -20,10 +20,11 @@ from slimformer.errors import WorkTorn
 from slimformer.files.disk import flush
 from slimformer.files.reading import read_own_json
 from slimformer.models import Architecture
+from slimformer.models.family import attention_parts
 from slimformer.models.stream import put
 from slimformer.models.weight_files import INDEX
 from slimformer.nn import ragged
-from slimformer.rewrite.sizes import attention_parts, block_sizes
+from slimformer.rewrite.sizes import block_sizes
 
 GENERATION = "generation_config.json"
 

@@ -24,9 +24,9 @@ from slimformer.evaluate.compare import is_language_model
 from slimformer.evaluate.memory import peak_bytes
 from slimformer.evaluate.perplexity import device_of, evaluating
 from slimformer.evaluate.speed import Latency, compare_latency
+from slimformer.messages.words import option
 from slimformer.models import describe
 from slimformer.nn.grouped_cache import cache_bytes
-from slimformer.words import option
 
 CACHED = ("keys", "values", "memory")  # what a layer of a cache remembers; the last where keys are grouped
 

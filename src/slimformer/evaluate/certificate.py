@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, xlogy
 
 from slimformer.errors import BudgetOutOfReach, NotFinite, TooFewTokens
-from slimformer.words import option
+from slimformer.messages.words import option
 
 CLIP = 4.0  # of ε, unless a clip is given
 DELTA = 0.05

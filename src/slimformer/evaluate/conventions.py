@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from slimformer.errors import TooFewTokens
-from slimformer.words import option
+from slimformer.messages.words import option
 
 WINDOWS = 256
 ROWS = 1100  # of C4, enough for 256 windows of 2048 tokens

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slimformer.calibrate.gather import Data
+from slimformer.messages.words import option
 from slimformer.models import Architecture
-from slimformer.words import option
 
 TOKENS_PER_COORDINATE = 10  # below it the least-squares refit follows the noise of the sample
 FEWEST = {"example": 100, "image": 100, "document": 10}  # of which a metric should be a mean

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from slimformer.calibrate.builtin import BUILTIN
 from slimformer.calibrate.text import Batch
 from slimformer.evaluate.compare import compare
-from slimformer.words import option
+from slimformer.messages.words import option
 
 ORDER = ("nats per token", "kl", "accuracy", "cosine of pooled states")
 TWICE = 2.0  # a loss elsewhere beyond so many times the loss at home is warned of

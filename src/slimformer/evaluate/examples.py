@@ -21,7 +21,7 @@ from slimformer.calibrate.tasks import TASKS, Task, load_rows, read_task, spread
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable
 from slimformer.evaluate.squad import Question
 from slimformer.files.reading import DATA, LARGE, require_regular
-from slimformer.words import option
+from slimformer.messages.words import option
 
 # File names of each part, the more particular first; the empty name is the part a task is reported on.
 GLUE_FILES = ("dev.tsv", "validation*.parquet", "validation.jsonl", "dev.jsonl")

@@ -32,8 +32,7 @@ from slimformer.evaluate.perplexity import device_of, evaluating, pieces
 from slimformer.evaluate.units import Tally
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.precision import to_double
-
-POSITIONS = 64  # distributions compared at once, in float64: 25 MB for a vocabulary of 49k
+from slimformer.models.outputs import POSITIONS, has_outcomes, outcomes, real_positions
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch
     with evaluating(dense, small):
         for part, p, q in _both(bare_dense, bare_small, batches):
             X, Y = (_states(output, part.mask) for output in (p, q))
-            real = _real(part.mask, X)
+            real = real_positions(part.mask, X)
             rows = Moments.of(torch.cat([X[real], Y[real]], 1))
             moments, width = rows if moments is None else moments + rows, X.shape[-1]
             alike = X.shape == Y.shape
@@ -120,33 +119,6 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch
         means = (float(pooled.sum() / rows_read.sum()), float(token.sum() / tokens.sum()))
     influence = _cka_influence(bare_dense, bare_small, batches, moments, width)
     return Similarity(*means, _cka(C, width), moments.count, counts[0], counts[1], *cosines, influence)
-
-
-def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
-    """How far the outputs of one batch moved, and over how many outputs that is the mean: for probes, so in float32.
-
-    KL(dense ‖ small) in nats where there are scores to choose by; else E ‖x − y‖² / E ‖x‖² of numbers or last states.
-    """
-    if has_outcomes(dense):
-        p, counted = outcomes(dense, mask)
-        q, _ = outcomes(small, mask)
-        places = counted.nonzero()
-        # a few at a time: whole vocabularies of a thousand positions would be fetched from the system again and again
-        kl = torch.cat([_single_kl(p, q, *some.unbind(1)) for some in places.split(POSITIONS)])
-        return float(to_double(kl).mean()), len(kl)
-    x, y = (output.logits if "logits" in output else output.last_hidden_state for output in (dense, small))
-    if x.ndim == 3:
-        real = _real(mask, x)
-        x, y = x[real], y[real]
-    energy = to_double(x).square().sum(-1).mean().clamp_min(1e-30)
-    moved = to_double(x - y).square().sum(-1).mean() / energy
-    return float(moved), len(x)
-
-
-def _single_kl(p: Tensor, q: Tensor, row: Tensor, position: Tensor) -> Tensor:
-    """KL(p ‖ q) at some positions, in single precision."""
-    log_p, log_q = (scores[row, position].float().log_softmax(-1) for scores in (p, q))
-    return torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 @torch.no_grad()
@@ -199,11 +171,6 @@ def _both(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Itera
             yield part, dense(**part.inputs), small(**part.to(device_of(small)).inputs)
 
 
-def has_outcomes(output: Any) -> bool:
-    """Are there two or more outcomes to choose between?"""
-    return "start_logits" in output or ("logits" in output and output.logits.shape[-1] > 1)
-
-
 def _kl_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
     """Σ KL and the number of distributions, for every row."""
     scores, counted = outcomes(dense, mask)
@@ -214,25 +181,11 @@ def _kl_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
 def _change_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
     """‖x − y‖² and ‖x‖² for every row, the latter 0 if there is nothing but padding."""
     x, y = (output.logits if "logits" in output else output.last_hidden_state for output in (dense, small))
-    real = _real(mask if x.ndim == 3 else None, x)[..., None].cpu()
+    real = real_positions(mask if x.ndim == 3 else None, x)[..., None].cpu()
     # zeros instead of padding, because 0 · NaN is NaN
     x, y = (part.to("cpu", torch.float64).masked_fill(~real, 0.0).flatten(1) for part in (x, y))
     size = x.square().sum(1).clamp_min(1e-30)
     return torch.stack([(x - y).square().sum(1), size.where(real.flatten(1).any(1), 0.0)], 1)
-
-
-def outcomes(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scores (rows × distributions × outcomes) and which of the distributions of each row count."""
-    if "start_logits" in output:
-        scores = torch.stack([output.start_logits, output.end_logits], 1)
-        real = _real(mask, output.start_logits[..., None])
-        # an answer cannot start or end in padding
-        return scores.masked_fill(~real[:, None], -torch.inf), real.any(1, keepdim=True).expand(-1, 2)
-    logits: Tensor = output.logits
-    scores = logits[:, None] if logits.ndim == 2 else logits
-    if scores.ndim != 3 or scores.shape[-1] < 2:
-        raise ValueError(f"logits of shape {tuple(logits.shape)} do not tell two or more outcomes apart")
-    return scores, _real(None if logits.ndim == 2 else mask, scores)
 
 
 def _compare(p: Tensor, q: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -256,10 +209,6 @@ def _states(output: Any, mask: Tensor | None) -> Tensor:
     states: Tensor = output.last_hidden_state.to("cpu", torch.float64)
     # zeros instead of padding, because 0 · NaN is NaN in the pooled mean
     return states if mask is None else states.masked_fill(~mask[..., None].cpu(), 0.0)
-
-
-def _real(mask: Tensor | None, rows: Tensor) -> Tensor:
-    return torch.ones_like(rows[..., 0], dtype=torch.bool) if mask is None else mask.to(rows.device)
 
 
 def _cosines_of_rows(X: Tensor, Y: Tensor, real: Tensor) -> Tensor:
@@ -286,7 +235,7 @@ def _cka_influence(
     with evaluating(dense, small):
         for part, p, q in _both(dense, small, batches):
             X, Y = (_states(output, part.mask) for output in (p, q))
-            real = _real(part.mask, X)
+            real = real_positions(part.mask, X)
             X, Y = X - mean[:d], Y - mean[d:]
             lift = 2 * (X @ xy * Y).sum(-1) - (X @ xx * X).sum(-1) - (Y @ yy * Y).sum(-1)
             columns = torch.stack([(lift * real).sum(1), real.sum(1).double()], 1)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from slimformer.errors import DataUnreadable, SequenceTooLong
 from slimformer.evaluate.perplexity import device_of, evaluating
 from slimformer.evaluate.squad import Answer, Question
-from slimformer.words import option
+from slimformer.messages.words import option
 
 Scores = NDArray[np.float64]
 

@@ -27,9 +27,9 @@ from slimformer.evaluate.intervals import Interval, paired_scores
 from slimformer.evaluate.perplexity import perplexity
 from slimformer.evaluate.scores import Score, Vector, mean_score, perplexity_score
 from slimformer.evaluate.spans import Reading, answer_questions
+from slimformer.messages.words import option
 from slimformer.models.architecture import is_bare
 from slimformer.models.load import Loaded
-from slimformer.words import option
 
 SQUAD = {"squad": 1, "squad_v2": 2}
 TASKS = (*glue.GLUE, *SQUAD, *TEXTS)

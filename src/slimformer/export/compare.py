@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slimformer.errors import ExportFailed
 from slimformer.export.graph import PER_TOKEN, Graph, outputs_of, sample, trial_shapes
-from slimformer.words import option
+from slimformer.messages.words import option
 
 TOLERANCE = 1e-4  # of the largest output (or of 1): what another order of summation may change in single precision
 INT8_COSINE = 0.95  # between outputs before and after; random weights give 0.99, and a broken file nothing near it

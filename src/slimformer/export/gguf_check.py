@@ -16,7 +16,7 @@ from slimformer.errors import CannotExport, ExportFailed
 from slimformer.export.compare import Difference, difference, require_close
 from slimformer.export.gguf_file import FILE, Written
 from slimformer.export.graph import Graph, outputs_of
-from slimformer.words import option
+from slimformer.messages.words import option
 
 TEXT = "Once upon a time, there was a little girl. She didn't know: was it so? Yes (indeed) it was!"
 

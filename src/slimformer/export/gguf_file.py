@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from slimformer.errors import CannotExport
 from slimformer.export.vocabulary import Vocabulary, vocabulary
-from slimformer.words import option
+from slimformer.messages.words import option
 
 FILE = "model.gguf"
 NAMES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 
 from slimformer.errors import SequenceTooLong
 from slimformer.files.reading import read_json
+from slimformer.messages.words import option
 from slimformer.models import family_of
-from slimformer.words import option
 
 TEXT_OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 PER_TOKEN = ("start_logits", "end_logits", "last_hidden_state")

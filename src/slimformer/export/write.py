@@ -19,9 +19,9 @@ from slimformer.checkpoint.verify import in_float32
 from slimformer.errors import CannotExport, SequenceTooLong
 from slimformer.export.compare import TOLERANCE, Difference
 from slimformer.export.graph import Graph, free_sizes, longest, pooling_of
+from slimformer.messages.words import option
 from slimformer.models.load import Loaded
 from slimformer.nn.long_context import keys_are_grouped
-from slimformer.words import option
 
 FORMAT = 1
 TARGETS = ("onnx", "torch", "gguf")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -288,21 +287,6 @@ class AnalyticHead:
                 warnings.warn("no Newton steps yet: they need the rows again, head.polish(parts)", stacklevel=3)
             self._solution = self._solve()
         return self._solution
-
-    # --- keeping it ---
-
-    def save(self, path: str | Path, *, rows: bool = False) -> None:
-        """Moments and solution to one safetensors file; kept rows only if asked for, since they are data."""
-        from slimformer.heads.head_file import write_head
-
-        write_head(self, Path(path), rows=rows)
-
-    @classmethod
-    def load(cls, path: str | Path) -> AnalyticHead:
-        """A head that was saved; it goes on learning where it stopped."""
-        from slimformer.heads.head_file import read_head
-
-        return read_head(Path(path))
 
     # --- inside ---
 

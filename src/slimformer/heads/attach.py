@@ -25,8 +25,8 @@ from slimformer.errors import HeadDoesNotFit
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.features import Reading
 from slimformer.heads.lm_head import constant
+from slimformer.messages.words import option
 from slimformer.models import family_of
-from slimformer.words import option
 
 EPSILON = 2.0**-12  # a power of two: dividing by it rounds nothing
 PLACES = ("score", "classifier.out_proj", "classifier")  # where stock classifiers keep their last layer

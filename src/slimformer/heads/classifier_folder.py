@@ -20,6 +20,7 @@ from slimformer.checkpoint.atomic import writing
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import config_up_to, rows_of_layer
 from slimformer.heads.features import Reading
+from slimformer.heads.head_file import write_head
 from slimformer.models.load import Loaded
 
 MODULES = ("Transformer", "Pooling", "Dense")
@@ -83,7 +84,7 @@ def _folder(
     with writing(folder, "classifier", force=force) as partial:
         checkpoint.write_model(model, partial)
         checkpoint.write_belongings(partial, source.processor, source.companions, parts=False)
-        head.save(partial / "head.safetensors")
+        write_head(head, partial / "head.safetensors")
         _write(partial / "probe.json", report)
         yield partial
         checkpoint.verify_reload(model, partial)

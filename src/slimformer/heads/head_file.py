@@ -23,8 +23,8 @@ from slimformer.heads.solve import Solution
 SUMS = {ClassMoments: ("counts", "sums", "grams"), TargetMoments: ("x", "gram", "y", "cross", "energy")}
 
 
-def write_head(head: AnalyticHead, path: Path, *, rows: bool) -> None:
-    """Write a fitted head; without `rows` the file holds no example, only sums."""
+def write_head(head: AnalyticHead, path: Path, *, rows: bool = False) -> None:
+    """Moments and solution to one safetensors file; kept rows only if asked for, since they are data."""
     found, moments = head.solution(), head.moments_
     tensors: dict[str, Tensor] = {name: getattr(moments, name) for name in SUMS[type(moments)]}
     tensors |= {"weight": found.weight, "bias": found.bias}
@@ -46,7 +46,7 @@ def write_head(head: AnalyticHead, path: Path, *, rows: bool) -> None:
 
 
 def read_head(path: Path) -> AnalyticHead:
-    """Read what `write_head` wrote."""
+    """What `write_head` wrote: a head that goes on learning where it stopped."""
     if not path.is_file():
         raise DataNotFound(f"there is no head {str(path)!r}")
     require_unchanged(path.parent, path.name)

@@ -24,7 +24,7 @@ from slimformer.errors import ExperimentChanged, ReportNotFound
 from slimformer.files.reading import read_json
 from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment, RunSettings, checked
-from slimformer.words import option
+from slimformer.messages.words import option
 
 Found = dict[str, Any]
 LOCK = ".lock"

@@ -9,7 +9,7 @@ from slimformer.lab.feed import Feed, open_feed, read_anew
 from slimformer.lab.folder import LabFolder
 from slimformer.lab.settings import RunSettings
 from slimformer.lab.state import read_head
-from slimformer.words import option
+from slimformer.messages.words import option
 
 
 def require_same_data(folder: LabFolder, runs: Sequence[RunSettings]) -> None:

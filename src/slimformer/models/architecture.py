@@ -20,71 +20,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from slimformer.arguments import IN_MEMORY, check_arguments
 from slimformer.errors import UnknownArchitecture
-from slimformer.short import Short
+from slimformer.messages.arguments import IN_MEMORY, check_arguments
+from slimformer.messages.short import Short
+from slimformer.models.families import family_of
+from slimformer.models.family import Family
 
 Kind = Literal["attn.heads", "ffn.hidden", "attn.qk", "attn.vo"]
 KINDS: tuple[Kind, ...] = ("attn.heads", "ffn.hidden")  # those every block has; ranks are another way to cut heads
 PART = 2**20  # numbers that are looked at together where all of a weight would be a copy too many
-
-
-@dataclass(frozen=True)
-class Derived:
-    """An attribute of a block that depends on its sizes: `path` = factor · sizes[times] / sizes[over].
-
-    `factor` "head_dim" means the width of one head; sizes are named by role: "heads", "kv_heads".
-    """
-
-    path: str
-    times: Literal["heads", "kv_heads"]
-    over: Literal["kv_heads"] | None = None
-    factor: Literal["head_dim"] | int = 1
-
-
-@dataclass(frozen=True)
-class Family:
-    """Where one kind of model keeps its widths. Paths are relative to a block; config keys are the stock ones."""
-
-    name: str
-    model_types: tuple[str, ...]
-    blocks: str  # from the base model to the list of blocks
-    query: str
-    key: str
-    value: str
-    attn_out: str
-    ffn_in: tuple[str, ...]
-    ffn_out: str
-    head_dim: str  # attribute of a block that holds the width of one head
-    heads_key: str
-    ffn_key: str
-    kv_key: str | None = None
-    ffn_norm: str | None = None  # the norm before the feed-forward part; none where norms come after (post-norm)
-    norms_after: tuple[str, str] | None = None  # post-norm: the norms of the sums with attention and with the MLP
-    mlp: str = ""  # the module that can stand for the whole feed-forward part
-    mlp_inert: tuple[str, ...] = ()  # modules before it that then have nothing to do
-    final_norm: str | None = None  # from the base model to the norm after the last block
-    derived: tuple[Derived, ...] = ()
-    rotary: bool = False  # are queries and keys turned by their position, plane by plane?
-    causal: bool = False
-    image: bool = False
-    plain_heads: bool = False  # can the stock config say "fewer heads of the same width"?
-    divides_hidden: tuple[str, ...] = ()  # model types whose config insists that heads divide the hidden size
-
-    @property
-    def fused(self) -> bool:
-        """Are q, k and v three parts of one matrix?"""
-        return self.query == self.key == self.value
-
-    @property
-    def attention(self) -> str:
-        """The module that holds the projections of queries, keys and values."""
-        return self.query.rpartition(".")[0]
-
-    @property
-    def ffn(self) -> str:
-        """The module that holds the reader of the neurons; the block itself where there is none."""
-        return self.ffn_out.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -224,8 +168,6 @@ def is_pre_norm(model: PreTrainedModel, family: Family) -> bool:
 @check_arguments(model=IN_MEMORY)
 def describe(model: PreTrainedModel) -> Architecture:
     """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
-    from slimformer.models import family_of
-
     family = family_of(model.config)
     path = base_path(model) + family.blocks
     try:

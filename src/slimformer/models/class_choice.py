@@ -21,9 +21,9 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.models.auto import modeling_auto
 
 from slimformer.errors import ModelBroken, UnknownArchitecture
+from slimformer.messages.words import option
 from slimformer.models.architecture import is_bare
 from slimformer.models.registered import class_named
-from slimformer.words import option
 
 HEADS = (
     "ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForMaskedLM", "ForSequenceClassification",

@@ -11,6 +11,8 @@ from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from slimformer.errors import ModelBroken, UnknownArchitecture, WrongArgument
 from slimformer.files.manifest import require_unchanged
+from slimformer.messages.short import Short
+from slimformer.messages.words import option
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare, parts
 from slimformer.models.class_choice import HEADS
@@ -20,8 +22,6 @@ from slimformer.models.packed import is_packed
 from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS, Place, find_place
 from slimformer.models.read import Checkpoint, look_at, read_weights, reason
 from slimformer.models.weight_files import KINDS
-from slimformer.short import Short
-from slimformer.words import option
 
 
 @dataclass(frozen=True, repr=False)

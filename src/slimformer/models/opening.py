@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import torch
 
 from slimformer.errors import WrongArgument
-from slimformer.words import option
+from slimformer.messages.words import option
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from huggingface_hub import snapshot_download
 
 from slimformer.errors import ModelNotFound, WrongArgument
 from slimformer.files.reading import LARGE, read_json, require_regular_files
+from slimformer.messages.words import option
 from slimformer.models.demo import DEMOS
 from slimformer.models.hub import hub_or_cache
 from slimformer.models.opening import Opening
 from slimformer.models.weight_files import INDEX, SINGLE
-from slimformer.words import option
 
 COMPANIONS = ("*.json", "*/*.json", "*LICENSE*", "*LICENCE*", "*NOTICE*", "*/*.safetensors")
 PROCESSOR_FILES = (

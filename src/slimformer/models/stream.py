@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from slimformer.errors import ModelBroken
+from slimformer.messages.words import option
 from slimformer.models.architecture import Architecture, describe, fingerprint, parts
 from slimformer.models.class_choice import require_place_for_all, unexpected
 from slimformer.models.load import Loaded, find_model, require_usable
 from slimformer.models.opening import Opening, opening_facts, say
 from slimformer.models.read import reason
 from slimformer.models.weight_files import Weights
-from slimformer.words import option
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from transformers.masking_utils import (
 from slimformer.decompose.sequence_stream import Grouping, Memory, stream_attention, whole_attention
 from slimformer.errors import CannotGroup
 from slimformer.models import FAMILIES
-from slimformer.models.architecture import Family
+from slimformer.models.family import Family
 from slimformer.nn.grouped_cache import GroupedLayer, grouped_cache, memory_of
 from slimformer.nn.projected_keys import FIXED, ProjectedKeys
 

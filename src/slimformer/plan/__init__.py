@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach, RankTooHigh
+from slimformer.messages.words import option
 from slimformer.models import Architecture, Site
 from slimformer.models.architecture import KINDS
 from slimformer.plan.allocate import Sizes, by_kind, even, greedy, plain, require_reachable, uniform
@@ -19,7 +20,6 @@ from slimformer.plan.profile import Ladder, ladders, least_cost
 from slimformer.plan.ranks import rank_ways
 from slimformer.plan.recipe import Recipe
 from slimformer.plan.stat import stat_bert, stat_opt
-from slimformer.words import option
 
 ALLOCATIONS: dict[str, Callable[..., Sizes]] = {
     "uniform": uniform,

@@ -14,10 +14,10 @@ import math
 from collections.abc import Sequence
 
 from slimformer.errors import BudgetOutOfReach
+from slimformer.messages.words import option
 from slimformer.plan.budget import Budget, require_fraction
 from slimformer.plan.cost import Size
 from slimformer.plan.profile import Ladder
-from slimformer.words import option
 
 Sizes = dict[str, Size]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slimformer.errors import BudgetOutOfReach
+from slimformer.messages.words import either, option
 from slimformer.models import Architecture, Site
 from slimformer.plan.cost import Size, block_cost, full_size, site_cost
-from slimformer.words import either, option
 
 Measure = Literal["macs", "params", "latency"]
 MEASURES: tuple[Measure, ...] = ("macs", "params", "latency")

@@ -25,9 +25,9 @@ import math
 from dataclasses import dataclass
 
 from slimformer.errors import NotEnoughMemory
+from slimformer.messages.words import option
 from slimformer.models import Architecture
 from slimformer.models.architecture import PART
-from slimformer.words import option
 
 DOUBLE = 8
 SLACK, KEPT = 1.05, 64 * 10**6  # what allocators keep for themselves

@@ -12,11 +12,11 @@ from pydantic import ConfigDict, Field
 
 from slimformer.errors import PlanDoesNotFit
 from slimformer.files.reading import checked, parse_own_json, read_text
+from slimformer.messages.short import Short
 from slimformer.models import Architecture, Site
 from slimformer.models.ranks import scores_site, values_site
 from slimformer.plan.cost import Size, block_cost
 from slimformer.plan.profile import head_sizes
-from slimformer.short import Short
 
 FORMAT = 1
 LONGEST = 100_000_000  # tokens in a sequence of any model there will be for a while

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from slimformer.arguments import instance
 from slimformer.errors import UnknownRecipe
 from slimformer.files.reading import YAML, parse_yaml, read_text
+from slimformer.messages.arguments import instance
 
 LosslessRewrite = Literal[
     "value-bias", "key-bias", "silent-heads", "value-ranks", "score-ranks", "duplicate-neurons", "dead-neurons",

@@ -13,9 +13,9 @@ import yaml
 from jinja2 import Environment
 
 from slimformer.evaluate.elsewhere import elsewhere_line
+from slimformer.evaluate.report import Report
 from slimformer.models.registered import is_own
 from slimformer.report.heads import fresh_head_line
-from slimformer.report.report import Report
 
 TASKS = {
     "CausalLM": "text-generation", "LMHead": "text-generation", "MaskedLM": "fill-mask",

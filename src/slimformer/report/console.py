@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from slimformer.evaluate.elsewhere import elsewhere_line
+from slimformer.evaluate.report import Report
+from slimformer.messages.short import count
 from slimformer.models import Architecture
 from slimformer.plan import Plan
 from slimformer.plan.memory import in_words
 from slimformer.report.card import narrow_line, opening_line, source_names
 from slimformer.report.heads import fresh_head_line
-from slimformer.report.report import Report
-from slimformer.short import count
 
 
 def show(report: Report, console: Console) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slimformer.report.figures import (
+from slimformer.report.canvas import (
     COLOURS,
     ENERGIES,
     NULLS,

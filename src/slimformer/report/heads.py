@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from slimformer.words import option
+from slimformer.messages.words import option
 
 
 def show_probe(report: dict[str, Any], folder: Path | None, out: Console) -> None:

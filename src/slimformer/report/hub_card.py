@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from slimformer.errors import CannotPush
+from slimformer.evaluate.report import Report
 from slimformer.files.reading import read_text
 from slimformer.report.card import card_header
-from slimformer.report.report import Report
 
 LOADED = re.compile(r'((?:from_pretrained|slimformer\.load)\()"(?:[^"\\]|\\.)*"')
 HEADED = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)

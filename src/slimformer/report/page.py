@@ -17,11 +17,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from slimformer.errors import ReportNotFound
-from slimformer.files.manifest import require_unchanged
-from slimformer.files.reading import read_own_json, require_regular
+from slimformer.files.reading import require_regular
 from slimformer.report.card import last_name, source_names
-from slimformer.report.shape import checked
 
 SCRIPTS = ("draw.js", "plan.js", "page.js", "elsewhere.js", "spectra.js", "detail.js")  # the last one starts
 MODELS = ("dense", "small")  # of a task or a bench
@@ -47,24 +44,6 @@ def json_in_html(value: Any) -> str:
     """JSON that can stand inside any element: what HTML would read as its own is written as an escape."""
     text = json.dumps(value, allow_nan=False)  # all of ASCII, so no line separator of JavaScript is among it
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def read_report(place: Path) -> dict[str, Any]:
-    """The report in a folder, or in a file, with everything a page needs in it."""
-    path = place / "report.json" if place.is_dir() else place
-    require_unchanged(path.parent, path.name)
-    try:
-        found = read_own_json(path)
-    except OSError as error:
-        raise ReportNotFound(f"{path} cannot be read: {error.strerror}; give a folder `compress` wrote") from None
-    except ValueError as error:
-        raise ReportNotFound(f"{path} is not JSON as we write it: {error}; give a folder `compress` wrote") from None
-    if isinstance(found, dict) and "slimformer_cascade_report" in found:
-        raise ReportNotFound(f"{path} is the report of a cascade, of which no page is made; read it as JSON")
-    try:
-        return checked(found)
-    except ReportNotFound as error:
-        raise ReportNotFound(f"{path} {error}; give a folder `compress` wrote") from None
 
 
 def is_page(path: Path) -> bool:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slimformer.analyze.activations import STREAMS
+from slimformer.inspect.activations import STREAMS
 
 RANDOM_ASYMMETRY = 0.71
 FFN = ("gate", "up", "down")

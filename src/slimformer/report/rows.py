@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slimformer.analyze.rows import RowSpaces, identity_error
 from slimformer.errors import SlimformerError
+from slimformer.inspect.rows import RowSpaces, identity_error
 
 COLUMNS = ("layer", "k (σ²)", "worst head", "k (σ)", "k (σ²), noise", "k, shared", "own keeps", "shared keeps")
 

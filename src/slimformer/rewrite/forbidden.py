@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
+from slimformer.messages.words import option
 from slimformer.models import Architecture, Site
 from slimformer.rewrite.exact import Scope
-from slimformer.words import option
 
 ACTIVATION_KEYS = ("hidden_act", "activation_function", "activation", "hidden_activation")
 

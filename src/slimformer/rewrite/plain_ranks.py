@@ -24,13 +24,13 @@ from transformers import PreTrainedModel
 from slimformer.calibrate.collect import BlockMoments
 from slimformer.decompose.rotary import elimination_orders
 from slimformer.errors import PlanDoesNotFit
+from slimformer.messages.words import option
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of
 from slimformer.plan.ranks import attention_of
 from slimformer.rewrite import surgery
 from slimformer.rewrite.ranks import reduce_ranks
-from slimformer.words import option
 
 STATIC = ("default", "linear", "llama3", "yarn")  # kinds of positions whose frequencies never change
 NEIGHBOURS = 8  # rounded factors that are tried, to meet a frequency to the last digit

@@ -20,9 +20,9 @@ from slimformer.decompose.low_rank import Ranks
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import Architecture, Site
 from slimformer.models.architecture import Writer, dense_head_dim, weight_of
+from slimformer.models.family import attention_parts
 from slimformer.nn.ragged import Planes, put_ranks
 from slimformer.rewrite import surgery
-from slimformer.rewrite.sizes import attention_parts
 
 
 def install(

@@ -7,11 +7,13 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from slimformer.errors import PlanDoesNotFit
+from slimformer.messages.words import option
 from slimformer.models import Architecture, Family, describe
 from slimformer.models.architecture import dense_head_dim, has_bias
+from slimformer.models.family import attention_parts, size_keys
 from slimformer.models.registered import travels
+from slimformer.rewrite.plain_ranks import become_plain
 from slimformer.rewrite.surgery import set_attribute
-from slimformer.words import option
 
 
 def keep_attributes_true(model: PreTrainedModel, before: Architecture) -> None:
@@ -107,8 +109,6 @@ def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> No
             )
         _state_plain(model.config, before, sizes, head_dim)
         if ranks:
-            from slimformer.rewrite.plain_ranks import become_plain  # needs reductions, which need this file
-
             become_plain(model, before, ranks)
     else:
         _state_ragged(model, before, sizes)
@@ -158,17 +158,12 @@ def _require_sayable(before: Architecture, heads: int, head_dim: int) -> None:
 
 def _state_ragged(model: PreTrainedModel, before: Architecture, sizes: list[dict[str, int]]) -> None:
     family = before.family
-    keys = _size_keys(family)
+    keys = size_keys(family)
     model.config.per_layer_config = {i: {key: size[role] for role, key in keys.items()} for i, size in enumerate(sizes)}
     # Stock constructors read the global sizes, which stay those of the dense model; nn.ragged then resizes the blocks.
     model.config.allow_global_per_layer_attribute_access = True
     if travels(model):
         model.config.auto_map = auto_map(model)
-
-
-def _size_keys(family: Family) -> dict[str, str]:
-    keys = {"heads": family.heads_key, "neurons": family.ffn_key}
-    return {**keys, "kv_heads": family.kv_key} if family.kv_key else keys
 
 
 def ragged_table(
@@ -179,7 +174,7 @@ def ragged_table(
 ) -> dict[str, Any]:
     """What `nn.ragged` needs to know of a family, ranks of blocks and projections without bias, as JSON that travels in
     config.json. Its format is the lowest that can say it, so that older readers read what they can."""
-    keys = _size_keys(family)
+    keys = size_keys(family)
     kv = keys.get("kv_heads", keys["heads"])
     if family.fused:
         axes: list[list[Any]] = [[family.query, "out", keys["heads"], 3 * head_dim]]
@@ -202,16 +197,6 @@ def ragged_table(
     if ranks:
         table |= {"format": 2, "attention": attention_parts(family, head_dim), "ranks": ranks}
     return {**table, "format": 3, "bare": bare} if bare else table
-
-
-def attention_parts(family: Family, head_dim: int) -> dict[str, Any]:
-    """Where a block has its attention and its projections, and what the config calls its head counts."""
-    keys = _size_keys(family)
-    return {
-        "path": family.attention, "query": family.query, "key": family.key, "value": family.value,
-        "out": family.attn_out, "rotary": family.rotary, "head_dim": head_dim,
-        "heads": keys["heads"], "kv_heads": keys.get("kv_heads", keys["heads"]),
-    }  # fmt: skip
 
 
 def auto_map(model: PreTrainedModel) -> dict[str, str]:

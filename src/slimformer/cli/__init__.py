@@ -1,0 +1,1 @@
+"""The shell: one command in one file."""

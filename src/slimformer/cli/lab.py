@@ -1,0 +1,152 @@
+"""The commands that train small models from scratch from a YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from slimformer.cli.frontier import emit
+from slimformer.cli.options import AsJson, NoSeed, Quiet, Track
+from slimformer.cli.terminal import progress_bars
+from slimformer.errors import RunFailed
+
+lab_app = typer.Typer(help="Train small models from scratch, from a YAML file: grids, seeds, tables.",
+                      no_args_is_help=True)  # fmt: skip
+err = Console(stderr=True)
+out = Console()
+
+
+@lab_app.command("run", epilog="Example: slimformer lab run experiment.yaml --out results --workers 2")
+def lab_run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="the experiment, a .yaml file (docs/lab.md)")],
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="folder of the runs", show_default="lab-<name>")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, metavar="N", help="processes to train in, one thread each")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and the hours, and train nothing")] = False,
+    timing: Annotated[bool, typer.Option("--estimate/--no-estimate", help="time a few steps of each row first")] = True,
+    resume: Annotated[bool, typer.Option("--resume/--anew", help="go on from what is there, or forget it")] = True,
+    force: Annotated[bool, typer.Option("--force", help="run again what was run with other settings or data")] = False,
+    track: Track = None,
+    seed: NoSeed = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train every run of an experiment: what has ended is skipped, what was stopped goes on to the same bits."""
+    import tempfile
+
+    from slimformer.lab.folder import alone, open_folder
+    from slimformer.lab.grid import expand
+    from slimformer.lab.model import require_known
+    from slimformer.lab.same_data import other_data, require_same_data
+    from slimformer.lab.settings import load_experiment
+    from slimformer.report.track import tracker
+
+    record, experiment = tracker(track), load_experiment(file)
+    runs = expand(experiment, file.resolve().parent)
+    for run in runs:
+        require_known(run.model)
+    with progress_bars(err, hidden=quiet or as_json) as progress:
+        if dry_run:
+            with tempfile.TemporaryDirectory() as place:  # tokenizers of a dry run are thrown away
+                return show_estimate(runs, Path(place), workers, progress, as_json, quiet)
+        folder = open_folder(out_folder or Path(f"lab-{experiment.name}"), runs, force=force or not resume)
+        with alone(folder):
+            if resume and not force:
+                require_same_data(folder, runs)
+            other = other_data(folder, runs) if resume and force else {}
+            folder.describe(experiment, runs)
+            folder.forget([run for run in runs if not resume or run.name in other or folder.changed([run])])
+            waiting = [run for run in runs if folder.result(run) is None]
+            if timing and waiting and not (quiet or as_json):
+                show_estimate(waiting, folder.texts, workers, progress, False, False, err)
+            failed = train_all(runs, folder, workers, experiment.checkpoint_every, progress, record, quiet or as_json)
+    show_table(folder.path, as_json, quiet)
+    if failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise RunFailed(f"{failed[0]}{more}; the other runs are in {folder.path}, the same command tries these again")
+
+
+@lab_app.command("table", epilog="Example: slimformer lab table results")
+def lab_table(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder `slimformer lab run` wrote")],
+    seed: NoSeed = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make the table and the figures of an experiment anew from the runs that have ended."""
+    show_table(folder, as_json, quiet)
+
+
+def show_estimate(
+    runs: Any, texts: Path, workers: int, progress: Any, as_json: bool, quiet: bool, console: Console = out
+) -> None:
+    """Rows with their sizes and seconds, and the hours in all."""
+    from dataclasses import asdict
+
+    from slimformer.lab.estimate import estimate, hours
+
+    lines = estimate(runs, texts, progress)
+    total = hours(lines, workers)
+
+    def tables() -> None:
+        table = Table("", "runs", "parameters", "steps", "ms per step", "minutes per run")
+        for line in lines:
+            numbers = (f"{line.parameters:,}", f"{line.steps:,}", f"{1000 * line.step_seconds:.1f}")
+            table.add_row(escape(line.row), str(line.runs), *numbers, f"{line.seconds / 60:.1f}")
+        console.print(table)
+        noun = "worker" if workers == 1 else "workers"
+        count = sum(line.runs for line in lines)
+        console.print(f"{count} runs: about {total:.2f} hours with {workers} {noun}, a core for each")
+
+    emit({"workers": workers, "hours": total, "rows": [asdict(line) for line in lines]}, as_json, quiet, tables)
+
+
+def train_all(runs: Any, folder: Any, workers: int, every: float, progress: Any, record: Any, quiet: bool) -> list[str]:
+    """Run, record each as it ends, and say at once which went wrong; what failed and has no result."""
+    from slimformer.lab.runner import run_all
+
+    failed: list[str] = []
+
+    def ended(run: Any, wrong: str) -> None:
+        found = folder.result(run)
+        if found is None:
+            failed.append(f"{run.name}: {wrong}")
+        else:
+            record("lab", found)
+        note = wrong or (found or {}).get("note")
+        if note and not quiet:
+            err.print(f"{run.name} stopped: {note}", style="yellow", markup=False, highlight=False)
+
+    run_all(runs, folder, workers=workers, every=every, progress=progress, ended=ended)
+    return failed
+
+
+def show_table(place: Path, as_json: bool, quiet: bool) -> None:
+    """Write tables and figures beside the runs, and print the table."""
+    from slimformer.lab.figures import can_draw, draw
+    from slimformer.lab.folder import read_folder
+    from slimformer.lab.table import cells, summarise, write_tables
+
+    experiment, rows, results = read_folder(place)
+    entries = summarise(results, experiment, rows)
+    files = write_tables(place, experiment, entries)
+    files += draw(place, experiment, results, entries) if can_draw() else []
+
+    def tables() -> None:
+        header, lines = cells(entries)
+        table = Table(*map(escape, header))
+        for line in lines:
+            table.add_row(*map(escape, line))
+        out.print(table)
+        names = ", ".join(file.name for file in files)
+        out.print(f"{len(results)} runs are in {place}; table and figures: {names}", markup=False)
+        if not can_draw():
+            err.print("figures need matplotlib; run: pip install 'slimformer[plots]'", markup=False)
+
+    emit({"name": experiment.name, "folder": str(place), "rows": entries}, as_json, quiet, tables)

@@ -1,0 +1,40 @@
+"""The commands that show recipes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from slimformer.cli.frontier import emit
+from slimformer.cli.options import AsJson, NoSeed, Quiet
+
+recipes_app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
+
+
+@recipes_app.command("ls", epilog="Example: slimformer recipes ls")
+def recipes_ls(seed: NoSeed = 0, as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """List the recipes."""
+    from slimformer.plan.recipe import load_recipe, names
+
+    found = {name: load_recipe(name).summary for name in names()}
+
+    def tables() -> None:
+        for name, summary in found.items():
+            typer.echo(f"{name:10} {summary}")
+
+    emit(found, as_json, quiet, tables)
+
+
+@recipes_app.command("show", epilog="Example: slimformer recipes show balanced > mine.yaml")
+def recipes_show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a recipe's name or path")],
+    seed: NoSeed = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Print a recipe: copy it, change it, and give its path to --recipe."""
+    from slimformer.plan.recipe import load_recipe, text_of
+
+    found = load_recipe(name)
+    emit(found.model_dump(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))

@@ -1,0 +1,52 @@
+"""The command that shows a report again, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slimformer.cli.frontier import emit
+from slimformer.cli.options import AsJson, Force, NoSeed, Quiet
+
+
+def report(
+    place: Annotated[Path, typer.Argument(metavar="DIR", help="a folder `compress` wrote, or a report.json")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="the page to write", show_default="beside the report")
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+    seed: NoSeed = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make one self-contained HTML page of a report: numbers, front, budget slider, heat maps, texts. No network."""
+    from slimformer.checkpoint.atomic import require_free_file, revising, writing_file
+    from slimformer.evaluate.report_file import read_report
+    from slimformer.files.content import FileKind
+    from slimformer.files.manifest import changed
+    from slimformer.report.page import html_page, is_page
+
+    found = read_report(place)
+    beside = place / "report.html" if place.is_dir() else place.with_suffix(".html")
+    target = beside if out_file is None else out_file
+    folder = (place if place.is_dir() else place.parent).resolve().name or "smaller"
+    page = FileKind("a page", is_page)
+    edited = any(changed(target.parent, target.name))
+    anew = force or (is_page(target) and not edited)  # a page of ours can be made anew until somebody changes it
+    require_free_file(target, anew, page)
+    own = target.resolve() == beside.resolve()
+    writer = revising(target.parent, target.name) if own else writing_file(target, force=anew, kind=page)
+    with writer as file:
+        file.write_text(html_page(found, folder=folder), encoding="utf-8")
+    if open_page:
+        import webbrowser
+
+        webbrowser.open(target.resolve().as_uri())
+    emit({"page": str(target)}, as_json, quiet, lambda: typer.echo(f"the page is {target}; open it in any browser"))
+
+
+REPORT: dict[Callable[..., None], str] = {report: "slimformer report smaller --open"}

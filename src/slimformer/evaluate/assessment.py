@@ -1,0 +1,394 @@
+"""Dense and small side by side: from two models and held-out data to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.documents import source_names
+from slimformer.calibrate.gather import Data, positions, vocabulary
+from slimformer.calibrate.recorded import read_again
+from slimformer.calibrate.store import Provenance
+from slimformer.calibrate.tasks import TASKS
+from slimformer.calibrate.text import Batch
+from slimformer.errors import PlanDoesNotFit
+from slimformer.evaluate import file_size, generate_text, model_latency, parameter_count
+from slimformer.evaluate.compare import compare, first_tokens, is_language_model
+from slimformer.evaluate.data_notes import few_examples, thin_data, unnamed_data
+from slimformer.evaluate.elsewhere import home_and_elsewhere, narrow_notes, other_text
+from slimformer.evaluate.neighbours import LENGTH, SENTENCES, neighbours
+from slimformer.evaluate.report import Footprint, Report
+from slimformer.evaluate.report_file import read_report
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import read_json
+from slimformer.files.versions import versions
+from slimformer.messages.progress import Progress, silent
+from slimformer.messages.words import option
+from slimformer.models import Architecture, Site, describe
+from slimformer.models.architecture import fingerprint
+from slimformer.models.load import Loaded
+from slimformer.plan import Plan
+from slimformer.plan.cost import Size, block_cost, kv_cache_bytes, outside_macs, path_rank
+from slimformer.rewrite.sizes import auto_class
+
+PROMPT = "The main idea of this"
+
+
+def evaluate(
+    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, *, timing: bool = True, progress: Progress = silent
+) -> Report:
+    """Dense and small on the report split, which was neither fitted nor used to choose."""
+    report = describe_result(loaded, small, plan)
+    notes = [*thin_data(describe(loaded.model), data), *unnamed_data(data.reading, data.name)]
+    report = replace(report, warnings=[*report.warnings, *notes])
+    return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
+
+
+def beside(
+    report: Report, loaded: Loaded, small: PreTrainedModel, others: Sequence[Data], *, known: dict[str, Any]
+) -> Report:
+    """The report with the same metrics on other data, out of domain beside in domain.
+
+    Of each as many tokens are read as of the report split. Where other data are those that were calibrated on
+    (`known`), only what was held out of them.
+    """
+    found, notes = [], list(report.warnings)
+    for data in others:
+        batches, said = _unfitted(known, data, small=report.model)
+        batches = first_tokens(batches, report.data["tokens"]["report"])
+        metrics = [metric.to_json() for metric in compare(loaded.model, small, batches)]
+        found.append({
+            "name": data.name, "hash": data.hash, "tokens": sum(batch.tokens for batch in batches), "metrics": metrics
+        })  # fmt: skip
+        notes += [f"{option('eval_data')} {data.name}: {note}" for note in said]
+    return replace(report, other_data=[*report.other_data, *found], warnings=notes)
+
+
+def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenance: Provenance | None = None) -> Report:
+    """What is known without data: sizes and exact costs, and where the statistics came from, if that is known."""
+    architecture, after = describe(loaded.model), describe(small)
+    return Report(
+        model=loaded.name,
+        model_type=architecture.model_type,
+        load_class=auto_class(small),
+        recipe=plan.recipe,
+        format=plan.format,
+        budget=plan.budget,
+        budget_by=plan.by,
+        macs_kept=block_cost(after, plan.seq_len).macs / block_cost(architecture, plan.seq_len).macs,
+        seq_len=plan.seq_len,
+        dense=_as_stored(loaded, footprint(loaded.model, architecture, plan.seq_len, loaded.dtype)),
+        small=footprint(small, after, plan.seq_len, loaded.dtype),
+        sites=site_table(architecture, after, dropped_blocks(plan.sizes)),
+        data=_calibration_facts(architecture, provenance) if provenance else {},
+        versions=versions(),
+        warnings=[*loaded.notes, *(unnamed_data(provenance.reading, provenance.data) if provenance else ())],
+        opening=_opening(loaded),
+    )
+
+
+def _opening(loaded: Loaded) -> dict[str, Any]:
+    """What a report says of how the dense model was opened."""
+    return {"device": str(loaded.model.device), **loaded.opening}
+
+
+def measure(
+    report: Report,
+    loaded: Loaded,
+    small: PreTrainedModel,
+    data: Data,
+    batches: Sequence[Batch],
+    *,
+    timing: bool,
+    progress: Progress,
+) -> Report:
+    """The report with metrics, latency and samples added."""
+    progress("evaluate", 0, 3)
+    metrics = [metric.to_json() for metric in compare(loaded.model, small, batches)]
+    progress("evaluate", 1, 3)
+    measured = _latency(loaded.model, small, describe(loaded.model), batches) if timing else None
+    progress("evaluate", 2, 3)
+    samples, alike = _samples(loaded, small), _neighbours(loaded, small)
+    rows = other_text(loaded.model, small, data.other)
+    progress("evaluate", 3, 3)
+    tokens = {**data.tokens, "report": sum(batch.tokens for batch in batches)}
+    provenance = data_provenance(describe(loaded.model), data, tokens)
+    short = home_and_elsewhere(metrics, rows)
+    notes = [*report.warnings, *few_examples(metrics, data.unit), *narrow_notes(short, data.name)]
+    return replace(
+        report, metrics=metrics, latency=measured, samples=samples, neighbours=alike, data=provenance, warnings=notes,
+        other_data=rows, elsewhere=short,
+    )  # fmt: skip
+
+
+def data_provenance(architecture: Architecture, data: Data, tokens: dict[str, int] | None = None) -> dict[str, Any]:
+    """What a report says of its data: enough for `eval` to read them again and to keep to what was held out."""
+    return {
+        "name": data.name, "hash": data.hash, "seed": data.seed, "tokens": tokens or data.tokens,
+        "unit": "images" if architecture.family.image else "tokens", "document": data.unit, "read_as": list(data.notes),
+        "reading": data.reading, "mixed": data.mixed,
+    }  # fmt: skip
+
+
+def _calibration_facts(architecture: Architecture, made: Provenance) -> dict[str, Any]:
+    """The same from statistics, where data are not at hand."""
+    unit = "images" if architecture.family.image else "tokens"
+    return {**known_data(made), "tokens": made.tokens, "unit": unit}
+
+
+def evaluate_pair(
+    loaded: Loaded, small: Loaded, data: Data, others: Sequence[Data] = (), *, timing: bool = True,
+    progress: Progress = silent,
+) -> Report:  # fmt: skip
+    """Compare two models on all of `data`; if `small` was calibrated on these data, only on the part held out then."""
+    before, after = describe(loaded.model), describe(small.model)
+    require_relatives(loaded, small)
+    gone = _dropped(small) if after.n_blocks < before.n_blocks else set()
+    made = _own_file(small, "report.json")
+    batches, notes = _held_out(small, made, data)
+    origin = _own_file(small, "plan.json").get("fingerprint") or fingerprint(loaded.model)
+    if origin != fingerprint(loaded.model):
+        notes.append(f"{small.name} was made from another model than {loaded.name}")
+    kept = block_cost(after, data.seq_len).macs / block_cost(before, data.seq_len).macs
+    report = Report(
+        model=loaded.name, model_type=before.model_type, load_class=auto_class(small.model),
+        recipe=made.get("recipe", "unknown"), format=made.get("format", "unknown"), budget=made.get("budget", kept),
+        macs_kept=kept, seq_len=data.seq_len,
+        dense=_as_stored(loaded, footprint(loaded.model, before, data.seq_len, loaded.dtype)),
+        small=_as_stored(small, footprint(small.model, after, data.seq_len, small.dtype)),
+        sites=site_table(before, after, gone),
+        versions=versions(), warnings=[*loaded.notes, *small.notes, *notes], opening=_opening(loaded),
+    )  # fmt: skip
+    report = measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
+    calibrated = made.get("data")
+    return beside(report, loaded, small.model, others, known=calibrated if isinstance(calibrated, dict) else {})
+
+
+def data_of(small: Loaded, loaded: Loaded, *, seq_len: int | None = None, tokens: int | None = None) -> Data:
+    """The data the small model was calibrated on, read again; `evaluate_pair` keeps to what was held out of them."""
+    known = _own_file(small, "report.json").get("data")
+    return read_again(
+        known if isinstance(known, dict) else {}, loaded.model, loaded.processor, owner=small.name, seq_len=seq_len,
+        tokens=tokens,
+    )  # fmt: skip
+
+
+def require_relatives(loaded: Loaded, small: Loaded) -> None:
+    """Refuse to compare models of which one cannot have come from the other."""
+    before, after = describe(loaded.model), describe(small.model)
+    kinds = [type(one.model).__name__ for one in (small, loaded)]
+    if kinds[0] != kinds[1]:
+        raise PlanDoesNotFit(
+            f"{small.name} is a {kinds[0]}, {loaded.name} a {kinds[1]}; give the model it came "
+            f"from with {option('loaded')}"
+        )
+    depths = (after.n_blocks, after.n_blocks + len(_dropped(small)))  # its own too: beside itself, or healed
+    if before.n_blocks not in depths or before.hidden != after.hidden:
+        raise PlanDoesNotFit(
+            f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
+            f"{before.hidden}; give the model it came from with {option('loaded')}"
+        )
+    if not _same_ends(loaded.model, small.model, image=before.family.image):
+        raise PlanDoesNotFit(
+            f"{small.name} and {loaded.name} differ in vocabulary or labels; give the model it came from "
+            f"with {option('loaded')}"
+        )
+
+
+def _same_ends(dense: PreTrainedModel, small: PreTrainedModel, *, image: bool) -> bool:
+    labels = [getattr(model.config, "num_labels", None) for model in (dense, small)]
+    return labels[0] == labels[1] and (image or vocabulary(dense) == vocabulary(small))
+
+
+def _held_out(small: Loaded, made: dict[str, Any], data: Data) -> tuple[list[Batch], list[str]]:
+    """What of `data` the small model was not calibrated on, and what there is to say about it."""
+    calibrated = made.get("data")
+    return _unfitted(calibrated if isinstance(calibrated, dict) else {}, data, small=small.name)
+
+
+def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Batch], list[str]]:
+    """The same by what is known of the data that were calibrated on."""
+    if known.get("hash") != data.hash:
+        again = _again(_known_places(known), _sources(data.name))
+        note = f"{small} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
+        return everything(data), [note] if again else []
+    if known.get("seed") != data.seed:
+        raise PlanDoesNotFit(
+            f"{small} was calibrated on these data with {option('seed', known.get('seed'))}; use the same seed"
+        )
+    return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
+
+
+def calibrated_on(small: Loaded, files: Sequence[str]) -> list[str]:
+    """A note where the model says that it was calibrated on files it is judged on; `files` are those that were read."""
+    calibrated = _own_file(small, "report.json").get("data")
+    again = _again(_known_places(calibrated), files) if isinstance(calibrated, dict) else []
+    return [f"{small.name} was calibrated on {', '.join(again)}: these are not held-out figures"] if again else []
+
+
+def everything(data: Data) -> list[Batch]:
+    """All of data that nothing was fitted on; where the rows of *certify* are of another kind, without them."""
+    splits = ("report", "select", "fit", *(() if data.windows else ("certify",)))
+    return [batch for split in splits for batch in data.splits[split]]
+
+
+def held_out_batches(made: Provenance, data: Data) -> tuple[list[Batch], list[str]]:
+    """Of data that were calibrated on, the part that was held out; of others all of it."""
+    batches, notes = _unfitted(known_data(made), data, small="the model")
+    return list(batches), notes
+
+
+def _sources(name: str) -> list[str]:
+    """Files and folders behind the name of data. A data set has a part of its own for evaluation."""
+    return [str(part) for part in source_names(name) if str(part) and part not in TASKS]
+
+
+def known_data(made: Provenance) -> dict[str, Any]:
+    """What statistics say of their data, as a report says it."""
+    return {"name": made.data, "hash": made.data_hash, "seed": made.seed, "reading": made.reading}
+
+
+def _known_places(known: Mapping[str, Any]) -> list[str]:
+    """Where the data of a report were, from whatever folder that is asked; their name where no place is known."""
+    places = (known.get("reading") or {}).get("sources") or _sources(str(known.get("name", "")))
+    return [str(place) for place in places if place not in TASKS]
+
+
+def _again(known: Sequence[str], asked: Sequence[str]) -> list[str]:
+    """Which of the sources asked for are among the known ones, however either is spelt; of folders all is read."""
+    places = [_place(part) for part in known]
+    return [part for part in asked if any(_overlap(_place(part), place) for place in places)]
+
+
+def _place(part: str) -> Path:
+    return Path(part).resolve() if Path(part).exists() else Path(part)
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return one == other or one in other.parents or (other in one.parents and other.is_dir())
+
+
+def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, dtype: torch.dtype) -> Footprint:
+    """Exact costs of a model, its weights counted in the precision they are stored in."""
+    count = parameter_count(model, blocks=architecture.family.blocks)
+    return Footprint(
+        block_macs=block_cost(architecture, seq_len).macs,
+        outside_macs=outside_macs(model, architecture, seq_len),
+        params=count.total,
+        block_params=count.blocks,
+        bytes=count.total * dtype.itemsize,
+        kv_cache_bytes=kv_cache_bytes(architecture, seq_len, dtype.itemsize),
+    )
+
+
+def _as_stored(loaded: Loaded, found: Footprint) -> Footprint:
+    """Bytes as the files have them where weights are packed in fewer bits."""
+    place = loaded.folder or loaded.companions
+    return replace(found, bytes=file_size(place)) if place and is_stored_packed(loaded) else found
+
+
+def is_stored_packed(loaded: Loaded) -> bool:
+    """Was a model read from weights in fewer bits? In memory they are plain."""
+    return "quantization_config" in _own_file(loaded, "config.json")
+
+
+def site_table(before: Architecture, after: Architecture, gone: Collection[int] = ()) -> list[dict[str, Any]]:
+    """What every site keeps; nothing those of blocks that are gone."""
+    left = iter(after)
+    pairs = [(old, replace(old, units=0, beside=0) if old.block in gone else next(left)) for old in before]
+    return [
+        {
+            "site": old.name, "block": old.block, "kind": old.kind, "keep": new.units, "of": old.units,
+            "groups": new.units // max(1, new.group), "of_groups": old.units // max(1, old.group), **_ranks(old, new),
+        }
+        for old, new in pairs
+    ]  # fmt: skip
+
+
+def dropped_blocks(sizes: Mapping[str, Size]) -> set[int]:
+    """Blocks of which a plan keeps no head: they are gone, because no attention runs without."""
+    none = [name.split(".") for name, size in sizes.items() if name.endswith(".attn.heads") and not size.units]
+    return {int(parts[1]) for parts in none}
+
+
+def _dropped(small: Loaded) -> set[int]:
+    """Blocks that the plan beside a model says were dropped."""
+    edits = _own_file(small, "plan.json").get("edits", [])
+    try:
+        return dropped_blocks({edit["site"]: Size(int(edit["keep"]), 0) for edit in edits})
+    except (TypeError, KeyError, ValueError, IndexError):
+        return set()
+
+
+def _ranks(old: Site, new: Site) -> dict[str, int]:
+    """Ranks of queries–keys and of values, where these were cut, and of a linear path beside gated neurons."""
+    if new.beside:
+        return {"path": path_rank(new.outer, new.beside)}
+    if old.kind != "attn.heads" or [w.rows for w in old.writers] == [w.rows for w in new.writers]:
+        return {}
+    return {"qk": new.writers[0].rows, "vo": new.writers[2].rows, "of_rank": old.unit}
+
+
+def _own_file(loaded: Loaded, name: str) -> dict[str, Any]:
+    """What the folder of a model says of itself; nothing if it says nothing that can be read."""
+    place = loaded.folder or loaded.companions
+    if place is not None:
+        require_unchanged(place, name)
+    try:
+        found = read_json(place / name) if place else {}
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    if "slimformer_report" in found and place:
+        read_report(place)  # what we print is checked; files of others under that name are not ours to judge
+    if "slimformer_plan" in found and place:
+        Plan.load(place / name)
+    return found
+
+
+def _latency(
+    dense: PreTrainedModel, small: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch]
+) -> dict[str, Any]:
+    """Medians in seconds for one sequence, dense and small interleaved in one run."""
+    inputs = {name: tensor[:1] for name, tensor in batches[0].inputs.items()}
+    measured = model_latency(dense, small, blocks=architecture.family.blocks, inputs=inputs, repeats=5, warmup=1)
+
+    def part(timing: Any, ratio: float) -> dict[str, float]:
+        return {"dense": timing.timings["dense"].median, "small": timing.timings["small"].median, "ratio": ratio}
+
+    return {
+        "body": part(measured.body, measured.body_ratio),
+        "end_to_end": part(measured.end_to_end, measured.end_to_end_ratio),
+        "repeats": measured.body.repeats,
+        "threads": measured.body.threads,
+        "device": measured.body.device,
+        "inputs": {name: list(shape) for name, shape in measured.inputs.items()},
+    }
+
+
+def _samples(loaded: Loaded, small: PreTrainedModel) -> dict[str, str] | None:
+    """The same beginning continued by both, where there are a tokenizer that can say it and room to go on."""
+    if loaded.processor is None or not is_language_model(loaded.model):
+        return None
+    ids = loaded.processor(PROMPT)["input_ids"]
+    room = positions(loaded.model.config) - len(ids)
+    if not ids or room < 1 or max(ids) >= vocabulary(loaded.model):
+        return None
+    models = {"dense": loaded.model, "small": small}
+    return {name: generate_text(model, loaded.processor, PROMPT, min(24, room)) for name, model in models.items()}
+
+
+def _neighbours(loaded: Loaded, small: PreTrainedModel) -> list[dict[str, Any]] | None:
+    """What encoders of text find alike, where there are a tokenizer that can say it and room for it."""
+    family = describe(loaded.model).family
+    if loaded.processor is None or family.causal or family.image:
+        return None
+    ids = [i for sentence in SENTENCES for i in loaded.processor(sentence)["input_ids"]]
+    fits = positions(loaded.model.config) >= LENGTH and ids and max(ids) < vocabulary(loaded.model)
+    return neighbours(loaded.model, small, loaded.processor) if fits else None

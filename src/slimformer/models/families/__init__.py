@@ -1,0 +1,40 @@
+"""Families of models, one small file each, by the `model_type` of Hugging Face."""
+
+from typing import Any
+
+from slimformer.errors import UnknownArchitecture
+from slimformer.models.families.bert import BERT
+from slimformer.models.families.distilbert import DISTILBERT
+from slimformer.models.families.gpt2 import GPT2
+from slimformer.models.families.llama import LLAMA
+from slimformer.models.families.minimal import MINIMAL, minimal_family
+from slimformer.models.families.opt import OPT
+from slimformer.models.families.vit import VIT
+from slimformer.models.family import Family
+
+FAMILIES: dict[str, Family] = {
+    "bert": BERT,
+    "roberta": BERT,
+    "distilbert": DISTILBERT,
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "minimal": MINIMAL,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "opt": OPT,
+    "vit": VIT,
+}
+
+
+def family_of(kind: Any) -> Family:
+    """The family of a config, or of a `model_type` of Hugging Face."""
+    model_type = kind if isinstance(kind, str) else kind.model_type
+    if model_type not in FAMILIES:
+        raise UnknownArchitecture(
+            f"models of type {model_type!r} are not supported; supported: {', '.join(sorted(FAMILIES))} "
+            "(docs/adding-a-family.md says how to add one)"
+        )
+    if model_type == "minimal" and not isinstance(kind, str):
+        return minimal_family(kind)
+    return FAMILIES[model_type]

@@ -1,0 +1,63 @@
+"""What the outputs of a model say: scores of outcomes, and how far the outputs of one model are from another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slimformer.linalg.precision import to_double
+
+POSITIONS = 64  # distributions compared at once, in float64: 25 MB for a vocabulary of 49k
+
+
+def has_outcomes(output: Any) -> bool:
+    """Are there two or more outcomes to choose between?"""
+    return "start_logits" in output or ("logits" in output and output.logits.shape[-1] > 1)
+
+
+def outcomes(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Scores (rows × distributions × outcomes) and which of the distributions of each row count."""
+    if "start_logits" in output:
+        scores = torch.stack([output.start_logits, output.end_logits], 1)
+        real = real_positions(mask, output.start_logits[..., None])
+        # an answer cannot start or end in padding
+        return scores.masked_fill(~real[:, None], -torch.inf), real.any(1, keepdim=True).expand(-1, 2)
+    logits: Tensor = output.logits
+    scores = logits[:, None] if logits.ndim == 2 else logits
+    if scores.ndim != 3 or scores.shape[-1] < 2:
+        raise ValueError(f"logits of shape {tuple(logits.shape)} do not tell two or more outcomes apart")
+    return scores, real_positions(None if logits.ndim == 2 else mask, scores)
+
+
+def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
+    """How far the outputs of one batch moved, and over how many outputs that is the mean: for probes, so in float32.
+
+    KL(dense ‖ small) in nats where there are scores to choose by; else E ‖x − y‖² / E ‖x‖² of numbers or last states.
+    """
+    if has_outcomes(dense):
+        p, counted = outcomes(dense, mask)
+        q, _ = outcomes(small, mask)
+        places = counted.nonzero()
+        # a few at a time: whole vocabularies of a thousand positions would be fetched from the system again and again
+        kl = torch.cat([_single_kl(p, q, *some.unbind(1)) for some in places.split(POSITIONS)])
+        return float(to_double(kl).mean()), len(kl)
+    x, y = (output.logits if "logits" in output else output.last_hidden_state for output in (dense, small))
+    if x.ndim == 3:
+        real = real_positions(mask, x)
+        x, y = x[real], y[real]
+    energy = to_double(x).square().sum(-1).mean().clamp_min(1e-30)
+    moved = to_double(x - y).square().sum(-1).mean() / energy
+    return float(moved), len(x)
+
+
+def _single_kl(p: Tensor, q: Tensor, row: Tensor, position: Tensor) -> Tensor:
+    """KL(p ‖ q) at some positions, in single precision."""
+    log_p, log_q = (scores[row, position].float().log_softmax(-1) for scores in (p, q))
+    return torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def real_positions(mask: Tensor | None, rows: Tensor) -> Tensor:
+    """Which positions of a batch are not padding."""
+    return torch.ones_like(rows[..., 0], dtype=torch.bool) if mask is None else mask.to(rows.device)

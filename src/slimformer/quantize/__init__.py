@@ -1,1 +1,0 @@
-"""Fewer bits and more zeros, on the moments of what every linear layer reads."""

@@ -1,0 +1,1 @@
+"""What can be done to a model, one step in one file."""

@@ -1,0 +1,166 @@
+"""The recipe `depth`: whole blocks go, and the writer before each run of them takes over what it linearly can.
+
+The result is a plain checkpoint with fewer blocks. Runs are chosen by the relative error of the stream after them, on
+the select split; maps are fitted on the fit split (`decompose.depth`). Where norms come after what is written
+(post-norm encoders) no map can be absorbed, so there blocks can only be dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.collect import listening, real_rows, rehearse, through
+from slimformer.calibrate.gather import Data
+from slimformer.calibrate.text import Batch
+from slimformer.decompose.depth import (
+    Map,
+    Rows,
+    Run,
+    best_runs,
+    cosine,
+    identity,
+    least_squares,
+    mean_cosine,
+    relative_error,
+)
+from slimformer.errors import BudgetOutOfReach, UnknownMethod
+from slimformer.messages.progress import Progress, silent
+from slimformer.models import Architecture, describe
+from slimformer.models.architecture import fingerprint, is_pre_norm
+from slimformer.plan import Budget, Edit, Plan
+from slimformer.plan.cost import block_cost
+from slimformer.plan.recipe import Recipe
+from slimformer.rewrite.bypass import Reading
+from slimformer.rewrite.correct import Correction
+from slimformer.rewrite.depth import absorb, drop_blocks
+
+CHOOSING = 4096  # tokens on which runs are compared; those chosen are fitted on all that are kept
+BYTES = {"fit": 1.5e9, "select": 0.5e9}  # streams after every block are kept of as many tokens as have room here
+
+
+@torch.no_grad()
+def make_shallow(
+    model: PreTrainedModel, data: Data, recipe: Recipe, budget: Budget, *, progress: Progress = silent
+) -> tuple[PreTrainedModel, Plan, list[Correction]]:
+    """A copy with as many blocks as the budget allows, the plan, and what the map of every run did to the stream.
+
+    Cost: one forward pass over a few thousand tokens, and one regression of width D for every run that could go.
+    """
+    model.eval()
+    architecture = describe(model)
+    gone = blocks_to_drop(architecture, budget)
+    linear = recipe.depth != "drop"
+    if linear and not is_pre_norm(model, architecture.family):
+        raise UnknownMethod(
+            f"in {architecture.model_type} a norm comes after what a block writes, so no linear map can stand for "
+            "blocks that go; use a recipe with depth: drop"
+        )
+    _require_no_scale_by_depth(model)
+    streams = {split: _walk(model, architecture, data.splits[split], _room(architecture, split)) for split in BYTES}
+    bias = architecture.sites[1].reader_bias
+    maps: dict[Run, Map] = {}
+    progress("depth", 0, architecture.n_blocks)
+    for i in range(architecture.n_blocks):
+        for n in range(1, min(gone, architecture.n_blocks - i - 1) + 1):
+            fit, held = (streams[split].rows(i, n, CHOOSING) for split in BYTES)
+            maps[i, n] = least_squares(fit, held, bias=bias) if linear else identity(architecture.hidden)
+        progress("depth", i + 1, architecture.n_blocks)
+    errors = {run: relative_error(streams["select"].rows(*run, CHOOSING), found) for run, found in maps.items()}
+    small, done = deepcopy(model), []
+    runs = best_runs(errors, architecture.n_blocks, gone)
+    for run in runs:
+        fit, held = (streams[split].rows(*run) for split in BYTES)
+        found = least_squares(fit, held, bias=bias) if linear else maps[run]
+        found = cosine(fit, held, found, bias=bias) if recipe.depth == "cosine" else found
+        if linear:
+            absorb(small, architecture.of_block(run[0])[1], found)
+        before = relative_error(held, identity(architecture.hidden))
+        name = f"blocks.{run[0]} for {run[1]} after it"
+        after, along = relative_error(held, found), mean_cosine(held, found)
+        done.append(Correction(name, 1.0 if linear else 0.0, None, before, after, along))
+    dropped = [i + j for i, n in runs for j in range(1, n + 1)]
+    drop_blocks(small, architecture, dropped)
+    return small, _plan(model, architecture, describe(small), recipe, budget, data.seq_len, dropped), done
+
+
+def blocks_to_drop(architecture: Architecture, budget: Budget) -> int:
+    """How many blocks must go; all are of one size, so of whatever a fraction is asked, so many blocks stay."""
+    sizes = {(site.kind, site.units, site.group, site.beside) for site in architecture}
+    if len(sizes) > 2:
+        raise BudgetOutOfReach("the blocks of this model differ in size; drop blocks of the dense model first")
+    kept = math.floor(budget.fraction * architecture.n_blocks + 1e-9)
+    if not kept:
+        raise BudgetOutOfReach(
+            f"{budget} leaves none of {architecture.n_blocks} blocks: the minimum for this model is "
+            f"{math.ceil(1000 / architecture.n_blocks) / 1000:.3f}"
+        )
+    return architecture.n_blocks - kept
+
+
+class _Streams:
+    """The stream before and after every block, and what its feed-forward part added, at the same tokens."""
+
+    def __init__(self, states: Sequence[Tensor], added: Sequence[Tensor]) -> None:
+        self.states, self.added = states, added
+
+    def rows(self, i: int, n: int, limit: int | None = None) -> Rows:
+        """What a map at block i needs to stand for the n blocks after it, of the first tokens or of all."""
+        m = self.added[i][:limit].double()
+        return Rows(self.states[i + 1][:limit].double() - m, m, self.states[i + 1 + n][:limit].double())
+
+
+def _room(architecture: Architecture, split: str) -> int:
+    """Tokens whose streams, and what is added to them, fit into the bytes of a split."""
+    return int(BYTES[split] / (4 * architecture.hidden * (2 * architecture.n_blocks + 1)))
+
+
+def _require_no_scale_by_depth(model: PreTrainedModel) -> None:
+    if getattr(model.config, "scale_attn_by_inverse_layer_idx", False):
+        raise UnknownMethod(
+            "attention of this model is scaled by the number of its block (scale_attn_by_inverse_layer_idx), so blocks "
+            "cannot be numbered anew; use a recipe that cuts widths"
+        )
+
+
+def _walk(model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], tokens: int) -> _Streams:
+    states: list[list[Tensor]] = [[] for _ in range(architecture.n_blocks + 1)]
+    added: list[list[Tensor]] = [[] for _ in range(architecture.n_blocks)]
+    found = 0
+    for batch in batches:
+        if found >= tokens:
+            break
+        (stage,) = rehearse(model, architecture, [batch])
+        states[0].append(real_rows(stage.state, stage.rows).cpu())
+        for i, block in enumerate(model.get_submodule(architecture.blocks).children()):
+            heard: list[Tensor] = []
+            with listening(model, outputs={Reading(architecture.of_block(i)[1]).exit: heard.append}):
+                stage.state = through(block, stage.state, stage.calls[i])
+            states[i + 1].append(real_rows(stage.state, stage.rows).cpu())
+            added[i].append(real_rows(heard[0], stage.rows).cpu())
+        found += len(states[0][-1])
+    return _Streams([torch.cat(parts)[:tokens] for parts in states], [torch.cat(parts)[:tokens] for parts in added])
+
+
+def _plan(
+    model: PreTrainedModel, before: Architecture, after: Architecture, recipe: Recipe, budget: Budget, seq_len: int,
+    dropped: Sequence[int],
+) -> Plan:  # fmt: skip
+    """Which blocks stay, in the words of a plan: of the others nothing is kept."""
+    dense, kept = block_cost(before, seq_len), block_cost(after, seq_len)
+    edits = tuple(
+        Edit(site.name, "depth", 0, site.units, 0)
+        if site.block in dropped
+        else Edit(site.name, "depth", site.units, site.units, site.units // site.group)
+        for site in before
+    )
+    return Plan(
+        recipe=recipe.name, budget=budget.fraction, by=budget.by, macs=kept.macs / dense.macs,
+        params=kept.params / dense.params, seq_len=seq_len, format="plain", ridge=recipe.ridge,
+        absorb_mean=recipe.absorb_mean, fingerprint=fingerprint(model), edits=edits,
+    )  # fmt: skip

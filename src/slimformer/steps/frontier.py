@@ -1,0 +1,134 @@
+"""The whole front from one calibration: a plan for every budget, what it is expected to do, and what it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.store import Statistics
+from slimformer.calibrate.text import Batch
+from slimformer.decompose import Curve
+from slimformer.errors import BudgetOutOfReach
+from slimformer.evaluate.compare import compare
+from slimformer.messages.progress import Progress, silent
+from slimformer.models import describe
+from slimformer.plan import Budget, Plan, ffn_of
+from slimformer.plan.budget import require_fraction
+from slimformer.plan.curves import path_name
+from slimformer.plan.profile import least_cost
+from slimformer.plan.recipe import Recipe
+from slimformer.plan.sensitivity import predicted_harm
+from slimformer.rewrite.surgery import round_weights
+from slimformer.steps.stages import carry_out, make_plan, read_probes
+
+STEP = 0.05
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A plan and the mean KL divergence (in nats) it is expected to cause; none where no probes were made."""
+
+    plan: Plan
+    predicted_kl: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        plan = self.plan
+        kept = {path_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
+        return {
+            "budget": plan.budget, "by": plan.by, "macs": plan.macs, "params": plan.params,
+            "predicted_kl": self.predicted_kl, "kept": kept,
+        }  # fmt: skip
+
+
+def frontier(
+    model: PreTrainedModel,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    recipe: Recipe,
+    *,
+    format: str = "ragged",
+    budgets: Sequence[float] = (),
+) -> list[FrontPoint]:
+    """Plans from the largest budget to the smallest. Without `budgets`: every 5 % the format can reach."""
+    probes = read_probes(statistics)
+    points = []
+    for fraction in sorted(budgets or reachable(model, statistics, recipe, format), reverse=True):
+        plan = make_plan(model, statistics, curves, budget=Budget(fraction), recipe=recipe, format=format)
+        points.append(FrontPoint(plan, predicted_harm(probes, curves, plan.sizes) if probes else None))
+    return points
+
+
+def reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, format: str) -> list[float]:
+    """Every 5 % the format can reach, from 1 down."""
+    architecture, seq_len = describe(model), statistics.provenance.seq_len
+    least = least_cost(
+        architecture, seq_len,
+        multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
+        ffn=ffn_of(recipe, None, architecture, format),
+    )  # fmt: skip
+    lowest = least / Budget(1.0).dense(architecture, seq_len)
+    steps = [round(1 - STEP * i, 4) for i in range(int(1 / STEP))]
+    found = [fraction for fraction in steps if fraction >= lowest]
+    if not found:
+        raise BudgetOutOfReach("there is nothing to plan: the smallest model is the model itself")
+    return found
+
+
+def budgets_at(points: Sequence[FrontPoint], harms: Sequence[float]) -> list[float]:
+    """Budgets at which the predicted divergence is each of `harms`, the largest budget first.
+
+    Between two points log harm is taken to be linear in the budget; beyond the ends the last point counts. Where
+    nothing was probed, the budgets of the points themselves.
+    """
+    known = [(point.plan.budget, point.predicted_kl) for point in points if point.plan.budget < 1]
+    rising = [(budget, math.log(harm)) for budget, harm in known if harm is not None and harm > 0]
+    if len(rising) < 2:
+        return [budget for budget, _ in known]
+    budgets, logs = zip(*rising, strict=True)
+    found = np.interp(np.log(harms), np.maximum.accumulate(logs), budgets)
+    return sorted({round(float(budget), 3) for budget in found}, reverse=True)
+
+
+def sweep(
+    model: PreTrainedModel,
+    statistics: Statistics,
+    curves: Mapping[str, Curve],
+    points: Sequence[FrontPoint],
+    batches: Sequence[Batch],
+    *,
+    dtype: torch.dtype = torch.float32,
+    progress: Progress = silent,
+) -> Iterator[dict[str, Any]]:
+    """Make the model of every point and measure it beside the dense one. One model is in memory at a time."""
+    progress("sweep", 0, len(points))
+    for i, point in enumerate(points):
+        small = carry_out(point.plan, model, statistics, curves)
+        round_weights(small, dtype)  # as it would be saved
+        metrics = [metric.to_json() for metric in compare(model, small, batches)]
+        progress("sweep", i + 1, len(points))
+        yield {**point.to_json(), "metrics": metrics}
+
+
+def budgets_of(text: str) -> list[float]:
+    """The budgets in "0.9,0.7,0.5"."""
+    try:
+        found = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise BudgetOutOfReach(f"{text!r} is not a list of fractions; give budgets like 0.9,0.7,0.5") from None
+    for fraction in found:
+        require_fraction(fraction)
+    return found
+
+
+def correlation(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Spearman's rank correlation of predicted and measured harm; none for fewer than three points."""
+    from scipy.stats import spearmanr
+
+    found = list(pairs)
+    return float(spearmanr(*zip(*found, strict=True)).statistic) if len(found) > 2 else None

@@ -1,0 +1,279 @@
+"""The recipe `long-context`: a trained model whose attention runs over k groups of keys. The weights stay as they are.
+
+Which layers: one pass over the select split shows what grouping does to the output of every attention on its own, with
+and without the second-order term, and so an order of layers and the better of both for each. Then as many layers are
+grouped, the mildest first, as keep the harm at the outputs (mean KL, or the relative squared change of states) below
+a limit, found by halving and measured each time; or all but the N worst. What is reported was measured on documents
+that took no part in that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.gather import Data, positions
+from slimformer.calibrate.text import Batch
+from slimformer.decompose.sequence_stream import Grouping
+from slimformer.errors import CannotGroup, TooFewTokens
+from slimformer.evaluate.assessment import describe_result, measure
+from slimformer.evaluate.compare import first_tokens
+from slimformer.evaluate.fidelity import document_harms, harm_name
+from slimformer.evaluate.perplexity import evaluating, pieces
+from slimformer.evaluate.report import Report
+from slimformer.linalg.precision import to_double
+from slimformer.messages.progress import Progress, silent
+from slimformer.messages.words import option
+from slimformer.models import Architecture, describe
+from slimformer.models.architecture import fingerprint
+from slimformer.models.load import Loaded
+from slimformer.nn.long_context import FIELD, FORMAT, Seen, approximated, attention_modules, install, observing
+from slimformer.nn.projected_keys import FIXED
+from slimformer.plan import Edit, Plan
+from slimformer.plan.recipe import Recipe
+from slimformer.steps.long_context_fit import fit_projections
+
+KINDS = ("cluster", "mean", *FIXED)
+LIMIT = 0.05  # of the harm, where none is given
+TOKENS = 8192  # of the select split are looked at
+SMALLEST_BLOCK = 8
+STEPS = 200
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for. One of `max_harm` and `keep_exact`, or neither: then the harm is kept below 0.05."""
+
+    k: int
+    kind: str = "cluster"
+    window: int = 256
+    keep_exact: int | None = None
+    max_harm: float | None = None
+    steps: int = STEPS
+
+    @property
+    def limit(self) -> float:
+        return math.inf if self.keep_exact is not None else LIMIT if self.max_harm is None else self.max_harm
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What grouping does to the output of one attention: ‖Y − Ŷ‖ / ‖Y‖ on the select split."""
+
+    layer: int
+    error: float
+    second_order: bool
+    grouped: bool = False
+
+
+def sequence_length_for(model: PreTrainedModel, architecture: Architecture, wanted: Wanted, asked: int | None) -> int:
+    """The length to choose and measure at: where none is given, four times what would still be exact."""
+    causal = architecture.family.causal
+    exact = wanted.k + (wanted.window if causal else 0)
+    most = positions(model.config)
+    length = min(4 * exact, most) if asked is None else asked
+    if length <= exact:
+        kept = f"k {wanted.k} and a window of {wanted.window}" if causal else f"k {wanted.k}"
+        raise CannotGroup(
+            f"texts of {length:,} tokens are exact with {kept}, so there is nothing to gain; give a "
+            f"smaller {option('k')} "
+            f"or a longer {option('seq_len')} (the model reads {most:,} tokens)"
+        )
+    return length
+
+
+def require_groupable(model: PreTrainedModel, architecture: Architecture, wanted: Wanted) -> None:
+    """Refuse what cannot be done, before any work."""
+    config, family = model.config, architecture.family
+    if wanted.kind not in KINDS:
+        raise CannotGroup(f"there is no kind {wanted.kind!r} of fewer keys; choose from {', '.join(KINDS)}")
+    if wanted.k < 2:
+        raise CannotGroup(f"k {wanted.k}: attention needs two groups of keys at least; 128 is a start")
+    if wanted.window < 0 or (wanted.keep_exact or 0) < 0:
+        raise CannotGroup(f"window {wanted.window} and keep_exact {wanted.keep_exact} are numbers from 0 on")
+    if wanted.keep_exact is not None and wanted.max_harm is not None:
+        raise CannotGroup("keep_exact says how many layers stay, max_kl lets that follow; give one of them")
+    if wanted.max_harm is not None and not wanted.max_harm > 0:
+        raise CannotGroup(f"max_kl {wanted.max_harm} is not a positive number")
+    if family.image:
+        raise CannotGroup(f"{config.model_type}: images have few patches, and all are looked at; this is for text")
+    types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if types or (getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)):
+        raise CannotGroup(f"{config.model_type}: layers of this model slide a window over the text already")
+    if getattr(config, "is_decoder", False) and not family.causal:
+        raise CannotGroup(f"{config.model_type} as a decoder is not supported; give an encoder")
+    if getattr(config, "slimformer", None) or getattr(config, FIELD, None):
+        raise CannotGroup("this model was cut or grouped before; start from the dense model")
+    if family.causal and wanted.kind in FIXED:
+        raise CannotGroup(
+            f"{wanted.kind} projections are the same for every text and mix all its tokens, so a decoder would see the "
+            "future; choose cluster or mean"
+        )
+    if family.causal and math.gcd(wanted.k, wanted.window // 2) < SMALLEST_BLOCK:
+        raise CannotGroup(
+            f"k {wanted.k} and a window of {wanted.window} have no common block; give multiples of 2·{SMALLEST_BLOCK}"
+        )
+
+
+def make_long_context(
+    model: PreTrainedModel, data: Data, wanted: Wanted, *, progress: Progress = silent
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A copy with grouped keys in the layers where they do least harm, and what was chosen and measured.
+
+    Cost: one pass over up to 8,192 tokens of the select split, and two for each of log₂(layers) trials; for fixed
+    projections a fit before.
+    """
+    architecture = describe(model)
+    require_groupable(model, architecture, wanted)
+    select = first_tokens(data.splits["select"], TOKENS)
+    _require_long(select, wanted, causal=architecture.family.causal)
+    small = deepcopy(model).eval()
+    _state(small, wanted, data.seq_len, [Layer(i, 0.0, False, True) for i in range(architecture.n_blocks)])
+    if wanted.kind in FIXED:
+        fit_projections(small, wanted.kind, data.splits["fit"], steps=wanted.steps, progress=progress)
+    layers = layer_errors(small, select, progress=progress)
+    trials: list[dict[str, float]] = []
+
+    def harm(count: int) -> float:
+        _state(small, wanted, data.seq_len, _mildest(layers, count))
+        harms = document_harms(model, small, select)
+        trials.append({"layers": count, "harm": math.fsum(harms) / len(harms)})
+        progress("choose layers", len(trials), len(trials))
+        return trials[-1]["harm"]
+
+    count = len(layers) - wanted.keep_exact if wanted.keep_exact is not None else _most(harm, len(layers), wanted.limit)
+    if count < 1:
+        least = min(trials, key=lambda trial: trial["layers"])["harm"] if trials else math.nan
+        raise CannotGroup(
+            f"no layer can be grouped: the mildest alone changes outputs by {least:.3g} (limit {wanted.limit:g}); give "
+            f"a larger {option('k')} or {option('max_kl')}"
+            if trials
+            else f"{option('keep_exact', wanted.keep_exact)} leaves none of {len(layers)} layers to group"
+        )
+    if wanted.keep_exact is not None:
+        harm(count)
+    chosen = _mildest(layers, count)
+    _state(small, wanted, data.seq_len, chosen)
+    for module in attention_modules(small, architecture.family):
+        if hasattr(module, "projected") and module.grouping is None:
+            del module.projected
+    return small, _told(model, small, data, wanted, chosen, trials)
+
+
+def compress_context(
+    loaded: Loaded, data: Data, recipe: Recipe, wanted: Wanted, *, timing: bool = True, progress: Progress = silent
+) -> tuple[PreTrainedModel, Plan, Report]:
+    """The model over groups of keys, a plan that keeps every width, and the report on held-out documents."""
+    small, told = make_long_context(loaded.model, data, wanted, progress=progress)
+    architecture = describe(loaded.model)
+    edits = tuple(
+        Edit(site.name, recipe.name, site.units, site.units, site.units // site.group) for site in architecture
+    )
+    plan = Plan(
+        recipe=recipe.name, budget=1.0, macs=1.0, params=1.0, seq_len=data.seq_len, format="plain", ridge=recipe.ridge,
+        absorb_mean=recipe.absorb_mean, fingerprint=fingerprint(loaded.model), edits=edits,
+    )  # fmt: skip
+    report = describe_result(loaded, small, plan)
+    report = measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
+    return small, plan, replace(report, long_context=told)
+
+
+def layer_errors(small: PreTrainedModel, batches: Sequence[Batch], *, progress: Progress = silent) -> list[Layer]:
+    """What grouping does to every attention alone, the others being exact: the better of first and second order."""
+    modules: list[Any] = list(attention_modules(small, describe(small).family))
+    forms = [(False, True) if not hasattr(module, "projected") else (False,) for module in modules]
+    sums = [torch.zeros(len(form), 2, dtype=torch.float64) for form in forms]
+
+    def observer(i: int) -> Callable[[Seen], None]:
+        def see(seen: Seen) -> None:
+            counted = seen.real[:, None, :, None]
+            for j, second in enumerate(forms[i]):
+                how: Grouping = replace(modules[i].grouping, second_order=second)
+                left = (seen.exact - approximated(modules[i], seen, how)) * counted
+                sums[i][j] += torch.stack([_squares(left), _squares(seen.exact * counted)])
+
+        return see
+
+    with evaluating(small), observing(small, [observer(i) for i in range(len(modules))]):
+        for done, batch in enumerate(batches):
+            for part in pieces(small, batch):
+                small.base_model(**part.inputs, **_no_cache(small))
+            progress("look at attention", done + 1, len(batches))
+    errors = [(total[:, 0] / total[:, 1].clamp_min(1e-300)).sqrt() for total in sums]
+    return [Layer(i, float(error.min()), bool(forms[i][int(error.argmin())])) for i, error in enumerate(errors)]
+
+
+def _no_cache(model: PreTrainedModel) -> dict[str, bool]:
+    return {"use_cache": False} if describe(model).family.causal else {}
+
+
+def _squares(x: Tensor) -> Tensor:
+    return to_double(x).square().sum().cpu()
+
+
+def _state(small: PreTrainedModel, wanted: Wanted, length: int, layers: Sequence[Layer]) -> None:
+    """Write into the config what is grouped, and let the model run by it."""
+    how = Grouping(wanted.k, wanted.window, wanted.kind)
+    table: dict[str, Any] = {"format": FORMAT, "kind": wanted.kind, "k": wanted.k}
+    if describe(small).family.causal:
+        table |= {"window": wanted.window}
+    if wanted.kind in FIXED:
+        table |= {"length": length}
+    else:
+        table |= {"sweeps": how.sweeps, "sinks": how.sinks}
+    table["layers"] = {str(each.layer): {"second_order": each.second_order} for each in layers if each.grouped}
+    setattr(small.config, FIELD, table)
+    install(small)
+
+
+def _mildest(layers: Sequence[Layer], count: int) -> list[Layer]:
+    """The layers in their order, those `count` grouped whose errors are the smallest."""
+    worst = {each.layer for each in sorted(layers, key=lambda each: each.error)[count:]}
+    return [replace(each, grouped=each.layer not in worst) for each in layers]
+
+
+def _most(harm: Callable[[int], float], total: int, limit: float) -> int:
+    """The largest count found by halving with a harm within the limit; 0 if not even one layer is."""
+    if harm(total) <= limit:
+        return total
+    low, high = 0, total
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if harm(middle) <= limit else (low, middle)
+    return low
+
+
+def _require_long(batches: Sequence[Batch], wanted: Wanted, *, causal: bool) -> None:
+    exact = wanted.k + (wanted.window if causal else 0)
+    longest = max(
+        int(batch.mask.sum(1).max()) if batch.mask is not None else next(iter(batch.inputs.values())).shape[1]
+        for batch in batches
+    )
+    if longest <= exact:
+        raise TooFewTokens(
+            f"the longest text has {longest:,} tokens, and up to {exact:,} all is exact; give longer texts or a "
+            f"smaller {option('k')}"
+        )
+
+
+def _told(
+    model: PreTrainedModel, small: PreTrainedModel, data: Data, wanted: Wanted, layers: Sequence[Layer],
+    trials: Sequence[dict[str, float]],
+) -> dict[str, Any]:  # fmt: skip
+    """For the report: what was chosen on the select split, and the harm on documents that took no part in it."""
+    held = first_tokens(data.splits["report"], TOKENS)
+    harms = document_harms(model, small, held)
+    return {
+        "kind": wanted.kind, "k": wanted.k, "window": wanted.window if describe(model).family.causal else None,
+        "layers": [asdict(each) for each in layers], "harm_is": harm_name(model, held),
+        "limit": None if wanted.keep_exact is not None else wanted.limit, "trials": list(trials),
+        "harm_select": next(t["harm"] for t in reversed(trials) if t["layers"] == sum(e.grouped for e in layers)),
+        "harm_report": math.fsum(harms) / len(harms), "tokens_report": sum(batch.tokens for batch in held),
+    }  # fmt: skip

@@ -1,0 +1,192 @@
+"""What `compress --memory` promises: what it will take of memory and of the disk, told from shapes and measured again.
+
+The first estimate needs config and headers only, so that what could not be kept to is refused before a weight is read.
+Once data and what is outside the blocks are there, what they take is known and no longer estimated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from slimformer.calibrate.collect import Residence, rehearse
+from slimformer.calibrate.documents import source_names
+from slimformer.calibrate.gather import Data, vocabulary
+from slimformer.calibrate.shelf import Shelf
+from slimformer.errors import CannotWrite
+from slimformer.messages.words import option
+from slimformer.models.architecture import reads_windows
+from slimformer.models.stream import Skeleton
+from slimformer.plan.memory import DOUBLE, Estimate, Load, estimate_memory, in_words, require_memory
+
+BATCHES = (8, 4, 2, 1)  # rows at a time: as many as fit
+TEXT = 8  # times the size of its file that a text takes while it is cut into documents; more than half for non-Latin
+TRIMMED = 16 * 10**6  # bytes of states after which free memory is returned
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is asked of a skeleton, as far as memory goes."""
+
+    skeleton: Skeleton
+    seq_len: int
+    memory: int
+    refined: bool
+
+    def before_opening(self, source: Any, batch_size: int | None = None) -> Estimate:
+        """The memory it takes with the largest batches that fit, or with those of an earlier run if they do; refused
+        where the smallest do not. No weight has been read, and no data."""
+        load = _load(self.skeleton, data=_reading(source), opened=False)
+        best = self._fitting(load, BATCHES if batch_size not in BATCHES else (batch_size, *BATCHES))
+        require_memory(best, self.memory)
+        return best
+
+    def before_work(self, data: Data, batch_size: int) -> Estimate:
+        """The same with data and outside weights there, and with what blocks are called with; refused where it grew too
+        much."""
+        give_back()
+        whole = self._fitting(_load(self.skeleton, calls=_calls(self.skeleton, data), opened=True), (batch_size,))
+        to_come = {phase: size for phase, size in whole.phases.items() if phase not in ("open", "data")}
+        estimate = replace(whole, phases=to_come)
+        require_memory(estimate, self.memory)
+        return estimate
+
+    def _fitting(self, load: Load, sizes: tuple[int, ...]) -> Estimate:
+        model, architecture, before = self.skeleton.loaded.model, self.skeleton.architecture, anonymous_memory()
+        found = [
+            estimate_memory(
+                architecture, load, seq_len=self.seq_len, batch_size=batch_size, vocabulary=_outputs(model),
+                before=before, refined=self.refined, windows=reads_windows(model, architecture.family),
+            )
+            for batch_size in sizes
+        ]  # fmt: skip
+        return next((each for each in found if each.peak <= self.memory), found[-1])
+
+
+def _load(skeleton: Skeleton, *, data: int = 0, calls: int = 0, opened: bool) -> Load:
+    weights, dtype, stored = skeleton.weights, skeleton.dtype, skeleton.loaded.dtype
+    blocks = [skeleton.inside(i) for i in range(skeleton.architecture.n_blocks)]
+    return Load(
+        item=dtype.itemsize,
+        block=max(weights.size(names, dtype) for names in blocks),
+        block_copied=max(weights.copied(names, dtype) for names in blocks),
+        outside_copied=0 if opened else weights.copied(skeleton.outside, dtype),
+        stored=weights.size(skeleton.outside, stored), data=data, calls=calls,
+    )  # fmt: skip
+
+
+def anonymous_memory() -> int:
+    """Bytes of anonymous memory this process has now; a usual figure where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+    except (OSError, StopIteration, ValueError):
+        return 400 * 10**6
+
+
+def give_back() -> None:
+    """Let the allocator return what is free, where it can: it would be counted as in use."""
+    gc.collect()
+    _trim()
+
+
+@contextmanager
+def past_frozen() -> Iterator[None]:
+    """Leave what is there already out of collections: with torch and transformers each would take a fifth of a second,
+    and there is one after every block."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def residence(skeleton: Skeleton, shelf: Shelf) -> Residence:
+    """Weights in their files and states on a shelf. What batches leave free in the allocator is returned now and then:
+    it reuses large pieces badly, so it would grow with the number of tokens."""
+    kept = [0]
+
+    def keep(name: str, state: torch.Tensor) -> torch.Tensor:
+        place = shelf.keep(name, state)
+        kept[0] += state.nbytes
+        if kept[0] >= TRIMMED:
+            kept[0] = 0
+            _trim()
+        return place
+
+    return Residence(skeleton.resident, keep, shelf.recall)
+
+
+def _trim() -> None:
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError, TypeError):  # other systems have other allocators
+        return
+
+
+def _outputs(model: PreTrainedModel) -> int:
+    """Numbers a position gives at the end: words, or the width of the stream."""
+    return vocabulary(model) if model.get_output_embeddings() is not None else int(model.config.hidden_size)
+
+
+def _reading(source: Any) -> int:
+    """What reading the data takes, where they are files; of others it is known once they are there."""
+    if isinstance(source, torch.Tensor):
+        return 3 * source.nbytes
+    names = source_names(source) if isinstance(source, str | Path) else []
+    return TEXT * sum(os.path.getsize(name) for name in names if os.path.isfile(name))
+
+
+def _calls(skeleton: Skeleton, data: Data) -> int:
+    """What blocks are called with (masks, positions) for all batches, as measured on one batch of each split."""
+    total = 0
+    with torch.inference_mode():
+        for batches in data.splits.values():
+            largest = max(batches, key=lambda batch: batch.tokens)
+            (stage,) = rehearse(skeleton.loaded.model, skeleton.architecture, [largest])
+            leaves = [x for call in stage.calls for value in call.values() for x in _tensors(value)]
+            total += len(batches) * sum({x.data_ptr(): x.nbytes for x in leaves}.values())
+    return total
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    found = value if isinstance(value, tuple | list) else [value]
+    return [each for each in found if isinstance(each, torch.Tensor)]
+
+
+def disk_needed(skeleton: Skeleton, tokens: Mapping[str, int], fraction: float, *, refined: bool) -> int:
+    """Bytes of the work folder when it is fullest: moments of two splits, states of every split that is walked, shards.
+
+    A stream is kept where it starts and twice on its way; with correction there is a second one, and what the dense
+    sublayers did. Readers before correction are at most all that is left of a block once more.
+    """
+    architecture, weights = skeleton.architecture, skeleton.weights
+    moments = 2 * sum(site.width * (site.width + 1) // 2 * DOUBLE for site in architecture)
+    row = architecture.hidden * skeleton.dtype.itemsize
+    walked = tokens["fit"] + tokens["select"]
+    states = row * (walked * (9 if refined else 3) + 5 * tokens["report"])
+    blocks = weights.size((n for i in range(architecture.n_blocks) for n in skeleton.inside(i)), skeleton.loaded.dtype)
+    shards = fraction * blocks * (2 if refined else 1) + weights.size(skeleton.outside, skeleton.loaded.dtype)
+    return moments + states + int(shards)
+
+
+def require_disk(needed: int, folder: Path) -> None:
+    """Refuse before the work what the disk has no room for; what an earlier run left there counts as room."""
+    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    there = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
+    free = shutil.disk_usage(place).free + there
+    if needed > free:
+        raise CannotWrite(
+            f"the work takes about {in_words(needed)} of disk in {folder}, and {in_words(free)} are free there; free "
+            f"some space, or choose another place with {option('folder')}"
+        )

@@ -1,0 +1,53 @@
+"""What cannot be had block by block, refused before a model is opened."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from slimformer.errors import BudgetOutOfReach, UnknownMethod
+from slimformer.messages.words import either, option
+from slimformer.models.opening import Opening
+from slimformer.plan.recipe import Recipe
+
+
+def on_the_cpu(opening: Opening) -> Opening:
+    """How to open what is walked block by block: on the CPU, in a precision it is good at; refused otherwise."""
+    if str(opening.device) not in ("auto", "cpu"):
+        raise UnknownMethod(
+            f"{option('memory')} is for the CPU; {option('device', str(opening.device))} holds the "
+            "whole model; leave one "
+            "of them out"
+        )
+    if opening.dtype not in (torch.float32, torch.float64):
+        raise UnknownMethod(
+            f"{option('dtype', opening.dtype)} is for accelerators; block by block work in float32 (the result is "
+            "stored in the precision of the original all the same)"
+        )
+    return replace(opening, device="cpu")
+
+
+def streamable(recipe: Recipe) -> Recipe:
+    """The recipe as far as it can be followed block by block; refused where it asks for something else."""
+    if recipe.rewrites or recipe.depth != "none" or recipe.sequence != "none" or recipe.ffn in ("bypass", "linear"):
+        raise UnknownMethod(
+            f"the recipe {recipe.name!r} cannot be followed block by block; use balanced, uniform or stat, or leave "
+            f"{option('memory')} out"
+        )
+    return recipe.model_copy(update={"metric": "squares", "ffn": "neurons"})
+
+
+def require_streaming_possible(asked: dict[str, Any], **others: Any) -> None:
+    """Refuse what cannot be had block by block."""
+    if not {"macs", "params"} & asked.keys():
+        raise BudgetOutOfReach(
+            f"with {option('memory')} give {either('macs', 'params')}; other budgets need the whole model"
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UnknownMethod(f"{option('memory')} is for one process; leave it or torchrun out")
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise UnknownMethod(f"{option(given[0])} needs the whole model; leave it or {option('memory')} out")

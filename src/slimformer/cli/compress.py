@@ -87,11 +87,11 @@ def made(
     model: str, data: str, how: dict[str, Any], widths: dict[str, Any], context: dict[str, Any] | None, progress: Any
 ) -> Any:
     """The smaller model: cut as `widths` says, or with the groups of keys of a `context`."""
-    from slimformer import compress as pipeline
+    from slimformer.compress import compress, group_keys
 
     if context is not None:
-        return pipeline.group_keys(model, data, progress=progress, **how, **context)
-    return pipeline.compress(model, data, progress=progress, **how, **widths)
+        return group_keys(model, data, progress=progress, **how, **context)
+    return compress(model, data, progress=progress, **how, **widths)
 
 
 def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool = True) -> Any:

@@ -94,6 +94,7 @@ KINDS: dict[str, Kind] = {
     "seed": whole(0),
     "columns": Kind("a list of names", _are_names, optional=True),
     "eval_data": Kind("a list of data", _is_list), "head_data": PATH,
+    "settings": instance("a dictionary of settings by step.key", dict),
     "format": TEXT, "refine": YES_OR_NO, "timing": YES_OR_NO, "force": YES_OR_NO, "verify": YES_OR_NO,
     "only_data": YES_OR_NO,
     "bits": whole(1), "group": whole(0, optional=True), "method": TEXT, "symmetric": YES_OR_NO, "pattern": TEXT,
@@ -135,7 +136,7 @@ def _checking(function: Callable[..., R], kinds: Mapping[str, Kind]) -> Callable
             if name not in kinds:
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
         for name, value in {**given, **others}.items():
-            if name != "self" and not (value is None and name in free):
+            if name != "self" and not (value is None and (name in free or name in others)):
                 _require(name, value, by_name.get(name, kinds.get(name, ANYTHING)))
         return function(*args, **kwargs)
 

@@ -25,8 +25,8 @@ from slimformer.models.outputs import harm
 from slimformer.models.ranks import heads_of, rank_sites
 from slimformer.plan import Edit
 from slimformer.plan.profile import site_width
-from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe
+from slimformer.plan.settings import CutSettings
 from slimformer.rewrite.apply import cut_by_rank, cut_site
 from slimformer.rewrite.sizes import keep_attributes_true
 
@@ -42,7 +42,7 @@ def probe(
     moments: Callable[[int], BlockMoments],
     curves: Mapping[str, Curve],
     batches: Sequence[Batch],
-    recipe: Recipe,
+    settings: CutSettings,
     *,
     progress: Progress = silent,
 ) -> dict[str, Probe]:
@@ -64,7 +64,7 @@ def probe(
                 continue
             curve = curves[site.name]
             keep = knee(curve, most=_most(architecture, site, of_block))
-            with _cut_alone(model, architecture, site, of_block, curve, keep, recipe):
+            with _cut_alone(model, architecture, site, of_block, curve, keep, settings):
                 harms = [each.harm(model, architecture, i) for each in rounds]
             error = curve.held[curve.sizes.index(keep)]
             total = sum(count for _, count in harms)
@@ -137,7 +137,7 @@ def _cut_alone(
     moments: BlockMoments,
     curve: Curve,
     keep: int,
-    recipe: Recipe,
+    settings: CutSettings,
 ) -> Iterator[None]:
     """The model with one site cut and refitted; put back afterwards."""
     blocks: Any = model.get_submodule(architecture.blocks)  # a list of modules
@@ -147,13 +147,13 @@ def _cut_alone(
         if site.kind in ("attn.qk", "attn.vo"):
             cut_by_rank(
                 model, architecture, site.block, _one_rank(model, architecture, site, keep), {site.name: curve},
-                moments, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean, metric=recipe.metric,
+                moments, ridge=settings.ridge, absorb_mean=settings.absorb_mean, metric=settings.metric,
             )  # fmt: skip
         else:
             W = weight_of(model.get_submodule(site.reader))
-            width = site_width(site, W, moments.sites[site.name], absorb_mean=recipe.absorb_mean)
+            width = site_width(site, W, moments.sites[site.name], absorb_mean=settings.absorb_mean)
             edit = Edit(site.name, curve.method, keep, site.units, curve.groups[curve.sizes.index(keep)])
-            cut_site(model, site, edit, curve.order, select(width, curve.order, keep, ridge=recipe.ridge))
+            cut_site(model, site, edit, curve.order, select(width, curve.order, keep, ridge=settings.ridge))
         keep_attributes_true(model, architecture)
         yield
     finally:

@@ -1,13 +1,14 @@
-"""Refinement at the chosen budget: sequential correction of every reader, then of the gain of the final norm.
+"""Step `refine`: at the chosen budget, sequential correction of every reader, then of the gain of the final norm.
 
-It needs the calibration data again and serves one budget only, so `cut` does without it; `compress` has it by default.
+It needs the calibration data again and serves one budget only, so the command `cut` does without it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +27,28 @@ from slimformer.plan import Plan
 from slimformer.rewrite import surgery
 from slimformer.rewrite.correct import Correction, Pair, correct
 from slimformer.rewrite.probe import short_batches
+from slimformer.run import Run
+from slimformer.steps.step import Step
 
 SHARES = (1.0, 0.5)  # of the way to the least-squares gain; taken only if the outputs come nearer on the select split
 TOKENS = 4096
+
+
+class Refine(Step):
+    """Correct every reader on what the cut model sends it, then the gain of the last norm."""
+
+    flags: ClassVar[dict[str, str]] = {}
+    place: ClassVar[int] = 1
+
+    def run(self, run: Run) -> Run:
+        """Where nothing was cut, there is nothing to mend."""
+        if run.plan is None or run.plan.macs >= 1:
+            return run
+        with run.timed("refine"):
+            done = refine(
+                run.model, run.dense, run.plan, run.known, run.curves, run.splits, progress=run.progress
+            )  # fmt: skip
+        return replace(run, corrections=(*run.corrections, *done))
 
 
 @torch.no_grad()

@@ -122,7 +122,8 @@ def _validated(recipe: str, name: str, settings: Mapping[str, Any]) -> Step:
         first = error.errors()[0]
         where = ".".join([name, *(str(part) for part in first["loc"])])
         known = ", ".join(field for field in STEPS[name].model_fields if field != "name")
-        raise UnknownRecipe(f"the recipe {recipe!r}: {where}: {first['msg']}; settings of {name}: {known}") from None
+        wrong = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+        raise UnknownRecipe(f"the recipe {recipe!r}: {where}: {wrong}; settings of {name}: {known}") from None
 
 
 def with_arguments(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:

@@ -82,6 +82,7 @@ from slimformer.cli.options import (
 from slimformer.cli.quantize import QUANTIZE
 from slimformer.cli.recipes import recipes_app
 from slimformer.cli.report import REPORT
+from slimformer.cli.steps import steps as list_steps
 from slimformer.cli.terminal import (
     budget as budget_from,
 )
@@ -338,6 +339,7 @@ def compress(
     show_result(report, out_folder, as_json, quiet)
 
 
+app.command("steps", epilog="Example: slimformer steps cut")(list_steps)
 for command, example in {**FRONT, **MEASURE, **CASCADE, **QUANTIZE, **HEADS, **EXPORT, **REPORT}.items():
     name = command.__name__.rstrip("_")
     app.command(name, epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)

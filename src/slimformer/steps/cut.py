@@ -30,7 +30,7 @@ from slimformer.steps.step import Step
 
 
 class Cut(CutSettings, Step):
-    """Keep a fraction of the blocks; settings as in `CutSettings`, and one budget."""
+    """Fewer heads, ranks and neurons in every block, as one budget allows; the readers of what is left are refitted."""
 
     macs: float | None = Field(default=None, description="fraction of the block MACs to keep")
     params: float | None = Field(default=None, description="or: fraction of the blocks' parameters to keep")

@@ -14,7 +14,7 @@ from slimformer.errors import BudgetOutOfReach, UnknownMethod, UnknownRecipe
 from slimformer.files.reading import YAML, parse_yaml, read_text
 from slimformer.messages.arguments import instance
 from slimformer.messages.words import either, option
-from slimformer.plan.budget import BUDGETS
+from slimformer.plan.budget import BUDGETS, MEASURES
 from slimformer.steps import NAMES, STEPS, require_order
 from slimformer.steps.cut import Cut
 from slimformer.steps.refine import Refine
@@ -164,11 +164,13 @@ def _taker(recipe: Recipe, argument: str, given: Mapping[str, Any]) -> str:
     if argument in BUDGETS:
         takes = [name for name in BUDGETS if any(name in STEPS[step].flags for step in present)]
         why = next(step.why_no_budget for step in recipe.steps)
-        instead = f"give {either(*takes)}" if takes else f"{why}, so leave it out, or use another recipe"
+        fractions = set(takes) & set(MEASURES)
+        instead = f"give {either(*takes)}" if fractions else f"{why}, so leave it out, or use another recipe"
         raise BudgetOutOfReach(f"the recipe {recipe.name!r} takes no {option(argument)}; {instead}")
+    takers = " or ".join(name for name, step in STEPS.items() if argument in step.flags)
     raise UnknownMethod(
-        f"{option(argument)}: the recipe {recipe.name!r} has no step that takes it (its steps: {', '.join(present)}); "
-        "leave it out, or use another recipe"
+        f"{option(argument)} is for the step {takers}, and the recipe {recipe.name!r} has none (its steps: "
+        f"{', '.join(present)}); leave it out, or use another recipe"
     )
 
 
@@ -211,8 +213,8 @@ def cut_settings(recipe: str | Path | Recipe) -> Cut:
     if found is None:
         steps = ", ".join(NAMES[type(step)] for step in chosen.steps)
         raise UnknownMethod(
-            f"the recipe {chosen.name!r} cuts no widths (its steps: {steps}), and takes the data; use "
-            "`slimformer compress`"
+            f"the recipe {chosen.name!r} cuts no widths (its steps: {steps}), so statistics are of no use to it; "
+            "use `slimformer compress`"
         )
     return found
 

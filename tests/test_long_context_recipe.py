@@ -134,5 +134,6 @@ def test_the_shell_refuses_in_one_line(tmp_path):
     said = refused("compress", "x", "--k", "8", "--out", tmp_path / "y")
     assert "--k is for the step long_context, and the recipe 'balanced' has none" in said
     line = refused("compress", "x", "--recipe", "long-context", "--head-data", "z", "--out", tmp_path / "y")
-    assert "the weights stay, and so does the old head" in line
-    assert "takes no --macs; it keeps every weight, so leave it out" in refused("compress", "x", "--recipe", "long-context", "--macs", "0.5")
+    assert "has both long_context and head; leave head out: the weights stay" in line
+    line = refused("compress", "x", "--recipe", "long-context", "--macs", "0.5", "--out", tmp_path / "y")
+    assert "takes no --macs; it keeps every weight, so leave it out" in line

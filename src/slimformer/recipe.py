@@ -21,7 +21,7 @@ from slimformer.steps.refine import Refine
 from slimformer.steps.step import Step
 
 APPENDED = ("quantize", "head")  # steps that an argument of theirs adds to a recipe
-FIELDS = ("name", "summary", "steps")
+FIELDS = {"name": str, "summary": str, "steps": list}
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,12 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
         data = parse_yaml(text_of(name))
     except ValueError as error:
         raise UnknownRecipe(f"the recipe {name!r} is not valid YAML: {error}") from error
-    if not isinstance(data, dict) or set(data) != set(FIELDS) or not isinstance(data["steps"], list):
+    if not isinstance(data, dict) or {key: type(value) for key, value in data.items()} != FIELDS:
         raise UnknownRecipe(
-            f"the recipe {name!r} needs the fields {', '.join(FIELDS)}, the last a list of steps; "
+            f"the recipe {name!r} needs the fields {', '.join(FIELDS)}: two texts, and a list of steps; "
             "see `slimformer recipes show balanced`"
         )
-    steps = tuple(_step(name, entry) for entry in data["steps"])
-    return Recipe(str(data["name"]), str(data["summary"]), steps)
+    return Recipe(data["name"], data["summary"], tuple(_step(name, entry) for entry in data["steps"]))
 
 
 def recipe_of(name: str, summary: str, *steps: Mapping[str, Mapping[str, Any]]) -> Recipe:

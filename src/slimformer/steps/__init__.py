@@ -26,9 +26,9 @@ STEPS: dict[str, type[Step]] = {
 NAMES = {step: name for name, step in STEPS.items()}
 # What cannot stand together in one recipe, and what to do instead. Everything else may, in the order of `Step.place`.
 APART: dict[tuple[str, str], str] = {
-    ("lossless", "head"): "a recipe that changes no output leaves the old head as good as it was",
+    ("lossless", "head"): "leave head out: where no output changes, the old one is as good as it was",
     ("depth", "head"): "save the model with fewer blocks first, and give it to `slimformer probe`",
-    ("long_context", "head"): "the weights stay, and so does the old head",
+    ("long_context", "head"): "leave head out: the weights stay, and so does the old one",
     ("quantize", "head"): "fit the head first: compress with it, then run `slimformer quantize` on the result",
 }
 
@@ -36,6 +36,8 @@ APART: dict[tuple[str, str], str] = {
 def require_order(recipe: str, steps: tuple[Step, ...]) -> None:
     """Refuse steps that cannot follow each other: the one place that says so."""
     names = [NAMES[type(step)] for step in steps]
+    if not names:
+        raise UnknownRecipe(f"the recipe {recipe!r} has no steps; see `slimformer steps` for those there are")
     for first, second in APART:
         if first in names and second in names:
             raise UnknownRecipe(f"the recipe {recipe!r} has both {first} and {second}; {APART[first, second]}")

@@ -11,7 +11,8 @@ import torch
 import slimformer
 from slimformer.errors import BudgetOutOfReach
 from slimformer.messages.words import either, option, shell_words
-from slimformer.plan.budget import BUDGETS, budget_of, require_one
+from slimformer.plan.asked import BUDGETS, require_one
+from slimformer.plan.budget import budget_of
 from terminal import compress, refused
 from test_layering import FILES, SRC
 

@@ -144,9 +144,9 @@ def _show(found: dict[str, Any], folder: Path) -> None:
 
 def two_budgets(text: str) -> tuple[float, float]:
     """The two fractions in "0.3,1", the small one first."""
-    from slimformer.steps.frontier import budgets_of
+    from slimformer.plan.asked import fractions_of
 
-    found = sorted(budgets_of(text))
+    found = sorted(fractions_of(text))
     if len(found) != 2 or found[0] == found[1]:
         raise BudgetOutOfReach(f"--macs {text!r} names no two cuts; give the small one and the large one, e.g. 0.3,1")
     return found[0], found[1]

@@ -199,10 +199,11 @@ def _front(
     stats: Path, budgets: str, recipe: str, format: str, source: tuple[str, Opening], progress: Any
 ) -> tuple[Any, ...]:
     from slimformer.calibrate.store import open_statistics
+    from slimformer.plan.asked import fractions_of
     from slimformer.plan.recipe import load_recipe
     from slimformer.steps import frontier as front
 
-    chosen, statistics, wanted = load_recipe(recipe), open_statistics(stats), front.budgets_of(budgets)
+    chosen, statistics, wanted = load_recipe(recipe), open_statistics(stats), fractions_of(budgets)
     loaded = loaded_for(statistics, *source)
     curves = curves_of(loaded, statistics, chosen, progress)
     points = front.frontier(loaded.model, statistics, curves, chosen, format=format, budgets=wanted)

@@ -25,7 +25,8 @@ from slimformer.calibrate.documents import UNNAMED
 from slimformer.errors import BudgetOutOfReach, SlimformerError
 from slimformer.messages.words import shell_words
 from slimformer.models.opening import Opening, OpeningNote, usable_precision
-from slimformer.plan.budget import NOUNS, Budget, budget_of
+from slimformer.plan.asked import NOUNS
+from slimformer.plan.budget import Budget, budget_of
 
 BAD_INPUT = 2
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -29,6 +29,7 @@ from slimformer.calibrate.store import (
     write_weights,
 )
 from slimformer.calibrate.text import Batch
+from slimformer.checkpoint.atomic import require_apart as require_apart
 from slimformer.checkpoint.atomic import revising
 from slimformer.checkpoint.pack import packed, unpacked
 from slimformer.checkpoint.save import save
@@ -346,15 +347,6 @@ def save_result(
 def _in_precision(model: PreTrainedModel, dtype: Any) -> PreTrainedModel:
     out: Any = copy.deepcopy(model)
     return out.to(dtype)
-
-
-def require_apart(target: Path, *inputs: str | Path | None) -> None:
-    """Refuse to write over what is being read: `force` must not destroy the dense model, its statistics or the data."""
-    place = target.resolve()
-    for given in inputs:
-        if given and Path(given).exists() and Path(given).resolve().is_relative_to(place):
-            what = "is" if Path(given).resolve() == place else f"holds {given}, which is"
-            raise OutputExists(f"{target} {what} read to make the result, so it is not replaced; choose another place")
 
 
 def require_same_model(model: PreTrainedModel, statistics: Statistics) -> None:

@@ -16,6 +16,7 @@ from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, overload
 
 from slimformer.errors import WrongArgument
+from slimformer.messages.progress import shown
 from slimformer.messages.words import option
 
 P = ParamSpec("P")
@@ -120,7 +121,8 @@ KINDS: dict[str, Kind] = {
     "revision": Kind("a branch, a tag or a commit", lambda x: isinstance(x, str) and bool(x.strip()), optional=True),
     "trust_remote_code": YES_OR_NO,
     "model_class": Kind("the name of a class", lambda x: isinstance(x, str) and bool(x.strip()), optional=True),
-    "progress": CALLABLE, "say": CALLABLE, "report": instance("a dictionary", dict),
+    "progress": Kind("True, False or a function", lambda x: isinstance(x, bool) or callable(x)),
+    "say": CALLABLE, "report": instance("a dictionary", dict),
 }  # fmt: skip
 
 
@@ -129,7 +131,10 @@ def check_arguments(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def check_arguments(**own: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def check_arguments(function: Any = None, /, **own: Kind) -> Any:
-    """Check the arguments of every call; `own` are kinds that only this function has, or has otherwise."""
+    """Check the arguments of every call; `own` are kinds that only this function has, or has otherwise.
+
+    A function that takes `progress` takes True and False as well: here they become what it calls.
+    """
     if function is None:
         return lambda found: _checking(found, {**KINDS, **own})
     return _checking(function, KINDS)
@@ -152,7 +157,12 @@ def _checking(function: Callable[..., R], kinds: Mapping[str, Kind]) -> Callable
         for name, value in {**given, **others}.items():
             if name != "self" and not (value is None and name in free):
                 _require(name, value, by_name.get(name, kinds.get(name, ANYTHING)))
-        return function(*args, **kwargs)
+        if not isinstance(given.get("progress"), bool):
+            return function(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        with shown(given["progress"]) as progress:
+            bound.arguments["progress"] = progress
+            return function(*bound.args, **bound.kwargs)
 
     return call
 

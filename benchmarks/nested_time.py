@@ -34,7 +34,8 @@ from slimformer import compress
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.metric import fisher_metric
 from slimformer.calibrate.store import open_statistics
-from slimformer.cli.frontier import curves_of, loaded_for
+from slimformer.cli.inputs import curves_of, loaded_for
+from slimformer.cli.options import AS_USUAL
 from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.models.load import load_model
@@ -66,7 +67,7 @@ def clock(times: list[dict[str, float]]) -> Iterator[None]:
 def by_cut(stats: Path, budget: float) -> str:
     """What `slimformer cut` does up to saving; a hash of the weights."""
     statistics, recipe = open_statistics(stats), load_recipe(RECIPE)
-    loaded = loaded_for(statistics, "")
+    loaded = loaded_for(statistics, "", AS_USUAL)
     curves = curves_of(loaded, statistics, recipe, lambda *_: None)
     plan = make_plan(loaded.model, statistics, curves, macs=budget, recipe=recipe)
     small = carry_out(plan, loaded.model, statistics, curves)

@@ -14,9 +14,9 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # Each folder, and each file at the top, may import what stands before it, and itself.
 LAYERS = (
-    "errors", "messages", "files", "linalg", "decompose", "models", "calibrate", "plan", "nn", "rewrite", "checkpoint",
-    "evaluate", "inspect", "report", "heads", "lab", "export", "run", "steps", "recipe", "compress", "slimformer",
-    "cli", "__main__",
+    "start", "errors", "messages", "files", "linalg", "decompose", "models", "calibrate", "plan", "nn", "rewrite",
+    "checkpoint", "evaluate", "inspect", "report", "heads", "lab", "export", "run", "steps", "recipe", "compress",
+    "slimformer", "cli", "__main__",
 )  # fmt: skip
 RANK = {name: i for i, name in enumerate(LAYERS)}
 

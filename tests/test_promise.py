@@ -19,7 +19,7 @@ from families import VOCABULARY, tiny
 from slimformer.calibrate.collect import Residence, rehearse
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.shelf import Shelf
-from slimformer.cli.terminal import size_in_bytes
+from slimformer.cli.inputs import size_in_bytes
 from slimformer.errors import ModelBroken, NotEnoughMemory, UnknownMethod
 from slimformer.models import architecture, describe
 from slimformer.models.load import load_model

@@ -117,14 +117,14 @@ def test_a_page_made_anew_elsewhere_tells_no_more_places(folder, tmp_path, monke
 
 
 def test_a_page_that_somebody_has_changed_is_kept(folder, tmp_path):
-    from slimformer.cli.evaluate import _record
+    from slimformer.cli.output import record_in
 
     mine = tmp_path / "mine"
     shutil.copytree(folder, mine)
     page = mine / "report.html"
     page.write_text(page.read_text().replace("</body>", "<p>my notes</p></body>"))
     assert "exists already" in refused("report", mine)
-    _record(str(mine), lambda report: report)
+    record_in(str(mine), lambda report: report)
     assert "my notes" in page.read_text()
     done("report", mine, "--force")
     assert "my notes" not in page.read_text()

@@ -21,7 +21,7 @@ from families import VOCABULARY, tiny
 from slimformer.calibrate.collect import collect
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.shelf import Shelf
-from slimformer.cli.terminal import size_in_bytes
+from slimformer.cli.inputs import size_in_bytes
 from slimformer.errors import ModelBroken, NotEnoughMemory, OutputExists, SlimformerError, UnknownMethod
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint

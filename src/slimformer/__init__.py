@@ -7,29 +7,64 @@
     model = slimformer.load("smaller")
 
 Importing the package also teaches the Auto classes of transformers to open checkpoints whose blocks differ in size,
-those whose attention runs over groups of keys, and the package's own architectures, `linformer` and `minimal`.
+those whose attention runs over groups of keys, and the package's own architectures, `linformer` and `minimal`: at once
+where transformers is imported already, else as soon as it is. Importing the package alone imports neither transformers
+nor torch; its names bring what they need when they are first used.
 """
 
-from slimformer.nn import linformer as _linformer
-from slimformer.nn import long_context as _long_context
-from slimformer.nn import minimal_model as _minimal
-from slimformer.nn import ragged as _ragged
+from typing import TYPE_CHECKING
 
-_ragged.enable()
-_long_context.enable()
-_linformer.enable()
-_minimal.register()
+from slimformer.start.after_import import after_import
+from slimformer.start.lazy import make_lazy
 
-from slimformer.checkpoint.load import load as load  # noqa: E402
-from slimformer.compress import compress as compress  # noqa: E402
-from slimformer.compress import compress_streamed as compress_streamed  # noqa: E402
-from slimformer.errors import SlimformerError as SlimformerError  # noqa: E402
-from slimformer.models import describe as describe  # noqa: E402
-from slimformer.plan import Plan as Plan  # noqa: E402
-from slimformer.recipe import Recipe as Recipe  # noqa: E402
-from slimformer.steps.cascade import Cascade as Cascade  # noqa: E402
-from slimformer.steps.cascade import load_cascade as load_cascade  # noqa: E402
-from slimformer.steps.cascade import make_cascade as make_cascade  # noqa: E402
-from slimformer.steps.result import Result as Result  # noqa: E402
+if TYPE_CHECKING:
+    from slimformer.checkpoint.load import load as load
+    from slimformer.compress import compress as compress
+    from slimformer.compress import compress_streamed as compress_streamed
+    from slimformer.compress import quantize as quantize
+    from slimformer.compress import sparsify as sparsify
+    from slimformer.errors import SlimformerError as SlimformerError
+    from slimformer.models import describe as describe
+    from slimformer.plan import Plan as Plan
+    from slimformer.recipe import Recipe as Recipe
+    from slimformer.steps.cascade import Cascade as Cascade
+    from slimformer.steps.cascade import load_cascade as load_cascade
+    from slimformer.steps.cascade import make_cascade as make_cascade
+    from slimformer.steps.result import Result as Result
 
 __version__ = "0.1.0"
+__all__ = [
+    "Cascade", "Plan", "Recipe", "Result", "SlimformerError", "compress", "compress_streamed", "describe",
+    "load", "load_cascade", "make_cascade", "quantize", "sparsify",
+]  # fmt: skip
+
+make_lazy(
+    __name__,
+    {
+        "Cascade": "slimformer.steps.cascade",
+        "Plan": "slimformer.plan",
+        "Recipe": "slimformer.recipe",
+        "Result": "slimformer.steps.result",
+        "SlimformerError": "slimformer.errors",
+        "compress": "slimformer.compress",
+        "compress_streamed": "slimformer.compress",
+        "describe": "slimformer.models",
+        "load": "slimformer.checkpoint.load",
+        "load_cascade": "slimformer.steps.cascade",
+        "make_cascade": "slimformer.steps.cascade",
+        "quantize": "slimformer.compress",
+        "sparsify": "slimformer.compress",
+    },
+)
+
+
+def _teach_transformers() -> None:
+    from slimformer.nn import linformer, long_context, minimal_model, ragged
+
+    ragged.enable()
+    long_context.enable()
+    linformer.enable()
+    minimal_model.register()
+
+
+after_import("transformers", _teach_transformers)

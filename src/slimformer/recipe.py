@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from slimformer.errors import BudgetOutOfReach, UnknownMethod, UnknownRecipe
-from slimformer.files.reading import YAML, parse_yaml, read_text
 from slimformer.messages.arguments import instance
 from slimformer.messages.words import either, option
-from slimformer.plan.budget import BUDGETS, MEASURES
+from slimformer.plan.asked import BUDGETS, MEASURES
+from slimformer.recipes import fields_of
 from slimformer.steps import NAMES, STEPS, require_order
 from slimformer.steps.cut import Cut
 from slimformer.steps.refine import Refine
 from slimformer.steps.step import Step
 
 APPENDED = ("quantize", "head")  # steps that an argument of theirs adds to a recipe
-FIELDS = {"name": str, "summary": str, "steps": list}
 
 
 @dataclass(frozen=True)
@@ -56,43 +54,12 @@ class Recipe:
 RECIPE = instance("the name of a recipe, a path to a .yaml file, or a Recipe", str, Path, Recipe)
 
 
-def names() -> list[str]:
-    """The recipes that come with the package."""
-    return sorted(file.name.removesuffix(".yaml") for file in _folder().iterdir() if file.name.endswith(".yaml"))
-
-
-def text_of(name: str) -> str:
-    """The YAML of a recipe, by name or path."""
-    path = Path(name)
-    if path.suffix in {".yaml", ".yml"}:
-        try:
-            return read_text(path, YAML)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise UnknownRecipe(
-                f"the recipe file {name!r} cannot be read: {reason}; see `slimformer recipes show balanced`"
-            ) from error
-    if name not in names():
-        raise UnknownRecipe(
-            f"there is no recipe {name!r}; choose from {', '.join(names())}, or give a path to a .yaml file"
-        )
-    return (_folder() / f"{name}.yaml").read_text()
-
-
 def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     """A recipe by name or path, checked; one that is loaded already stays as it is."""
     if isinstance(recipe, Recipe):
         return recipe
     name = str(recipe)
-    try:
-        data = parse_yaml(text_of(name))
-    except ValueError as error:
-        raise UnknownRecipe(f"the recipe {name!r} is not valid YAML: {error}") from error
-    if not isinstance(data, dict) or {key: type(value) for key, value in data.items()} != FIELDS:
-        raise UnknownRecipe(
-            f"the recipe {name!r} needs the fields {', '.join(FIELDS)}: two texts, and a list of steps; "
-            "see `slimformer recipes show balanced`"
-        )
+    data = fields_of(name)
     return Recipe(data["name"], data["summary"], tuple(_step(name, entry) for entry in data["steps"]))
 
 
@@ -216,7 +183,3 @@ def cut_settings(recipe: str | Path | Recipe) -> Cut:
             "use `slimformer compress`"
         )
     return found
-
-
-def _folder() -> resources.abc.Traversable:
-    return resources.files("slimformer") / "recipes"

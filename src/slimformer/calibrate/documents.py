@@ -46,6 +46,7 @@ class Unnamed(str):
 
 
 UNNAMED = Unnamed(BUILTIN)
+SELF = "self"  # text that the model writes
 
 
 def read_documents(
@@ -189,10 +190,17 @@ def _read_one(
     return documents
 
 
-def _require_text_or_parquet(path: Path) -> None:
+def require_exists(path: str | Path) -> None:
+    """Refuse a file or folder that is not there."""
     if not os.path.exists(path):
         name = str(path) if len(str(path)) <= 200 else f"{str(path)[:197]}..."
-        raise DataNotFound(f"there is no file {name!r}; give a {', '.join(SUFFIXES)} file, or {BUILTIN!r}")
+        raise DataNotFound(
+            f"there is no file {name!r}; give a {', '.join(SUFFIXES)} file, a folder of images, or {BUILTIN!r}"
+        )
+
+
+def _require_text_or_parquet(path: Path) -> None:
+    require_exists(path)
     if path.is_dir():
         raise DataUnreadable(f"{path} is a folder; name a file in it ({', '.join(SUFFIXES)})")
     try:

@@ -22,11 +22,11 @@ from slimformer.calibrate.broad import (
     shuffled,
 )
 from slimformer.calibrate.builtin import BUILTIN, names_builtin
-from slimformer.calibrate.documents import Document, Source, Unnamed, source_names
+from slimformer.calibrate.documents import SELF, Document, Source, Unnamed, source_names
 from slimformer.calibrate.images import image_batches, read_images
-from slimformer.calibrate.own_text import SELF, own_documents
+from slimformer.calibrate.own_text import own_documents
 from slimformer.calibrate.splits import SHARES, SPLITS, cut_documents, numbered, one_of_each, split_documents
-from slimformer.calibrate.tasks import TASKS, Purpose, read_data
+from slimformer.calibrate.tasks import TASKS, Purpose, read_data, require_there
 from slimformer.calibrate.text import Batch, batches, data_hash, in_turn, padded_batches, token_batches, unread
 from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
 from slimformer.messages.short import Short
@@ -211,8 +211,8 @@ def _documents(
     read: Callable[..., list[Document]], samples: int | None, seed: int, wanted: int,
 ) -> list[Document]:  # fmt: skip
     """Documents to deal; `wanted` is how many tokens a model that writes its own should write."""
-    if isinstance(source, str) and not source.strip():
-        raise DataNotFound("the name of the data is empty; give a file, or builtin")
+    if isinstance(source, str):
+        require_there(source)
     if architecture.family.image:
         return read_images(_folder(source), samples=samples, seed=seed)
     if processor is None:

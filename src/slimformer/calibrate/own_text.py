@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from slimformer.calibrate.documents import SELF as SELF
 from slimformer.calibrate.documents import Document
 from slimformer.errors import DataNotFound
 from slimformer.files.reading import checked
@@ -31,7 +32,6 @@ from slimformer.files.seals import read_sealed_json, sealed_json
 from slimformer.messages.words import option
 from slimformer.models.architecture import fingerprint
 
-SELF = "self"
 ROWS = 48  # written together: a step of one token costs little more for many rows than for one
 LENGTH = 256  # tokens of a row
 LEFT_OUT = 0.1  # share of the rows that the model finds least likely

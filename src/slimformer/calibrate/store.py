@@ -14,17 +14,19 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slimformer.calibrate.collect import BlockMoments, SiteMoments
+from slimformer.calibrate.provenance import Provenance as Provenance
+from slimformer.calibrate.provenance import read_provenance
 from slimformer.calibrate.soundness import require_sound
 from slimformer.decompose.response import Response
 from slimformer.errors import CannotWrite, PlanDoesNotFit
@@ -34,35 +36,8 @@ from slimformer.linalg.moments import Moments
 from slimformer.messages.short import Short
 from slimformer.messages.words import option
 
-FORMAT = 2
 RESPONSE = ("queries", "keys", "planes")
-MOST_BLOCKS, LONGEST = 10_000, 100_000_000  # of any model there will be for a while
-
-Count = Annotated[int, Field(ge=1, le=10**15)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Precision = Annotated[str, Field(pattern="^(float64|float32|bfloat16|float16)$")]
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Where statistics come from: enough to refuse the wrong model and to repeat the run."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    model: Annotated[str, Field(min_length=1)]
-    fingerprint: Annotated[str, Field(min_length=1)]
-    model_type: Annotated[str, Field(min_length=1)]
-    data: str
-    data_hash: str
-    seed: Annotated[int, Field(ge=0)]
-    seq_len: Annotated[int, Field(ge=1, le=LONGEST)]
-    tokens: dict[str, Count]
-    dtype: Precision
-    n_blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)]
-    versions: dict[str, str]
-    reading: dict[str, Any] = field(default_factory=dict)  # how the same data are read again
-    joint: bool = False  # are there moments of neurons together with their input?
-    slimformer_stats: int = FORMAT
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,36 +140,13 @@ def write_weights(folder: Path, weights: Mapping[str, float]) -> None:
 
 def open_statistics(folder: str | Path) -> Statistics:
     """Open a folder that `slimformer calibrate` wrote."""
-    folder = Path(folder)
-    require_unchanged(folder, "stats.json")
-    try:
-        data: Any = read_own_json(folder / "stats.json")
-    except FileNotFoundError:
-        raise PlanDoesNotFit(f"{str(folder)!r} holds no statistics; make them with `slimformer calibrate`") from None
-    except (OSError, ValueError) as error:
-        raise PlanDoesNotFit(
-            f"{str(folder)!r} holds no statistics ({error}); make them with `slimformer calibrate`"
-        ) from error
-    return Statistics(folder, _provenance(folder, data))
+    return Statistics(Path(folder), read_provenance(folder))
 
 
 def of_blocks(site: str, n_blocks: int) -> bool:
     """Is this the name of a site of one of so many blocks?"""
     number = site.removeprefix("blocks.").split(".")[0]
     return site.startswith("blocks.") and number.isascii() and number.isdigit() and int(number) < n_blocks
-
-
-def _provenance(folder: Path, data: Any) -> Provenance:
-    found = data.get("slimformer_stats") if isinstance(data, dict) else None
-    if found != FORMAT:
-        raise PlanDoesNotFit(
-            f"{str(folder)!r} has statistics of format {found!r}, this version reads {FORMAT}; "
-            "make them with `slimformer calibrate`"
-        )
-    try:
-        return checked(Provenance, data)
-    except ValueError as error:
-        raise PlanDoesNotFit(f"{folder / 'stats.json'}: {error}; make it with `slimformer calibrate`") from None
 
 
 @contextmanager

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from slimformer.calibrate.builtin import BUILTIN, names_builtin
 from slimformer.calibrate.documents import (
-    BUILTIN,
+    SELF,
     Document,
     Source,
     mix_documents,
     read_documents,
+    require_exists,
     source_names,
     text_documents,
 )
@@ -106,8 +108,7 @@ def read_data(
     """Whatever `--data` may say: names of data sets, sources of `read_documents`, or both mixed by commas."""
     names = source_names(source) if isinstance(source, str) else []
     for name in names:
-        if re.fullmatch(r"\w+", str(name)) and name != BUILTIN and name not in TASKS and not os.path.exists(name):
-            raise UnknownTask(f"there is neither a file nor a data set {name!r}; data sets: {', '.join(TASKS)}")
+        _require_known(str(name))
     if not any(name in TASKS and not os.path.isfile(name) for name in names):
         return spread(read_documents(source, columns=columns, label=label, rows=rows, say=say), limit)
     parts = [
@@ -117,6 +118,23 @@ def read_data(
         for name in names
     ]
     return spread(mix_documents(parts), limit)
+
+
+def require_there(source: str) -> None:
+    """Refuse, before a model is opened, data that are not there. What is in them is seen when they are read."""
+    if not source.strip():
+        raise DataNotFound("the name of the data is empty; give a file, or builtin")
+    if source == SELF or os.path.exists(source):
+        return
+    for name in source_names(source):
+        _require_known(str(name))
+        if name not in TASKS and not names_builtin(name):
+            require_exists(name)
+
+
+def _require_known(name: str) -> None:
+    if re.fullmatch(r"\w+", name) and name != BUILTIN and name not in TASKS and not os.path.exists(name):
+        raise UnknownTask(f"there is neither a file nor a data set {name!r}; data sets: {', '.join(TASKS)}")
 
 
 def load_rows(name: str, task: Task, part: str, limit: int | None = None) -> list[dict[str, Any]]:

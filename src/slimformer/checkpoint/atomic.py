@@ -114,6 +114,15 @@ def require_free(folder: Path, force: bool) -> None:
         raise OutputExists(f"{folder} is not replaced, even with {option('force', True)}: {reason}")
 
 
+def require_apart(target: Path, *inputs: str | Path | None) -> None:
+    """Refuse to write over what is being read: `force` must not destroy the dense model, its statistics or the data."""
+    place = target.resolve()
+    for given in inputs:
+        if given and Path(given).exists() and Path(given).resolve().is_relative_to(place):
+            what = "is" if Path(given).resolve() == place else f"holds {given}, which is"
+            raise OutputExists(f"{target} {what} read to make the result, so it is not replaced; choose another place")
+
+
 def require_free_file(path: Path, force: bool, kind: FileKind) -> None:
     """Refuse a file that is there already; with `force`, refuse only what is of another kind."""
     target = _absolute(path)

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from slimformer.errors import ModelNotFound
 from slimformer.messages.arguments import check_arguments
+from slimformer.models.fetch import find_place
 from slimformer.models.load import load_model, on_device
 from slimformer.models.opening import Opening, OpeningOptions, say, usable_device
-from slimformer.models.place import find_place
 from slimformer.models.read import look_at, read_weights
 from slimformer.nn import ragged
 

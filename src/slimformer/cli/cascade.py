@@ -1,16 +1,27 @@
-"""The command that makes a cascade: two cuts of one model in one folder, and a threshold between them."""
+"""`slimformer cascade`: two cuts of one model in one folder, and a threshold between them."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimformer.cli.frontier import emit, err, out, started_from
+from slimformer.cli.inputs import (
+    column_names,
+    joined,
+    parts_of,
+    require_data,
+    require_model,
+    require_place,
+    require_precision,
+    started_from,
+    statistics_of,
+    with_precision,
+)
 from slimformer.cli.options import (
     AS_USUAL,
     AsJson,
@@ -19,6 +30,7 @@ from slimformer.cli.options import (
     Dtype,
     Force,
     Format,
+    OpeningAsked,
     Quiet,
     RecipeName,
     Refine,
@@ -30,9 +42,13 @@ from slimformer.cli.options import (
     Verify,
     opens_model,
 )
-from slimformer.cli.terminal import column_names, joined, progress_bars, python_line, with_precision
+from slimformer.cli.output import emit, out, python_line
+from slimformer.cli.terminal import showing_progress
 from slimformer.errors import BudgetOutOfReach, SlimformerError
-from slimformer.models.opening import Opening
+from slimformer.plan.asked import fractions_of, require_format
+
+if TYPE_CHECKING:
+    pass
 
 From = Annotated[
     str, typer.Argument(metavar="MODEL|STATS", help="a classifier or language model, or what `calibrate` made of one")
@@ -80,7 +96,7 @@ def cascade(
     refine: Refine = None,
     model: Source = "",
     seed: Seed = 0,
-    opening: Opening = AS_USUAL,
+    opening: OpeningAsked = AS_USUAL,
     dtype: Dtype = "float32",
     verify: Verify = True,
     force: Force = False,
@@ -99,20 +115,23 @@ def cascade(
 
     Open the folder with slimformer.load_cascade(DIR); call the result with a batch, or its `score` with token ids.
     """
-    from slimformer.checkpoint.atomic import require_free
+    from slimformer.recipes import fields_of
+
+    both, name = _two_budgets(budgets), joined(data)
+    fields_of(recipe)
+    require_place(out_folder, force, source, model or None, *parts_of(name))
+    calibrated = _require_inputs(source, model, name, format, opening, dtype)
+
     from slimformer.models.load import load_model
     from slimformer.recipe import cut_settings, load_recipe, with_arguments
     from slimformer.run import Run
     from slimformer.steps.cascade import make_cascade
-    from slimformer.steps.result import require_apart
 
-    both, chosen, name = two_budgets(budgets), with_arguments(load_recipe(recipe), {"refine": refine}), joined(data)
+    chosen = with_arguments(load_recipe(recipe), {"refine": refine})
     settings = cut_settings(chosen)
-    require_apart(out_folder, source, model or None, name, *name.split(","))
-    require_free(out_folder, force)
     reading = {"tokens": tokens, "samples": samples, "columns": column_names(columns)}
-    with progress_bars(err, hidden=quiet or as_json) as progress, tempfile.TemporaryDirectory() as scratch:
-        if (Path(source) / "stats.json").is_file():
+    with showing_progress(hidden=quiet or as_json) as progress, tempfile.TemporaryDirectory() as scratch:
+        if calibrated:
             ready = _from_statistics(Path(source), (model, opening), name, reading, (chosen, format, refine), progress)
         else:
             reading |= {"seq_len": seq_len, "seed": seed}
@@ -129,9 +148,17 @@ def cascade(
     emit(found, as_json, quiet, lambda: _show(found, out_folder))
 
 
-CASCADE: dict[Callable[..., None], str] = {
-    cascade: "slimformer cascade ./my-classifier --macs 0.3,1 --data reviews.tsv --out cascade",
-}
+def _require_inputs(source: str, moved: str, data: str, format: str, opening: OpeningAsked, dtype: str) -> bool:
+    """Are these statistics, not a model? What is not there or not known is refused before torch is imported."""
+    require_format(format)
+    require_precision(dtype)
+    require_data(data)
+    calibrated = (Path(source) / "stats.json").is_file()
+    if calibrated:
+        statistics_of(Path(source), moved, opening)
+    else:
+        require_model(source, opening)
+    return calibrated
 
 
 def _show(found: dict[str, Any], folder: Path) -> None:
@@ -142,11 +169,9 @@ def _show(found: dict[str, Any], folder: Path) -> None:
     typer.echo(f"\nsaved in {folder}; load it with:\n  {line}")
 
 
-def two_budgets(text: str) -> tuple[float, float]:
+def _two_budgets(text: str) -> tuple[float, float]:
     """The two fractions in "0.3,1", the small one first."""
-    from slimformer.steps.frontier import budgets_of
-
-    found = sorted(budgets_of(text))
+    found = sorted(fractions_of(text))
     if len(found) != 2 or found[0] == found[1]:
         raise BudgetOutOfReach(f"--macs {text!r} names no two cuts; give the small one and the large one, e.g. 0.3,1")
     return found[0], found[1]
@@ -176,8 +201,8 @@ def _from_model(start: Any, data: str, reading: dict[str, Any], recipe: Any, bud
 
 
 def _from_statistics(
-    stats: Path, source: tuple[str, Opening], data: str, reading: dict[str, Any], how: tuple[Any, str, bool | None],
-    progress: Any,
+    stats: Path, source: tuple[str, OpeningAsked], data: str, reading: dict[str, Any],
+    how: tuple[Any, str, bool | None], progress: Any,
 ) -> Ready:  # fmt: skip
     """Use a calibration that is there; sequence length and seed are its own."""
     from slimformer.calibrate.gather import gather
@@ -203,8 +228,8 @@ def _from_statistics(
         raise SlimformerError(
             f"--refine needs the data the statistics were made from ({made.data}); give them as --data"
         )
-    apart = () if read.windows else ("certify",)
-    unseen = [batch for split in ("fit", "select", *apart) for batch in read.splits[split]]
+    apart, own = () if read.windows else ("certify",), read.splits | read.own  # the broad text is not the user's
+    unseen = [batch for split in ("fit", "select", *apart) for batch in own[split]]
     splits = {"select": unseen, "report": read.splits["report"]}
     note = f"cuts are not refined: {read.name} is not what the statistics were made from ({made.data})"
     return Ready(run, splits, told, [note])

@@ -1,31 +1,161 @@
-"""What `slimformer compress` needs around its work: what was asked for, a look without doing, the result."""
+"""`slimformer compress`: the whole way from a model to a smaller one in a folder."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from slimformer.cli.frontier import emit, saved_line
-from slimformer.cli.terminal import fraction, progress_bars, size_in_bytes
+from slimformer.cli.inputs import (
+    column_names,
+    fraction,
+    joined,
+    parts_of,
+    require_data,
+    require_model,
+    require_place,
+    require_precision,
+    size_in_bytes,
+    with_precision,
+)
+from slimformer.cli.options import (
+    AS_USUAL,
+    AsJson,
+    Columns,
+    DataOption,
+    DryRun,
+    Dtype,
+    EvalData,
+    Force,
+    Format,
+    Groups,
+    HeadData,
+    KeepExact,
+    KeptBits,
+    KeptGroup,
+    Kind,
+    Latency,
+    Macs,
+    MaxKl,
+    MaybeOut,
+    Memory,
+    Model,
+    OnlyData,
+    OpeningAsked,
+    Params,
+    Quiet,
+    RecipeName,
+    Refine,
+    Samples,
+    Seed,
+    SeqLen,
+    Setting,
+    Size,
+    Steps,
+    Timing,
+    Tokens,
+    Track,
+    Window,
+    opens_model,
+)
+from slimformer.cli.output import emit, out, saved, show_notes, show_result
+from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
+from slimformer.plan.asked import MEASURES, require_format, require_fraction
+from slimformer.report.track import tracker
 
-out, err = Console(), Console(stderr=True)
-FRACTIONS = ("macs", "params", "latency")
+if TYPE_CHECKING:
+    from slimformer.models.opening import Opening
+
+OF_DATA = ("tokens", "samples", "columns", "seed", "only_data", "eval_data", "timing")  # a dry run reads none
+EXAMPLES = (
+    "slimformer compress demo:smollm2 --macs 0.8 --out smaller\n\n"
+    "A classifier: slimformer compress ./bert --macs 0.6 --data train.tsv --columns sentence --out smaller\n\n"
+    "Long texts: slimformer compress demo:smollm2 --recipe long-context --k 128 --out long\n\n"
+    "What changes no output, without budget and data: slimformer compress ./bert --recipe lossless --out smaller\n\n"
+    "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller\n\n"
+    "Larger than memory: slimformer compress ./llama --macs 0.5 --memory 4GB --no-refine --out smaller"
+)
 
 
-def asked_for(texts: dict[str, str | None], others: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
-    """Arguments of `compress` from options: budgets, which are texts, all that is not left out, and --set step.key=…"""
-    found: dict[str, Any] = {by: fraction(by, text) for by in FRACTIONS if (text := texts.get(by)) is not None}
+@opens_model
+def compress(
+    model: Model,
+    macs: Macs = None,
+    params: Params = None,
+    latency: Latency = None,
+    max_kl: MaxKl = None,
+    size: Size = None,
+    out_folder: MaybeOut = None,
+    data: DataOption = None,
+    only_data: OnlyData = False,
+    eval_data: EvalData = None,
+    recipe: RecipeName = "balanced",
+    settings: Setting = None,
+    format: Format = "ragged",
+    columns: Columns = "",
+    tokens: Tokens = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
+    seed: Seed = 0,
+    opening: OpeningAsked = AS_USUAL,
+    dtype: Dtype = "float32",
+    refine: Refine = None,
+    head_data: HeadData = None,
+    bits: KeptBits = None,
+    group: KeptGroup = None,
+    timing: Timing = True,
+    track: Track = None,
+    k: Groups = None,
+    window: Window = None,
+    kind: Kind = None,
+    keep_exact: KeepExact = None,
+    steps: Steps = None,
+    memory: Memory = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Shrink MODEL to a fraction of its block MACs and save it: calibrate, plan, apply, evaluate, verify."""
+    from slimformer.recipes import fields_of
+
+    fields_of(recipe)
+    require_format(format)
+    name, texts = joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
+    others = {"eval_data": eval_data or (), "head_data": head_data}
+    given = {
+        "max_kl": max_kl, "refine": refine, "head_data": head_data, "bits": bits, "group": group, "k": k,
+        "window": window, "kind": kind, "keep_exact": keep_exact, "steps": steps,
+    }  # fmt: skip
+    told = _asked(texts, given, settings)
+    shown = (force, as_json, quiet)
+    if memory is not None:
+        size_in_bytes("--memory", memory)
+    place = None if dry_run else _require_out(out_folder, force, model, name, others)
+    record = tracker(track)
+    asked = {
+        "recipe": recipe, "format": format, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed,
+        "columns": column_names(columns), "only_data": only_data, "eval_data": eval_data, "timing": timing, **told,
+        **vars(_opening_for(model, name, {} if dry_run else others, opening, dtype)),
+    }  # fmt: skip
+    if place is None:
+        return _show_dry_run(model, name, memory, asked, as_json, quiet)
+    return record("compress", _made(model, place, name, memory, asked, shown))
+
+
+def _asked(texts: dict[str, str | None], given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
+    """Arguments of `compress` from options: budgets, which are texts, all that is not left out, and --set."""
+    found: dict[str, Any] = {by: fraction(by, text) for by in MEASURES if (text := texts.get(by)) is not None}
+    for by, value in found.items():
+        require_fraction(value, by)
     if (size := texts.get("size")) is not None:
         found["size"] = size_in_bytes("--size", size)
-    given = {name: value for name, value in others.items() if value is not None}
-    return {**found, **given, "settings": parsed_settings(settings or [])}
+    others = {name: value for name, value in given.items() if value is not None}
+    return {**found, **others, "settings": _settings_in(settings or [])}
 
 
-def parsed_settings(texts: list[str]) -> dict[str, Any]:
+def _settings_in(texts: list[str]) -> dict[str, Any]:
     """What `--set cut.ridge=0.01` says, by step and key; values as YAML reads them."""
     from slimformer.files.reading import parse_yaml
 
@@ -41,87 +171,66 @@ def parsed_settings(texts: list[str]) -> dict[str, Any]:
     return found
 
 
-def require_place(folder: Path | None, force: bool, *inputs: str | None) -> Path:
-    """Where to write; refused, before the work, where nothing is said, and a folder that is taken or is read from."""
-    from slimformer.checkpoint.atomic import require_free
-    from slimformer.steps.result import require_apart
-
+def _require_out(folder: Path | None, force: bool, model: str, data: str, others: dict[str, Any]) -> Path:
+    """Where to write; refused, before the work, where nothing is said, or where it is taken or read from."""
     if folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
-    require_apart(folder, *inputs)
-    require_free(folder, force)
+    require_place(folder, force, model, others["head_data"], *parts_of(data), *others["eval_data"])
     return folder
 
 
-def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool = True) -> Any:
-    """The result, once it is written and verified in a fresh process."""
-    progress("save and verify", 0, 1)
-    result.save(folder, force=force, verify=verify)
-    progress("save and verify", 1, 1)
-    return result
+def _opening_for(model: str, data: str, others: dict[str, Any], opening: OpeningAsked, dtype: str) -> Opening:
+    """How to open the model; model and data that are not there are refused first, before torch is imported."""
+    require_precision(dtype)
+    require_model(model, opening)
+    if others:
+        require_data(data, *others["eval_data"], others["head_data"])
+    return with_precision(opening, dtype)
 
 
-def show_dry_run(model: str, asked: dict[str, Any], as_json: bool, quiet: bool) -> None:
-    """What would be kept, or saved, without reading data and without writing anything."""
-    from slimformer.compress import preview
+def _made(
+    model: str, folder: Path, data: str, memory: str | None, asked: dict[str, Any], shown: tuple[bool, bool, bool]
+) -> dict[str, Any]:
+    """The smaller model, made, saved and shown; its report."""
+    from slimformer.compress import compress, compress_streamed
+
+    force, as_json, quiet = shown
+    hidden = quiet or as_json
+    with showing_progress(hidden=hidden) as progress:
+        if memory is None:
+            report = saved(compress(model, data, progress=progress, **asked), folder, force, progress).report
+        else:
+            report = compress_streamed(
+                model, folder, data, memory=size_in_bytes("--memory", memory), **asked, force=force, progress=progress,
+                say=lambda line: show_notes([line], hidden=hidden),
+            ).report  # fmt: skip
+    show_result(report, folder, as_json, quiet)
+    found: dict[str, Any] = report.to_dict()
+    return found
+
+
+def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, Any], as_json: bool, quiet: bool) -> None:
+    """What would be kept, or saved, without reading data and without writing anything; within a memory, what it would
+    take, without reading weights either."""
+    from slimformer.compress import foresee_streamed, preview
     from slimformer.models import describe
     from slimformer.plan import Plan
     from slimformer.report.console import kept, plan_table, savings_table
 
     if asked.get("bits") is not None:
         raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
-    unused = ("tokens", "samples", "columns", "seed", "only_data", "eval_data", "timing")
-    run, found = preview(model, **{name: value for name, value in asked.items() if name not in unused})
-    if isinstance(found, Plan):
-        table = plan_table(describe(run.dense), found)
-        return emit(json.loads(found.to_json()), as_json, quiet, lambda: out.print(kept(table)))
-    return emit({"lossless": found}, as_json, quiet, lambda: out.print(savings_table(found)))
+    if memory is not None:
+        seen = foresee_streamed(model, data, memory=size_in_bytes("--memory", memory), **asked)
+        line = f"memory: {seen.estimate}; allowed {memory}"
 
+        def tables() -> None:
+            out.print(kept(plan_table(seen.architecture, seen.plan)))
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
 
-def show_dry_run_by_blocks(
-    model: str, data: str, memory: str, asked: dict[str, Any], as_json: bool, quiet: bool
-) -> None:
-    """What would be kept and the memory it would take, without reading weights."""
-    from slimformer.compress import foresee_streamed
-    from slimformer.report.console import kept, plan_table
-
-    seen = foresee_streamed(model, data, memory=size_in_bytes("--memory", memory), **asked)
-
-    def tables() -> None:
-        out.print(kept(plan_table(seen.architecture, seen.plan)))
-        out.print(f"memory: {seen.estimate}; allowed {memory}", markup=False, highlight=False, soft_wrap=True)
-
-    emit({**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}, as_json, quiet, tables)
-
-
-def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
-    """The report of a model that was made, and where it is."""
-    from slimformer.report.console import show
-
-    def tables() -> None:
-        show(report, out)
-        saved_line(folder, report)
-
-    emit(report.to_dict(), as_json, quiet, tables)
-
-
-def by_blocks(
-    model: str, folder: Path, data: str, memory: str, asked: dict[str, Any], shown: tuple[bool, bool, bool]
-) -> dict[str, Any]:
-    """Compress a model that is read block by block, and show the result; the report."""
-    from slimformer.compress import compress_streamed
-
-    force, as_json, quiet = shown
-    hidden = quiet or as_json
-
-    def say(line: str) -> None:
-        if not hidden:
-            err.print(f"note: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-    with progress_bars(err, hidden=hidden) as progress:
-        done = compress_streamed(
-            model, folder, data, memory=size_in_bytes("--memory", memory), **asked, force=force, progress=progress,
-            say=say,
-        )  # fmt: skip
-    show_result(done.report, folder, as_json, quiet)
-    return done.report.to_dict()
+        found = {**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}
+        return emit(found, as_json, quiet, tables)
+    run, told = preview(model, **{name: value for name, value in asked.items() if name not in OF_DATA})
+    if isinstance(told, Plan):
+        table = plan_table(describe(run.dense), told)
+        return emit(json.loads(told.to_json()), as_json, quiet, lambda: out.print(kept(table)))
+    return emit({"lossless": told}, as_json, quiet, lambda: out.print(savings_table(told)))

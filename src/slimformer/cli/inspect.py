@@ -1,36 +1,34 @@
-"""The command that looks at a model before anything is cut."""
+"""`slimformer inspect`: what a model is made of, before anything is cut."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from slimformer.cli.frontier import emit
+from slimformer.cli.attention import TOKENS, attention_rows, lengths_of, read_length
+from slimformer.cli.inputs import column_names, require_data, require_model
 from slimformer.cli.options import (
     AS_USUAL,
     AsJson,
     Columns,
-    DataOption,
     Force,
+    Lengths,
     Model,
+    OpeningAsked,
     Quiet,
     Seed,
     SeqLen,
+    Sequences,
     opens_model,
 )
-from slimformer.cli.terminal import column_names, joined, progress_bars
-from slimformer.errors import SlimformerError, TooFewTokens
-from slimformer.models.opening import Opening
+from slimformer.cli.output import emit, out
+from slimformer.cli.terminal import showing_progress
+from slimformer.errors import SlimformerError
 
-err = Console(stderr=True)
-out = Console()
-TOKENS = 8192
 MOST_SETS = 4
 Data = Annotated[
     list[str] | None,
@@ -40,11 +38,6 @@ Data = Annotated[
         help="also look at activations and attention on these data (as compress); again for others, side by side",
     ),
 ]
-Lengths = Annotated[
-    str,
-    typer.Option(metavar="NUMBERS", help="lengths to look at attention at, e.g. 64,128", show_default="as data allow"),
-]
-Sequences = Annotated[int, typer.Option(min=1, metavar="N", help="sequences to look at attention on, for each length")]
 LookTokens = Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="tokens to look at activations on")]
 Figures = Annotated[
     Path | None, typer.Option(metavar="DIR", help="folder for figures (PNG) and all numbers (inspection.json)")
@@ -62,7 +55,7 @@ def inspect(
     tokens: LookTokens = TOKENS,
     seq_len: SeqLen = None,
     seed: Seed = 0,
-    opening: Opening = AS_USUAL,
+    opening: OpeningAsked = AS_USUAL,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -72,6 +65,15 @@ def inspect(
     Without --data only weights are read. With --data also spectra of activations and of attention, beside attention
     that means nothing, and how linear every feed-forward part is.
     """
+    names = list(dict.fromkeys(data or []))
+    if len(names) > MOST_SETS:
+        raise SlimformerError(f"--data was given {len(names)} times; up to {MOST_SETS} data sets stand side by side")
+    asked = lengths_of(lengths, names)
+    if figures is not None:
+        _require_figures(figures, force)
+    require_model(model, opening)
+    require_data(*names)
+
     from slimformer.calibrate.gather import sequence_length
     from slimformer.inspect.portrait import weights_portrait
     from slimformer.inspect.summary import inspection
@@ -80,20 +82,14 @@ def inspect(
     from slimformer.report.inspection import show_inspection
     from slimformer.report.portrait import show_portrait
 
-    names = list(dict.fromkeys(data or []))
-    if len(names) > MOST_SETS:
-        raise SlimformerError(f"--data was given {len(names)} times; up to {MOST_SETS} data sets stand side by side")
-    asked = _lengths(lengths, names)
-    if figures is not None:
-        _require_figures(figures, force)
-    loaded = load_model(model, opening)
+    loaded = load_model(model, opening.resolve())
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
-    read = partial(_read, loaded, architecture, {"columns": column_names(columns), "seed": seed})
-    rows = _attention_rows(read, names, asked, length, sequences, tokens) if names else {}
+    read = partial(read_length, loaded, architecture, {"columns": column_names(columns), "seed": seed})
+    rows = attention_rows(read, names, asked, length, sequences, tokens) if names else {}
     given = [read(name, length, tokens) for name in names]  # before the work: data may be refused
     found = inspection(loaded, architecture, length)
-    with progress_bars(err, hidden=quiet or as_json) as progress:
+    with showing_progress(hidden=quiet or as_json) as progress:
         whole = bool(names) or figures is not None
         found["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
         if names:
@@ -108,99 +104,6 @@ def inspect(
             typer.echo(f"\nfigures and inspection.json are in {figures}")
 
     emit(found, as_json, quiet, tables)
-
-
-@opens_model
-def attention(
-    model: Model,
-    data: DataOption = None,
-    lengths: Lengths = "",
-    sequences: Sequences = 8,
-    share: Annotated[float, typer.Option(metavar="FRACTION", help="of the energy of attention to keep")] = 0.95,
-    columns: Columns = "",
-    seed: Seed = 0,
-    opening: Opening = AS_USUAL,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """How many keys attention needs, layer by layer and head by head, and whether the same ones serve every text.
-
-    A fixed projection of the keys (Linformer) can be given to a trained model without training only if they do.
-    """
-    from slimformer.calibrate.gather import sequence_length
-    from slimformer.inspect.rows import row_spaces
-    from slimformer.models import describe
-    from slimformer.models.load import load_model
-    from slimformer.report.rows import rows_told, show_rows
-
-    if not 0 < share < 1:
-        raise SlimformerError(f"--share {share}: a fraction between 0 and 1, e.g. 0.95")
-    if sequences < 2:
-        raise SlimformerError("--sequences 1: directions are fitted on a half of the texts and tried on the others")
-    loaded = load_model(model, opening)
-    architecture, name = describe(loaded.model), joined(data)
-    if architecture.family.image:
-        raise SlimformerError("this looks along texts; for the attention of image models see slimformer inspect")
-    read = partial(_read, loaded, architecture, {"columns": column_names(columns), "seed": seed})
-    length = sequence_length(loaded.model, architecture, None)
-    rows = _attention_rows(read, [name], _lengths(lengths, [name]), length, sequences, TOKENS)[name]
-    with progress_bars(err, hidden=quiet or as_json) as progress:
-        found = [
-            rows_told(row_spaces(loaded.model, architecture, batches, share=share, seed=seed, progress=progress), share)
-            for batches in rows.values()
-        ]
-    told = {"model": loaded.name, "data": name, "share": share, "sequences": sequences, "lengths": found}
-
-    def tables() -> None:
-        for each in found:
-            show_rows(each, out)
-
-    emit(told, as_json, quiet, tables)
-
-
-INSPECT: dict[Callable[..., None], str] = {
-    inspect: "slimformer inspect demo:minilm --data builtin --figures figures",
-    attention: "slimformer attention demo:minilm --data builtin --lengths 128",
-}
-
-
-def _lengths(text: str, names: list[str]) -> list[int]:
-    if text and not names:
-        raise SlimformerError("--lengths are those of attention on data; give --data")
-    try:
-        found = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise SlimformerError(f"--lengths {text!r} are not whole numbers; give e.g. 64,128") from None
-    if any(n < 4 for n in found):
-        raise SlimformerError(f"--lengths {text!r}: attention over fewer than 4 tokens has no spectrum to speak of")
-    return sorted(set(found))
-
-
-def _read(loaded: Any, architecture: Any, how: dict[str, Any], name: str, length: int, tokens: int) -> Any:
-    from slimformer.calibrate.gather import gather
-
-    return gather(name, loaded.model, loaded.processor, architecture, seq_len=length, tokens=tokens, **how)
-
-
-def _attention_rows(
-    read: Callable[[str, int, int], Any], names: list[str], asked: list[int], length: int, sequences: int, tokens: int
-) -> dict[str, dict[int, Any]]:
-    """For every data set sequences of every length asked for; else of the longest that all of them have, by halving."""
-    from slimformer.inspect.attention import full_rows
-
-    def rows(name: str, n: int) -> Any:
-        splits = read(name, n, max(tokens, 4 * n * sequences)).splits.values()
-        return full_rows([batch for part in splits for batch in part], n, sequences)
-
-    if asked:
-        return {name: {n: rows(name, n) for n in asked} for name in names}
-    while True:
-        try:
-            return {name: {length: rows(name, length)} for name in names}
-        except TooFewTokens:
-            if length < 8:
-                raise
-            length //= 2
 
 
 def _look(loaded: Any, architecture: Any, given: Any, rows: dict[int, Any], progress: Any) -> dict[str, Any]:

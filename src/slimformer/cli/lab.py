@@ -1,4 +1,4 @@
-"""The commands that train small models from scratch from a YAML file."""
+"""`slimformer lab`: small models trained from scratch, from a YAML file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slimformer.cli.frontier import emit
 from slimformer.cli.options import AsJson, NoSeed, Quiet, Track
-from slimformer.cli.terminal import progress_bars
+from slimformer.cli.output import emit, err, out
+from slimformer.cli.terminal import showing_progress
 from slimformer.errors import RunFailed
+from slimformer.report.track import tracker
 
-lab_app = typer.Typer(help="Train small models from scratch, from a YAML file: grids, seeds, tables.",
-                      no_args_is_help=True)  # fmt: skip
-err = Console(stderr=True)
-out = Console()
+lab = typer.Typer(
+    name="lab", help="Train small models from scratch, from a YAML file: grids, seeds, tables.", no_args_is_help=True
+)
 
 
-@lab_app.command("run", epilog="Example: slimformer lab run experiment.yaml --out results --workers 2")
+@lab.command("run", epilog="Example: slimformer lab run experiment.yaml --out results --workers 2")
 def lab_run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="the experiment, a .yaml file (docs/lab.md)")],
     out_folder: Annotated[
@@ -40,18 +40,19 @@ def lab_run(
     """Train every run of an experiment: what has ended is skipped, what was stopped goes on to the same bits."""
     import tempfile
 
-    from slimformer.lab.folder import alone, open_folder
     from slimformer.lab.grid import expand
-    from slimformer.lab.model import require_known
-    from slimformer.lab.same_data import other_data, require_same_data
     from slimformer.lab.settings import load_experiment
-    from slimformer.report.track import tracker
 
     record, experiment = tracker(track), load_experiment(file)
     runs = expand(experiment, file.resolve().parent)
+
+    from slimformer.lab.folder import alone, open_folder
+    from slimformer.lab.model import require_known
+    from slimformer.lab.same_data import other_data, require_same_data
+
     for run in runs:
         require_known(run.model)
-    with progress_bars(err, hidden=quiet or as_json) as progress:
+    with showing_progress(hidden=quiet or as_json) as progress:
         if dry_run:
             with tempfile.TemporaryDirectory() as place:  # tokenizers of a dry run are thrown away
                 return show_estimate(runs, Path(place), workers, progress, as_json, quiet)
@@ -72,7 +73,7 @@ def lab_run(
         raise RunFailed(f"{failed[0]}{more}; the other runs are in {folder.path}, the same command tries these again")
 
 
-@lab_app.command("table", epilog="Example: slimformer lab table results")
+@lab.command("table", epilog="Example: slimformer lab table results")
 def lab_table(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder `slimformer lab run` wrote")],
     seed: NoSeed = 0,

@@ -1,14 +1,18 @@
 """The options of the commands, each said once: name, kind of value, help."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimformer.models.opening import Opening, usable_device
+if TYPE_CHECKING:
+    from slimformer.models.opening import Opening
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="a folder, a hub id, demo:smollm2 or demo:minilm")]
 Stats = Annotated[Path, typer.Argument(metavar="STATS", help="the folder `slimformer calibrate` wrote")]
@@ -184,7 +188,42 @@ Track = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, no tables")]
 Force = Annotated[bool, typer.Option("--force", help="replace an earlier result of slimformer at the same place")]
-AS_USUAL = Opening()
+Budgets = Annotated[
+    str, typer.Option("--macs", "--mu", metavar="FRACTIONS", help="budgets, e.g. 0.9,0.7,0.5", show_default="all")
+]
+Small = Annotated[str, typer.Argument(metavar="DIR", help="the smaller model")]
+Against = Annotated[str, typer.Option(metavar="MODEL", help="the dense model it came from")]
+Record = Annotated[bool, typer.Option("--record", help="also write the result into DIR/report.json")]
+Narrowable = Annotated[
+    str, typer.Argument(metavar="MODEL", help="a folder (dense or compressed), a hub id, demo:smollm2 or demo:minilm")
+]
+WithHead = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="save the model with its head here")]
+ReadLength = Annotated[int, typer.Option("--seq-len", min=2, metavar="N", help="tokens read of each text at most")]
+Lengths = Annotated[
+    str,
+    typer.Option(metavar="NUMBERS", help="lengths to look at attention at, e.g. 64,128", show_default="as data allow"),
+]
+Sequences = Annotated[int, typer.Option(min=1, metavar="N", help="sequences to look at attention on, for each length")]
+
+
+@dataclass(frozen=True)
+class OpeningAsked:
+    """How a model is to be opened, as the options say it. Whether this machine can do so, only torch knows."""
+
+    device: str = "auto"
+    model_class: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def resolve(self) -> Opening:
+        """The same for the library; refused where there is no such device."""
+        from slimformer.models.opening import Opening, usable_device
+
+        usable_device(self.device)
+        return Opening(**vars(self))
+
+
+AS_USUAL = OpeningAsked()
 
 
 def opens_model(command: Callable[..., None]) -> Callable[..., None]:
@@ -205,8 +244,7 @@ def opens_model(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def call(**given: Any) -> None:
-        opening = Opening(**{"device": on, **{name: given.pop(name) for name in asked}})
-        usable_device(opening.device)  # refused before the work
+        opening = OpeningAsked(**{"device": on, **{name: given.pop(name) for name in asked}})
         command(opening=opening, **given)
 
     others = list(signature.parameters.values())

@@ -1,4 +1,4 @@
-"""The commands that show recipes."""
+"""`slimformer recipes`: what comes with the package, to be used or copied."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Annotated
 
 import typer
 
-from slimformer.cli.frontier import emit
 from slimformer.cli.options import AsJson, NoSeed, Quiet
+from slimformer.cli.output import emit
 
-recipes_app = typer.Typer(help="The recipes that come with the package.", no_args_is_help=True)
+recipes = typer.Typer(name="recipes", help="The recipes that come with the package.", no_args_is_help=True)
 
 
-@recipes_app.command("ls", epilog="Example: slimformer recipes ls")
+@recipes.command("ls", epilog="Example: slimformer recipes ls")
 def recipes_ls(seed: NoSeed = 0, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List the recipes."""
-    from slimformer.recipe import load_recipe, names
+    from slimformer.recipes import fields_of, names
 
-    found = {name: load_recipe(name).summary for name in names()}
+    found = {name: fields_of(name)["summary"] for name in names()}
 
     def tables() -> None:
         for name, summary in found.items():
@@ -26,7 +26,7 @@ def recipes_ls(seed: NoSeed = 0, as_json: AsJson = False, quiet: Quiet = False) 
     emit(found, as_json, quiet, tables)
 
 
-@recipes_app.command("show", epilog="Example: slimformer recipes show balanced > mine.yaml")
+@recipes.command("show", epilog="Example: slimformer recipes show balanced > mine.yaml")
 def recipes_show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a recipe's name or path")],
     seed: NoSeed = 0,
@@ -34,7 +34,8 @@ def recipes_show(
     quiet: Quiet = False,
 ) -> None:
     """Print a recipe: copy it, change it, and give its path to --recipe."""
-    from slimformer.recipe import load_recipe, text_of
+    from slimformer.recipe import load_recipe
+    from slimformer.recipes import text_of
 
     found = load_recipe(name)
     emit(found.to_json(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))

@@ -1,15 +1,14 @@
-"""The command that shows a report again, as a page."""
+"""`slimformer report`: a report as one page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from slimformer.cli.frontier import emit
 from slimformer.cli.options import AsJson, Force, NoSeed, Quiet
+from slimformer.cli.output import emit
 
 
 def report(
@@ -47,6 +46,3 @@ def report(
 
         webbrowser.open(target.resolve().as_uri())
     emit({"page": str(target)}, as_json, quiet, lambda: typer.echo(f"the page is {target}; open it in any browser"))
-
-
-REPORT: dict[Callable[..., None], str] = {report: "slimformer report smaller --open"}

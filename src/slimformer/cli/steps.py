@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.frontier import emit
 from slimformer.cli.options import AsJson, NoSeed, Quiet
+from slimformer.cli.output import emit
 
 
 def steps(

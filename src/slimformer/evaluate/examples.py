@@ -18,7 +18,7 @@ from typing import Any
 from slimformer.calibrate.documents import Document, read_documents
 from slimformer.calibrate.tables import open_table, read_lines
 from slimformer.calibrate.tasks import TASKS, Task, load_rows, read_task, spread
-from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable
+from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnreadable, UnknownTask
 from slimformer.evaluate.squad import Question
 from slimformer.files.reading import DATA, LARGE, require_regular
 from slimformer.messages.words import option
@@ -56,6 +56,12 @@ TEXTS: dict[str, tuple[Task, str]] = {
     "c4": (C4, "validation"),
     "c4-new": (C4, "validation"),
 }
+
+
+def require_task(task: str) -> None:
+    """Refuse a name that is no task."""
+    if task not in FILES:
+        raise UnknownTask(f"there is no task {task!r}; choose from {', '.join(FILES)}")
 
 
 def glue_parts(

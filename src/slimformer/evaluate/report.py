@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from slimformer.checkpoint.lines import json_text
+from slimformer.checkpoint.lines import strict as strict
 from slimformer.messages.short import Short, count
 from slimformer.plan.plan import LONGEST
 
@@ -93,12 +93,3 @@ class Report(Short):
     def metric(self, name: str) -> dict[str, Any] | None:
         """The metric of that name, if it was measured."""
         return next((metric for metric in self.metrics if metric["name"] == name), None)
-
-
-def strict(value: Any) -> Any:
-    """The same without NaN and infinity, anywhere inside."""
-    if isinstance(value, dict):
-        return {key: strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

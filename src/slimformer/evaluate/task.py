@@ -18,11 +18,20 @@ import numpy as np
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.gather import positions
 from slimformer.calibrate.text import token_batches
-from slimformer.errors import DataUnreadable, PlanDoesNotFit, SequenceTooLong, TooFewExamples, UnknownTask
+from slimformer.errors import DataUnreadable, PlanDoesNotFit, SequenceTooLong, TooFewExamples
 from slimformer.evaluate import glue, squad
 from slimformer.evaluate.compare import is_language_model
 from slimformer.evaluate.conventions import token_windows
-from slimformer.evaluate.examples import TEXTS, files_read, glue_parts, squad_questions, text_rows, training_pairs
+from slimformer.evaluate.examples import (
+    FILES,
+    TEXTS,
+    files_read,
+    glue_parts,
+    require_task,
+    squad_questions,
+    text_rows,
+    training_pairs,
+)
 from slimformer.evaluate.intervals import Interval, paired_scores
 from slimformer.evaluate.perplexity import perplexity
 from slimformer.evaluate.scores import Score, Vector, mean_score, perplexity_score
@@ -32,7 +41,7 @@ from slimformer.models.architecture import is_bare
 from slimformer.models.load import Loaded
 
 SQUAD = {"squad": 1, "squad_v2": 2}
-TASKS = (*glue.GLUE, *SQUAD, *TEXTS)
+TASKS = tuple(FILES)
 LENGTH = {"glue": 128, "squad": 384, "text": 2048}
 STRIDE = 128  # unless this is more than a third of the length
 RESAMPLES = 2000
@@ -109,12 +118,6 @@ def evaluate_task(task: str, dense: Loaded, small: Loaded, options: Options | No
     examples = max(len(each.golds) for each in scored)
     data, files = str(Path(how.data)) if how.data else "hub", [str(file) for file in files_read(task, how.data)]
     return TaskReport(task, dense.name, small.name, data, examples, unit, metrics, settings, notes, files)
-
-
-def require_task(task: str) -> None:
-    """Refuse a name that is no task."""
-    if task not in TASKS:
-        raise UnknownTask(f"there is no task {task!r}; choose from {', '.join(TASKS)}")
 
 
 def _measure(task: str) -> tuple[Callable[[str, Loaded, Loaded, Options, int], Answered], str]:

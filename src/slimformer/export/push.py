@@ -25,8 +25,8 @@ from slimformer.messages.words import option
 from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS
 from slimformer.models.read import CONFIG_FILES
 from slimformer.models.weight_files import INDEX
-from slimformer.report.card import is_hub_id
 from slimformer.report.hub_card import card_for_hub
+from slimformer.report.names import is_hub_id
 from slimformer.report.page import without_places
 
 CARD = "README.md"

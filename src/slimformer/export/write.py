@@ -17,6 +17,7 @@ from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.save import write_belongings
 from slimformer.checkpoint.verify import in_float32
 from slimformer.errors import CannotExport, SequenceTooLong
+from slimformer.export.asked import require_sensible
 from slimformer.export.compare import TOLERANCE, Difference
 from slimformer.export.graph import Graph, free_sizes, longest, pooling_of
 from slimformer.messages.words import option
@@ -24,7 +25,6 @@ from slimformer.models.load import Loaded
 from slimformer.nn.long_context import keys_are_grouped
 
 FORMAT = 1
-TARGETS = ("onnx", "torch", "gguf")
 Progress = Callable[[str, int, int], None]
 
 
@@ -68,7 +68,7 @@ def export_model(
     ONNX and torch take every model, dense, plain or ragged; GGUF plain decoders of the LLaMA family. `seq_len` fixes
     the length of sequences, `int8` is of ONNX, `quant` (f32, f16, q8_0) of GGUF.
     """
-    _require_sensible(to, int8, quant, seq_len)
+    require_sensible(to, int8, quant, seq_len)
     require_free(Path(folder), force)
     if keys_are_grouped(loaded.model):
         raise CannotExport(
@@ -88,19 +88,6 @@ def export_model(
         (partial / "export.json").write_text(json_text(made.to_dict()), encoding="utf-8")
         progress("export", 1, 1)
     return made
-
-
-def _require_sensible(to: str, int8: bool, quant: str | None, seq_len: int | None) -> None:
-    if to not in TARGETS:
-        raise CannotExport(f"{option('to', to)} is not known; choose from {', '.join(TARGETS)}")
-    if int8 and to != "onnx":
-        hint = f"; give {option('quant', 'q8_0')}" if to == "gguf" else ""
-        raise CannotExport(f"{option('int8', True)} is for {option('to', 'onnx')}, not for {to}{hint}")
-    if quant is not None and to != "gguf":
-        hint = f"; give {option('int8', True)}" if to == "onnx" else ""
-        raise CannotExport(f"{option('quant')} is for {option('to', 'gguf')}, not for {to}{hint}")
-    if seq_len is not None and to == "gguf":
-        raise CannotExport(f"{option('seq_len')} is for onnx and torch; a GGUF file takes any length")
 
 
 def _steps(

@@ -21,6 +21,7 @@ from slimformer.errors import HeadDoesNotFit, TooFewTokens
 from slimformer.evaluate.compare import is_language_model
 from slimformer.evaluate.intervals import paired_difference
 from slimformer.evaluate.perplexity import Perplexity, evaluating, perplexity
+from slimformer.heads.asked import require_adaptation
 from slimformer.heads.lm_head import (
     TokenMoments,
     bohning_step,
@@ -38,7 +39,6 @@ TAUS = (10.0, 100.0, 1e3, 1e4, 1e5)
 PRIORS = (1e3, 1e5, 1e7)
 PENALTIES = (1e-3, 1e-2, 1e-1)
 SWEEPS = 10
-METHODS = ("least-squares", "discriminant", "bohning")
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,7 @@ def adapt_head(
     """The head of `model` for the domain of `fit`; what has to be chosen is chosen on `select`."""
     if not is_language_model(model):
         raise HeadDoesNotFit(f"{type(model).__name__} has no language-model head to adapt")
-    if method not in METHODS:
-        raise HeadDoesNotFit(f"there is no method {method!r}; choose from {', '.join(METHODS)}")
+    require_adaptation(method)
     layer: Any = model.get_output_embeddings()
     if getattr(layer, "bias", None) is not None and bool((layer.bias != 0).any()):
         raise HeadDoesNotFit("heads with a bias of their own are not adapted")

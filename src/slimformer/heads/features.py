@@ -25,9 +25,9 @@ from slimformer.calibrate.documents import Document, Label
 from slimformer.calibrate.images import image_batches
 from slimformer.calibrate.text import Batch, padded_batches
 from slimformer.errors import NotFinite
+from slimformer.heads.asked import POOLS as POOLS
 from slimformer.models import describe, family_of
 
-POOLS = ("cls", "mean", "last")
 CHUNK = 512  # documents encoded between two updates of the moments; enough to put like lengths together
 ROWS = 32  # documents per forward pass
 

@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from slimformer.errors import RowsUnusable
+from slimformer.heads.asked import MAPS
 
 STRENGTHS = (1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
 SHARES = (1.0, 0.3, 0.1, 0.03)
@@ -180,10 +181,4 @@ def _eye(d: int) -> Tensor:
     return torch.eye(d, dtype=torch.float64)
 
 
-METHODS: dict[str, Fit] = {
-    "ridge": _ridge,
-    "procrustes": _procrustes,
-    "cca": _cca,
-    "scale-free": _scale_free,
-    "relative": _relative,
-}
+METHODS: dict[str, Fit] = dict(zip(MAPS, (_ridge, _procrustes, _cca, _scale_free, _relative), strict=True))

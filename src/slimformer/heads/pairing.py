@@ -31,7 +31,6 @@ from slimformer.models.load import load_model
 from slimformer.models.opening import Opening
 
 AT = (1, 5, 10)
-SUFFIXES = (".safetensors", ".npy")
 IMAGE_COLUMNS = ("image", "file_name", "path")
 TEXT_COLUMNS = ("caption", "text", "sentence", "name")
 LEAST = 10
@@ -43,11 +42,6 @@ class Matched:
 
     best: Match
     report: dict[str, Any]
-
-
-def is_features(name: str) -> bool:
-    """A file with one row of numbers for each thing, rather than a model?"""
-    return Path(name).suffix.lower() in SUFFIXES
 
 
 def read_features(path: str | Path) -> Tensor:

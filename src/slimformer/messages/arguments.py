@@ -15,10 +15,8 @@ from functools import wraps
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, overload
 
-import torch
-from transformers import PreTrainedModel
-
 from slimformer.errors import WrongArgument
+from slimformer.messages.progress import shown
 from slimformer.messages.words import option
 
 P = ParamSpec("P")
@@ -62,6 +60,24 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
+def _is_model(value: Any) -> bool:
+    from transformers import PreTrainedModel  # a name or path is told without it
+
+    return isinstance(value, PreTrainedModel)
+
+
+def _is_device(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, str | torch.device)
+
+
+def _is_precision(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.dtype)
+
+
 def _are_numbers(value: Any) -> bool:
     return _is_list(value) and len(value) == 2 and all(_is(each, Real) for each in value)
 
@@ -81,7 +97,7 @@ DATA = Kind(
     "something to read: a file, a data set's name, builtin, a list of texts, token ids or a folder of images", _is_data
 )
 ANYTHING = Kind("anything", lambda _: True, optional=True)
-IN_MEMORY = instance("a model of transformers (a PreTrainedModel)", PreTrainedModel)
+IN_MEMORY = Kind("a model of transformers (a PreTrainedModel)", _is_model)
 ON_DISK = Kind("a folder, a hub id or demo:smollm2", _is_path)
 MODEL = Kind(
     f"{ON_DISK.wanted}, nor {IN_MEMORY.wanted}", lambda x: ON_DISK.accepts(x) or IN_MEMORY.accepts(x)
@@ -100,13 +116,14 @@ KINDS: dict[str, Kind] = {
     "bits": whole(1), "group": whole(0, optional=True), "method": TEXT, "symmetric": YES_OR_NO, "pattern": TEXT,
     "k": whole(1), "kind": TEXT, "window": whole(0), "keep_exact": whole(0), "steps": whole(1),
     "budgets": Kind("two numbers, the small one first", _are_numbers), "tolerance": AT_LEAST_0, "mean_macs": NUMBER,
-    "device": instance("the name of a device, e.g. 'cpu'", str, torch.device),
-    "dtype": Kind("a precision of torch, e.g. torch.float32",
-                  lambda x: isinstance(x, torch.dtype) and x.is_floating_point, optional=True),
+    "device": Kind("the name of a device, e.g. 'cpu'", _is_device),
+    "dtype": Kind("a precision of torch, e.g. torch.float32", lambda x: _is_precision(x) and x.is_floating_point,
+                  optional=True),
     "revision": Kind("a branch, a tag or a commit", lambda x: isinstance(x, str) and bool(x.strip()), optional=True),
     "trust_remote_code": YES_OR_NO,
     "model_class": Kind("the name of a class", lambda x: isinstance(x, str) and bool(x.strip()), optional=True),
-    "progress": CALLABLE, "say": CALLABLE, "report": instance("a dictionary", dict),
+    "progress": Kind("True, False or a function", lambda x: isinstance(x, bool) or callable(x)),
+    "say": CALLABLE, "report": instance("a dictionary", dict),
 }  # fmt: skip
 
 
@@ -115,7 +132,10 @@ def check_arguments(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def check_arguments(**own: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def check_arguments(function: Any = None, /, **own: Kind) -> Any:
-    """Check the arguments of every call; `own` are kinds that only this function has, or has otherwise."""
+    """Check the arguments of every call; `own` are kinds that only this function has, or has otherwise.
+
+    A function that takes `progress` takes True and False as well: here they become what it calls.
+    """
     if function is None:
         return lambda found: _checking(found, {**KINDS, **own})
     return _checking(function, KINDS)
@@ -138,7 +158,12 @@ def _checking(function: Callable[..., R], kinds: Mapping[str, Kind]) -> Callable
         for name, value in {**given, **others}.items():
             if name != "self" and not (value is None and (name in free or name in others)):
                 _require(name, value, by_name.get(name, kinds.get(name, ANYTHING)))
-        return function(*args, **kwargs)
+        if not isinstance(given.get("progress"), bool):
+            return function(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        with shown(given["progress"]) as progress:
+            bound.arguments["progress"] = progress
+            return function(*bound.args, **bound.kwargs)
 
     return call
 
@@ -146,7 +171,7 @@ def _checking(function: Callable[..., R], kinds: Mapping[str, Kind]) -> Callable
 def _require(name: str, value: Any, kind: Kind) -> None:
     if (value is None and kind.optional) or (value is not None and kind.accepts(value)):
         return
-    if value is None or isinstance(value, str | Real | os.PathLike | torch.dtype):
+    if value is None or isinstance(value, str | Real | os.PathLike) or _is_precision(value):
         shown = option(name, value if len(str(value)) <= SHOWN else f"{str(value)[:SHOWN]}…")
     else:
         shown = f"{option(name)} is a {type(value).__name__}, which"

@@ -16,10 +16,11 @@ from slimformer.messages.words import option
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare, parts
 from slimformer.models.class_choice import HEADS
-from slimformer.models.demo import load_gguf
+from slimformer.models.fetch import find_place
+from slimformer.models.gguf import load_gguf
 from slimformer.models.opening import Opening, opening_facts, say, usable_device, usable_precision
 from slimformer.models.packed import is_packed
-from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS, Place, find_place
+from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS, Place
 from slimformer.models.read import Checkpoint, look_at, read_weights, reason
 from slimformer.models.weight_files import KINDS
 

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import torch
 
 from slimformer.errors import WrongArgument
+from slimformer.messages.notes import OpeningNote as OpeningNote
 from slimformer.messages.words import option
 
 
@@ -36,10 +37,6 @@ class OpeningOptions(TypedDict, total=False):
 
 
 OPTIONS = tuple(field.name for field in fields(Opening))
-
-
-class OpeningNote(UserWarning):
-    """A model was opened otherwise than its folder says. The command line prints it as a note."""
 
 
 def say(notes: list[str]) -> None:

@@ -1,4 +1,5 @@
-"""From what a user calls a model to the folder it is in: one here, in a demo package, or a copy of what the hub has."""
+"""From what a user calls a model to the folder it is in, where that is on this machine. Needs no torch, so that a
+folder that is not there is told at once."""
 
 from __future__ import annotations
 
@@ -8,24 +9,16 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-
 from slimformer.errors import ModelNotFound, WrongArgument
-from slimformer.files.reading import LARGE, read_json, require_regular_files
+from slimformer.files.reading import LARGE, require_regular_files
 from slimformer.messages.words import option
 from slimformer.models.demo import DEMOS
-from slimformer.models.hub import hub_or_cache
-from slimformer.models.opening import Opening
-from slimformer.models.weight_files import INDEX, SINGLE
 
-COMPANIONS = ("*.json", "*/*.json", "*LICENSE*", "*LICENCE*", "*NOTICE*", "*/*.safetensors")
 PROCESSOR_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*",
     "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 PROCESSOR_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
-
-
 TEXTS = ("*.json", "*.txt", "*.jinja", "*/*.jinja")
 
 
@@ -40,18 +33,20 @@ class Place:
     commit: str | None = None
 
 
-def find_place(name: str | Path, opening: Opening) -> Place:
-    """Where MODEL is: a folder, `demo:smollm2`, or a hub id, of which all that is needed is fetched."""
+def place_here(name: str | Path, revision: str | None) -> Place | None:
+    """Where MODEL is on this machine: a folder, or `demo:smollm2`; None for what can only be a hub id.
+
+    A folder that is not there is refused, and so is a revision of what is not on the hub.
+    """
     text = str(name)
     if text.startswith("demo:"):
         folder, gguf = _demo(text)
-        _require_hub(text, opening)
+        _require_no_revision(text, revision)
         return Place(text, folder, gguf=gguf)
     here = _local(text, only=isinstance(name, Path))
     if here is None:
-        folder = _fetched(text, opening)
-        return Place(text, folder, local=False, commit=folder.name)
-    _require_hub(text, opening)
+        return None
+    _require_no_revision(text, revision)
     if "/" in text and not text.startswith((".", "/", "~")):
         text = f"./{text}"  # so that nobody who reads it elsewhere takes it for a hub id
     return Place(text, here)
@@ -63,10 +58,10 @@ def require_regular_texts(folder: Path) -> None:
     require_regular_files(names, LARGE)
 
 
-def _require_hub(name: str, opening: Opening) -> None:
-    if opening.revision is not None:
+def _require_no_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
         raise WrongArgument(
-            f"{option('revision', opening.revision)} is for models of the hub, and {name} is here; leave it out"
+            f"{option('revision', revision)} is for models of the hub, and {name} is here; leave it out"
         )
 
 
@@ -81,43 +76,6 @@ def _local(name: str, *, only: bool) -> Path | None:
     if not name or looks_like_path:
         raise ModelNotFound(f"there is no folder {name!r}; give a folder with config.json, a hub id, or demo:smollm2")
     return None
-
-
-def _fetched(name: str, opening: Opening) -> Path:
-    """A copy of what the hub has: small files first, because they say which weights there are."""
-    code = ("*.py",) if opening.trust_remote_code else ()
-    small = [*COMPANIONS, *PROCESSOR_FILES, *code]
-    try:
-        with hub_or_cache():
-            folder = Path(snapshot_download(name, revision=opening.revision, allow_patterns=small))
-            snapshot_download(name, revision=folder.name, allow_patterns=_weights_of(folder))
-    except Exception as error:  # of the network, the hub and its client, each in several kinds
-        folder = _cached(name, opening, error)
-    if not any((folder / file).is_file() for file in (SINGLE, INDEX)):
-        raise ModelNotFound(
-            f"{name}: the hub has no {SINGLE} of it; weights in pickles are not read, convert them first (SECURITY.md)"
-        )
-    return folder
-
-
-def _cached(name: str, opening: Opening, error: Exception) -> Path:
-    """What was fetched before, by whatever program; it may lack licences and the like, which is no reason to refuse."""
-    try:
-        revision, files = opening.revision, ["config.json"]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=files, local_files_only=True))
-    except Exception:
-        at = "" if opening.revision is None else f" at revision {opening.revision!r}"
-        raise ModelNotFound(
-            f"{name!r} is neither a folder here nor a model the hub gives{at}; check the name and the network"
-        ) from error
-
-
-def _weights_of(folder: Path) -> list[str]:
-    try:
-        listed = read_json(folder / INDEX, LARGE)["weight_map"].values()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return [SINGLE]
-    return [SINGLE, *sorted({str(file) for file in listed})]
 
 
 def _demo(name: str) -> tuple[Path, str | None]:

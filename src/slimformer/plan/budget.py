@@ -6,18 +6,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from slimformer.errors import BudgetOutOfReach
-from slimformer.messages.words import either, option
+from slimformer.messages.words import option
 from slimformer.models import Architecture, Site
+from slimformer.plan.asked import Measure, one_fraction
+from slimformer.plan.asked import require_fraction as require_fraction
+from slimformer.plan.asked import require_one as require_one
 from slimformer.plan.cost import Size, block_cost, full_size, site_cost
 
-Measure = Literal["macs", "params", "latency"]
-MEASURES: tuple[Measure, ...] = ("macs", "params", "latency")
-BUDGETS = (*MEASURES, "max_kl", "size")  # all that `compress` takes
-PERCENT = 5  # from here on a budget that is no fraction was meant in per cent; nobody wants 1.5 %
-NOUNS = {"macs": "MACs", "params": "block parameters", "latency": "measured block latency"}
 Point = tuple[int, int, int]  # units, groups, nanoseconds
 
 
@@ -80,27 +77,5 @@ class Budget:
 
 def budget_of(**given: float | None) -> Budget:
     """The one budget that was given; the names are those on offer (`MEASURES`, or some of them)."""
-    by = require_one(given)
-    fraction = given[by]
-    assert fraction is not None
-    require_fraction(fraction, by)
+    by, fraction = one_fraction(given)
     return Budget(fraction, by)  # type: ignore[arg-type]
-
-
-def require_one(given: Mapping[str, object]) -> str:
-    """The name of the one budget that was given; refused where there is none, or more than one."""
-    asked = [name for name, value in given.items() if value is not None]
-    if len(asked) != 1:
-        found = " and ".join(option(name, given[name]) for name in asked) or "none"
-        raise BudgetOutOfReach(f"one budget is needed: {either(*given)} (found {found})")
-    return asked[0]
-
-
-def require_fraction(fraction: float, by: str = "macs") -> None:
-    """Refuse what is not a fraction to keep; percents are the usual slip."""
-    if not 0 < fraction <= 1:
-        meant = f" (did you mean {fraction / 100:g}?)" if PERCENT <= fraction <= 100 else ""
-        raise BudgetOutOfReach(
-            f"{option(by, fraction)} is not a fraction of the {NOUNS[by]} to keep; give a number above 0, up to "
-            f"1{meant}"
-        )

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from slimformer.evaluate.intervals import paired_difference
 from slimformer.evaluate.routing import Macs, Outcomes, Point, at_threshold, routed_losses, routing_curve
-from slimformer.report.card import source_names
+from slimformer.report.names import source_names
 
 FORMAT = 1
 SHARES = 10  # the curve is shown at this many equal steps of the share that is handed on

@@ -18,8 +18,9 @@ from slimformer.messages.short import count
 from slimformer.models import Architecture
 from slimformer.plan import Plan
 from slimformer.plan.memory import in_words
-from slimformer.report.card import narrow_line, opening_line, source_names
+from slimformer.report.card import narrow_line, opening_line
 from slimformer.report.heads import fresh_head_line
+from slimformer.report.names import source_names
 
 
 def show(report: Report, console: Console) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slimformer.files.reading import require_regular
-from slimformer.report.card import last_name, source_names
+from slimformer.report.names import last_name, source_names
 
 SCRIPTS = ("draw.js", "plan.js", "page.js", "elsewhere.js", "spectra.js", "detail.js")  # the last one starts
 MODELS = ("dense", "small")  # of a task or a bench

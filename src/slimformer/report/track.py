@@ -24,7 +24,7 @@ from typing import Any
 
 from slimformer.errors import TrackerNotFound
 from slimformer.messages.words import option
-from slimformer.report.card import last_name
+from slimformer.report.names import last_name
 
 PROJECT = "slimformer"
 SETTINGS = ("model_type", "recipe", "format", "budget", "budget_by", "seq_len")

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.gather import vocabulary
 from slimformer.calibrate.text import Batch
+from slimformer.checkpoint.atomic import require_apart
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_cascade, save_cascade
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture, WrongArgument
 from slimformer.evaluate.answers import classes, logits_of, observe, read_windows, require_answers
@@ -48,7 +49,6 @@ from slimformer.plan import Budget, Plan
 from slimformer.plan.settings import CutSettings
 from slimformer.run import Run
 from slimformer.steps.make import make, require_same_model
-from slimformer.steps.result import require_apart
 
 TOLERANCE = 0.005  # half a point of accuracy, or half a percent of perplexity
 

@@ -18,7 +18,8 @@ from slimformer.messages.words import either, option
 from slimformer.models import describe
 from slimformer.nn.long_context import require_every_key
 from slimformer.plan import Budget, Plan, check_budget
-from slimformer.plan.budget import BUDGETS, MEASURES, budget_of, require_one
+from slimformer.plan.asked import BUDGETS, MEASURES, require_one
+from slimformer.plan.budget import budget_of
 from slimformer.plan.settings import CutSettings
 from slimformer.run import Run
 from slimformer.steps.alternatives import alternatives

@@ -40,7 +40,8 @@ from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint, is_pre_norm
 from slimformer.nn.long_context import require_every_key
 from slimformer.plan import Budget, Edit, Plan
-from slimformer.plan.budget import MEASURES, budget_of
+from slimformer.plan.asked import MEASURES
+from slimformer.plan.budget import budget_of
 from slimformer.plan.cost import block_cost
 from slimformer.rewrite.bypass import Reading
 from slimformer.rewrite.correct import Correction

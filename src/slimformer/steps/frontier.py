@@ -15,7 +15,6 @@ from slimformer.evaluate.compare import compare
 from slimformer.messages.progress import silent
 from slimformer.models import describe
 from slimformer.plan import Budget, Plan, ffn_of
-from slimformer.plan.budget import require_fraction
 from slimformer.plan.curves import path_name
 from slimformer.plan.profile import least_cost
 from slimformer.plan.sensitivity import predicted_harm
@@ -93,17 +92,6 @@ def sweep(
         metrics = [metric.to_json() for metric in compare(run.dense, small, batches)]
         run.progress("sweep", i + 1, len(points))
         yield {**point.to_json(), "metrics": metrics}
-
-
-def budgets_of(text: str) -> list[float]:
-    """The budgets in "0.9,0.7,0.5"."""
-    try:
-        found = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise BudgetOutOfReach(f"{text!r} is not a list of fractions; give budgets like 0.9,0.7,0.5") from None
-    for fraction in found:
-        require_fraction(fraction)
-    return found
 
 
 def correlation(pairs: Iterable[tuple[float, float]]) -> float | None:

@@ -9,9 +9,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from slimformer.checkpoint.atomic import require_apart
 from slimformer.checkpoint.pack import packed, unpacked
 from slimformer.checkpoint.save import save
-from slimformer.errors import OutputExists, PlanDoesNotFit
+from slimformer.errors import PlanDoesNotFit
 from slimformer.evaluate.assessment import describe_result, evaluate, is_stored_packed
 from slimformer.evaluate.report import Report
 from slimformer.files.manifest import require_unchanged
@@ -117,12 +118,3 @@ def _rounded_before(run: Run) -> list[str]:
 def _in_precision(model: PreTrainedModel, dtype: Any) -> PreTrainedModel:
     out: Any = copy.deepcopy(model)
     return out.to(dtype)
-
-
-def require_apart(target: Path, *inputs: str | Path | None) -> None:
-    """Refuse to write over what is being read: `force` must not destroy the dense model, its statistics or the data."""
-    place = target.resolve()
-    for given in inputs:
-        if given and Path(given).exists() and Path(given).resolve().is_relative_to(place):
-            what = "is" if Path(given).resolve() == place else f"holds {given}, which is"
-            raise OutputExists(f"{target} {what} read to make the result, so it is not replaced; choose another place")

@@ -23,7 +23,7 @@ from slimformer.calibrate.collect import collect, ending_in
 from slimformer.calibrate.documents import UNNAMED, Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.calibrate.store import Statistics, begin, moments_file, open_statistics, write_block, write_weights
-from slimformer.checkpoint.atomic import one_clear_line, require_free, writing
+from slimformer.checkpoint.atomic import one_clear_line, require_apart, require_free, writing
 from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.save import write_belongings
@@ -67,7 +67,6 @@ from slimformer.steps.memory import (
     require_disk,
     residence,
 )
-from slimformer.steps.result import require_apart
 from slimformer.steps.second_walk import Walked, second_walk
 from slimformer.steps.streaming_job import Job, asked_before, job_for, require_whole, work_folder
 from slimformer.steps.streaming_limits import on_the_cpu, streamable

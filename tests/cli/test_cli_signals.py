@@ -38,9 +38,9 @@ class Alarm:
 
     def __init__(self, stage, number, monkeypatch):
         self.stage, self.number = stage, number
-        monkeypatch.setattr("slimformer.cli.app.progress_bars", self)
+        monkeypatch.setattr("slimformer.cli.terminal._progress", self)
 
-    def __call__(self, _err, *, hidden):
+    def __call__(self, *, hidden):
         return self
 
     def __enter__(self):

@@ -1,0 +1,101 @@
+"""`slimformer adapt`: the head of a language model for another domain, in closed form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slimformer.cli.inputs import column_names, joined, parts_of, require_data, require_model, require_place
+from slimformer.cli.options import (
+    AS_USUAL,
+    AsJson,
+    Columns,
+    DataOption,
+    Force,
+    Model,
+    OpeningAsked,
+    Quiet,
+    Samples,
+    Seed,
+    SeqLen,
+    Tokens,
+    WithHead,
+    opens_model,
+)
+from slimformer.cli.output import emit, out
+from slimformer.cli.terminal import showing_progress
+from slimformer.heads.asked import require_adaptation
+from slimformer.report.heads import show_adapted
+
+
+@opens_model
+def adapt(
+    model: Model,
+    data: DataOption,
+    out_folder: WithHead = None,
+    source_data: Annotated[
+        str, typer.Option("--source-data", metavar="DATA", help="text of the old domain, to see what is forgotten")
+    ] = "",
+    method: Annotated[str, typer.Option(metavar="NAME", help="bohning, discriminant or least-squares")] = "bohning",
+    columns: Columns = "",
+    tokens: Tokens = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
+    seed: Seed = 0,
+    opening: OpeningAsked = AS_USUAL,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Adapt the head of a language model to the domain of --data, in closed form; perplexity before and after."""
+    name = joined(data)
+    require_adaptation(method)
+    if out_folder is not None:
+        require_place(out_folder, force, model, *parts_of(name), source_data)
+    require_model(model, opening)
+    require_data(name, source_data or None)
+
+    from slimformer.calibrate.gather import gather
+    from slimformer.heads import adapt as lm_adapt
+    from slimformer.models import describe
+    from slimformer.models.load import load_model
+
+    loaded = load_model(model, opening.resolve())
+    how: dict[str, Any] = {
+        "seq_len": seq_len, "tokens": tokens, "samples": samples, "columns": column_names(columns), "seed": seed
+    }  # fmt: skip
+    architecture = describe(loaded.model)
+    splits = gather(name, loaded.model, loaded.processor, architecture, **how).splits
+    texts = {"domain": splits["report"]}
+    if source_data:
+        old = gather(source_data, loaded.model, loaded.processor, architecture, **how, purpose="evaluation")
+        texts["source"] = old.splits["report"]
+    with showing_progress(hidden=quiet or as_json) as progress:
+        progress("states", 0, 2)
+        fit, select = (lm_adapt.states_of(loaded.model, splits[name]) for name in ("fit", "select"))
+        progress("states", 2, 2)
+        found = lm_adapt.adapt_head(loaded.model, fit, select, method, progress=progress)
+        adapted, warning = lm_adapt.with_head(loaded.model, found.W)
+        measured = lm_adapt.before_and_after(loaded.model, adapted, texts)
+        report = {
+            "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": found.chosen, "data": name,
+            "source_data": source_data, "tokens": len(fit.t), "perplexity": measured, "warning": warning,
+        }  # fmt: skip
+        if out_folder is not None:
+            _save_adapted(loaded, adapted, out_folder, report, force)
+    emit(report, as_json, quiet, lambda: show_adapted(report, out_folder, out))
+
+
+def _save_adapted(loaded: Any, adapted: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
+    from slimformer.checkpoint import save as checkpoint
+    from slimformer.checkpoint.atomic import writing
+
+    adapted = adapted.to(loaded.dtype)
+    with writing(folder, "checkpoint", force=force) as partial:
+        checkpoint.write_model(adapted, partial)
+        checkpoint.write_belongings(partial, loaded.processor, loaded.companions)
+        (partial / "adapt.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        checkpoint.verify_reload(adapted, partial)

@@ -1,0 +1,194 @@
+"""What the options of several commands name: budgets, data, models. What can be refused without torch is refused first.
+
+Functions here import what they need when they are called: the start of every command is light.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slimformer.cli.options import AS_USUAL, OpeningAsked
+from slimformer.errors import BudgetOutOfReach, SlimformerError
+
+if TYPE_CHECKING:
+    import torch
+
+    from slimformer.models.opening import Opening
+
+PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def fraction_asked(macs: str | None, params: str | None = None, latency: str | None = None) -> dict[str, float]:
+    """The one budget given on the command line: of what, and which fraction."""
+    from slimformer.plan.asked import one_fraction
+
+    texts = {"macs": macs, "params": params, "latency": latency}
+    by, found = one_fraction({by: None if text is None else fraction(by, text) for by, text in texts.items()})
+    return {by: found}
+
+
+def fraction(by: str, text: str) -> float:
+    """The number in a text; percents are understood and refused."""
+    from slimformer.plan.asked import NOUNS
+
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        found = float(number)
+    except ValueError:
+        raise BudgetOutOfReach(
+            f"--{by} {text!r} is not a number; give the fraction of the {NOUNS[by]} to keep, e.g. 0.5"
+        ) from None
+    if percent:
+        raise BudgetOutOfReach(f"--{by} {text} is not a fraction; did you mean {found / 100:g}?")
+    return found
+
+
+def size_in_bytes(option: str, text: str) -> int:
+    """A size such as 4GB, 512 MiB or 3e9 in bytes; GB is a power of ten, as disks are sold, GiB one of two."""
+    stripped = text.strip().lower().removesuffix("b")
+    number = stripped.rstrip("kmgti ")
+    try:
+        size = float(number) * UNITS[stripped[len(number) :].strip()]
+    except (ValueError, KeyError):
+        size = 0.0
+    if not 0 < size < 2**60:
+        raise SlimformerError(f"{option} {text!r} is not a size; give e.g. 4GB or 512MiB")
+    return int(size)
+
+
+def column_names(text: str) -> list[str] | None:
+    """The names in `sentence1,sentence2`."""
+    return [name.strip() for name in text.split(",") if name.strip()] or None
+
+
+def joined(data: list[str] | None) -> str:
+    """The sources of `--data a --data b` as one name, as in `--data a,b`; that of the default where there are none."""
+    from slimformer.calibrate.documents import UNNAMED
+
+    return ",".join(data) if data else UNNAMED
+
+
+def parts_of(data: str) -> tuple[str, ...]:
+    """What a name of data may name: all of it, and each part between commas."""
+    return (data, *data.split(","))
+
+
+def require_data(*sources: str | None) -> None:
+    """Refuse data that are not there, before torch is imported."""
+    from slimformer.calibrate.tasks import require_there
+
+    for source in sources:
+        if source is not None:
+            require_there(source)
+
+
+def require_readable_as_recorded(*, columns: str, samples: int | None) -> None:
+    """Without --data the data are read as they were read at first; options that say otherwise need --data."""
+    given = [flag for flag, value in (("--columns", columns), ("--samples", samples)) if value]
+    if given:
+        raise SlimformerError(
+            f"{', '.join(given)}: how to read --data, and none are given; give --data, or leave it out"
+        )
+
+
+def require_model(name: str, opening: OpeningAsked) -> None:
+    """Refuse a model that is not where it is said to be, before torch is imported; what the hub has is seen later."""
+    from slimformer.models.place import place_here
+
+    place_here(name, opening.revision)
+
+
+def require_models(folder: str, against: str, opening: OpeningAsked) -> None:
+    """Refuse a smaller model or a dense one that is not there; only the dense one is said to be of the hub."""
+    require_model(folder, AS_USUAL)
+    require_model(against, opening)
+
+
+def require_place(folder: Path, force: bool, *inputs: str | Path | None) -> None:
+    """Refuse, before the work, a folder that is taken, and one that is read from."""
+    from slimformer.checkpoint.atomic import require_apart, require_free
+
+    require_apart(folder, *inputs)
+    require_free(folder, force)
+
+
+def require_precision(name: str) -> None:
+    """Refuse what is not the name of a precision."""
+    if name not in PRECISIONS:
+        raise SlimformerError(f"--dtype {name!r} is not known; choose from {', '.join(PRECISIONS)}")
+
+
+def precision(name: str) -> torch.dtype:
+    """The data type of that name."""
+    import torch
+
+    require_precision(name)
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def with_precision(opening: OpeningAsked, dtype: str) -> Opening:
+    """How to open a model that is calibrated in this precision."""
+    from slimformer.models.opening import usable_precision
+
+    return replace(opening.resolve(), dtype=usable_precision(precision(dtype), opening.device))
+
+
+def statistics_of(folder: Path, moved: str, opening: OpeningAsked) -> str:
+    """The model that statistics are of; refused, before torch is imported, where either is not there."""
+    from slimformer.calibrate.provenance import read_provenance
+
+    model = moved or read_provenance(folder).model
+    require_model(model, opening)
+    return model
+
+
+def loaded_for(statistics: Any, moved: str, opening: OpeningAsked) -> Any:
+    """The model the statistics are of, in the precision they were made in: then every route gives the same bits."""
+    from slimformer.models.load import load_model
+
+    how = replace(opening.resolve(), dtype=precision(statistics.provenance.dtype))
+    return load_model(moved or statistics.provenance.model, how)
+
+
+def load_pair(folder: str, against: str, opening: OpeningAsked) -> tuple[Any, Any]:
+    """The dense model and the smaller one, on one device; of the hub only the dense one is said to be."""
+    from slimformer.models.load import load_model
+
+    how = opening.resolve()
+    small = load_model(folder, replace(how, revision=None, trust_remote_code=False))
+    return load_model(against, how), small
+
+
+def load_relatives(folder: str, against: str, opening: OpeningAsked) -> tuple[Any, Any]:
+    """The same, the one made from the other as far as can be told."""
+    from slimformer.evaluate.assessment import require_relatives
+
+    loaded, small = load_pair(folder, against, opening)
+    require_relatives(loaded, small)
+    return loaded, small
+
+
+def read_data(
+    loaded: Any, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
+    purpose: Any, *, broad: bool = False,
+) -> Any:  # fmt: skip
+    """Data for a model that is loaded already."""
+    from slimformer.calibrate.gather import gather
+    from slimformer.models import describe
+
+    return gather(
+        data, loaded.model, loaded.processor, describe(loaded.model),
+        seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
+        broad=broad,
+    )  # fmt: skip
+
+
+def started_from(statistics: Any, settings: Any, format: str, source: tuple[str, OpeningAsked], progress: Any) -> Any:
+    """A run from statistics, and from the model they are of, wherever it is now; another model is refused."""
+    from slimformer.steps.make import from_statistics
+
+    return from_statistics(loaded_for(statistics, *source), statistics, settings, format=format, progress=progress)

@@ -1,0 +1,104 @@
+"""`slimformer match`: two models matched on pairs, in closed form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slimformer.cli.inputs import column_names, require_data, require_model, require_place
+from slimformer.cli.options import (
+    AS_USUAL,
+    AsJson,
+    Force,
+    OpeningAsked,
+    Quiet,
+    ReadLength,
+    Samples,
+    Seed,
+    opens_model,
+)
+from slimformer.cli.output import emit, out
+from slimformer.cli.terminal import showing_progress
+from slimformer.errors import DataNotFound
+from slimformer.heads.asked import MAPS, is_features, require_maps
+from slimformer.report.heads import show_match
+
+Side = Annotated[
+    str, typer.Option("--source", metavar="FEATURES|MODEL", help="a .safetensors or .npy file of rows, or a model")
+]
+Side2 = Annotated[str, typer.Option("--target", metavar="FEATURES|MODEL", help="the same for the other side")]
+PairData = Annotated[
+    str,
+    typer.Option(
+        "--data", metavar="DATA", help="what both models read: a table with image and caption columns, or text",
+        show_default=False,
+    ),
+]  # fmt: skip
+Method = Annotated[
+    str, typer.Option(metavar="NAMES", help="ridge, procrustes, cca, scale-free, relative; several by commas, or all")
+]
+SidePool = Annotated[str, typer.Option(metavar="NAME", help="cls, mean or last", show_default="mean; cls for images")]
+SidePool2 = Annotated[str, typer.Option(metavar="NAME", help="cls, mean or last", show_default="mean; cls for images")]
+MapOut = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="save the best map here")]
+
+
+@opens_model
+def match(
+    source: Side,
+    target: Side2,
+    data: PairData = "",
+    out_folder: MapOut = None,
+    method: Method = "all",
+    source_pool: SidePool = "",
+    target_pool: SidePool2 = "",
+    samples: Samples = None,
+    seq_len: ReadLength = 64,
+    seed: Seed = 0,
+    opening: OpeningAsked = AS_USUAL,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Match two models on pairs, in closed form: recall both ways on pairs set aside, method by method."""
+    if out_folder is not None:
+        require_place(out_folder, force, source, target, data)
+    methods = MAPS if method == "all" else tuple(column_names(method) or ())
+    require_maps(methods)
+    _require_inputs(source, target, data, opening)
+
+    from slimformer.heads import pairing
+
+    how: dict[str, Any] = {"seq_len": seq_len, "opening": opening.resolve(), "samples": samples}
+    with showing_progress(hidden=quiet or as_json) as progress:
+        X, Y = (
+            pairing.read_features(name)[:samples] if is_features(name)
+            else pairing.model_features(name, data, pool=pool or None, progress=progress, **how)
+            for name, pool in ((source, source_pool), (target, target_pool))
+        )  # fmt: skip
+        found = pairing.fit_and_retrieve(X, Y, methods, seed=seed, progress=progress)
+        report = {**found.report, "source": source, "target": target, "data": data, "seed": seed}
+        if out_folder is not None:
+            _save_map(found.best, out_folder, report, force)
+    emit(report, as_json, quiet, lambda: show_match(report, out_folder, out))
+
+
+def _require_inputs(source: str, target: str, data: str, opening: OpeningAsked) -> None:
+    """Refuse models and data that are not there, and models without data to read."""
+    models = [side for side in (source, target) if not is_features(side)]
+    if models and not data:
+        raise DataNotFound("models are matched on things both read; name them with --data, e.g. captions.jsonl")
+    for model in models:
+        require_model(model, opening)
+    require_data(data or None)
+
+
+def _save_map(found: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
+    from slimformer.checkpoint.atomic import writing
+    from slimformer.heads.match_file import write_match
+
+    with writing(folder, "match", force=force) as partial:
+        write_match(found, partial / "match.safetensors")
+        (partial / "match.json").write_text(json.dumps(report, indent=1), encoding="utf-8")

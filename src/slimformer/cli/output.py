@@ -1,0 +1,114 @@
+"""What commands print: one JSON object, tables, notes, where a result is and how it is opened."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from slimformer.errors import ReportNotFound, SlimformerError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+out = Console()
+err = Console(stderr=True)
+
+
+def emit(found: Any, as_json: bool, quiet: bool, tables: Callable[[], None]) -> None:
+    """One JSON object, or tables, or nothing."""
+    from slimformer.checkpoint.lines import strict
+
+    if as_json:
+        typer.echo(json.dumps(strict(found), allow_nan=False))
+    elif not quiet:
+        tables()
+
+
+def show_notes(notes: Iterable[str], *, hidden: bool) -> None:
+    """What one should know, on standard error."""
+    for note in notes if not hidden else ():
+        err.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool = True) -> Any:
+    """The result, once it is written and verified in a fresh process."""
+    progress("save and verify", 0, 1)
+    result.save(folder, force=force, verify=verify)
+    progress("save and verify", 1, 1)
+    return result
+
+
+def saved_line(folder: Path, report: Any) -> None:
+    """Where the result is, and the line that loads it."""
+    from slimformer.models.registered import is_own
+
+    place = str(folder)
+    known = "import slimformer; " if is_own(report.model_type) or report.long_context else ""
+    plain = f"{known}from transformers import {report.load_class} as M; model = M.from_pretrained({place!r})"
+    ragged = f"import slimformer; model = slimformer.load({place!r})"
+    typer.echo(f"\nsaved in {place}; load it with:\n  {python_line(plain if report.format == 'plain' else ragged)}")
+
+
+def python_line(code: str) -> str:
+    """A line that runs `code`, to be copied into a shell."""
+    plain = not re.search(r'["$`\\!]', code)
+    return f'python -c "{code}"' if plain else f"python -c {shlex.quote(code)}"
+
+
+def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
+    """The report of a model that was made, and where it is."""
+    from slimformer.report.console import show
+
+    def tables() -> None:
+        show(report, out)
+        saved_line(folder, report)
+
+    emit(report.to_dict(), as_json, quiet, tables)
+
+
+def front_table(rows: list[dict[str, Any]]) -> Table:
+    """One line for each budget."""
+    from rich.table import Table
+
+    table = Table(title=None)
+    names = [metric["name"] for metric in rows[0].get("metrics", [])] if rows else []
+    for name in ("budget", "MACs", "parameters", "predicted KL", *names):
+        table.add_column(name, justify="right")
+    for row in rows:
+        predicted = "" if row["predicted_kl"] is None else f"{row['predicted_kl']:.4g}"
+        measured = [f"{metric['small']:.4g}" for metric in row.get("metrics", [])]
+        table.add_row(f"{row['budget']:g}", f"{row['macs']:.3f}", f"{row['params']:.3f}", predicted, *measured)
+    return table
+
+
+def recorded_report(folder: str) -> dict[str, Any]:
+    """The report of a folder; without one there is nothing to write into."""
+    from slimformer.evaluate.report_file import read_report
+
+    file = Path(folder) / "report.json"
+    try:
+        return read_report(file)
+    except ReportNotFound as error:
+        raise SlimformerError(f"there is no report to record in: {error}, or leave out --record") from None
+
+
+def record_in(folder: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write the report of a folder anew, and its page if there is one that nobody has changed."""
+    from slimformer.checkpoint.atomic import revising
+    from slimformer.checkpoint.lines import json_text, strict
+    from slimformer.files.manifest import changed as changed_files
+    from slimformer.report.page import html_page, is_page
+
+    place, found = Path(folder), strict(changed(recorded_report(folder)))
+    with revising(place, "report.json") as file:
+        file.write_text(json_text(found), encoding="utf-8")
+    if is_page(place / "report.html") and not any(changed_files(place, "report.html")):
+        with revising(place, "report.html") as file:
+            file.write_text(html_page(found, folder=place.resolve().name), encoding="utf-8")

@@ -1,0 +1,228 @@
+"""From error curves and a budget to a plan, or to why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slimformer.decompose import Curve
+from slimformer.errors import BudgetOutOfReach, RankTooHigh
+from slimformer.messages.words import option
+from slimformer.models import Architecture, Site
+from slimformer.models.architecture import KINDS
+from slimformer.plan.allocate import Sizes, by_kind, even, greedy, plain, require_reachable, uniform
+from slimformer.plan.asked import require_format
+from slimformer.plan.budget import Budget
+from slimformer.plan.choice import greedy_ways
+from slimformer.plan.cost import Size, full_size
+from slimformer.plan.curves import too_few_tokens, without_groups
+from slimformer.plan.plan import Edit, Plan, kept_fractions
+from slimformer.plan.profile import Ladder, ladders, least_cost
+from slimformer.plan.ranks import rank_ways
+from slimformer.plan.settings import CutSettings
+from slimformer.plan.stat import stat_bert, stat_opt
+
+ALLOCATIONS: dict[str, Callable[..., Sizes]] = {
+    "uniform": uniform,
+    "greedy": greedy,
+    "stat-bert": stat_bert,
+    "stat-opt": stat_opt,
+    "even": even,
+    "plain": plain,
+}
+NEAR_ENOUGH = 0.05  # of the dense price: further below its budget no plan is made for want of tokens
+
+
+def allocate(
+    architecture: Architecture,
+    curves: Mapping[str, Curve],
+    *,
+    budget: Budget,
+    seq_len: int,
+    settings: CutSettings,
+    weights: Mapping[str, float],
+    format: str = "ragged",
+    fingerprint: str = "",
+    ranks: Sequence[Site] = (),
+) -> Plan:
+    """The plan that keeps within a budget, met from below. Cost: milliseconds, no model, no data.
+
+    `ranks` are the sites by which attention may be cut in place of its heads, if the recipe allows it.
+
+    `weights` turn the error of a site into harm at the outputs: the sum of both is what the plan is expected to do.
+    """
+    if settings.ffn == "best" and not any(
+        "+" in name for name in curves
+    ):  # so the minimum that is named can be reached
+        settings = settings.model_copy(update={"ffn": "neurons"})
+    limit = check_budget(architecture, budget, seq_len=seq_len, settings=settings, format=format)
+    found = choices(
+        architecture,
+        curves,
+        budget=budget,
+        seq_len=seq_len,
+        settings=settings,
+        weights=weights,
+        format=format,
+        ranks=ranks,
+    )
+    few = too_few_tokens(architecture, curves)
+    if few and found.least > limit:
+        raise _unfit(budget, found.least / budget.dense(architecture, seq_len))
+    if found.parts:
+        require_reachable(budget, budget.dense(architecture, seq_len), found.least, plain=False)
+        sizes = greedy_ways(found.fixed, found.parts, budget=limit)
+    else:
+        sizes = ALLOCATIONS[found.allocation](found.fixed, budget=limit)
+    sizes, edits = _edits(architecture, ranks, curves, sizes)
+    if few:
+        _require_near(architecture, sizes, budget, seq_len, limit)
+    kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
+    return Plan(
+        recipe=settings.name, budget=budget.fraction, by=budget.by, macs=kept_macs, params=kept_params,
+        seq_len=seq_len, format=format, ridge=settings.ridge, absorb_mean=settings.absorb_mean,
+        fingerprint=fingerprint, edits=edits, metric=settings.metric,
+    )  # fmt: skip
+
+
+def _require_near(architecture: Architecture, sizes: Sizes, budget: Budget, seq_len: int, limit: int) -> None:
+    """Refuse a plan that stays far below its budget because what lies between cannot be fitted."""
+    spent = budget.spent(architecture, sizes, seq_len)
+    dense = budget.dense(architecture, seq_len)
+    if limit - spent > NEAR_ENOUGH * dense:
+        raise _unfit(budget, spent / dense)
+
+
+def _unfit(budget: Budget, nearest: float) -> RankTooHigh:
+    return RankTooHigh(
+        f"{budget}: the calibration tokens are too few to fit sizes near it (the nearest keeps {nearest:.3f}); "
+        f"give more with {option('tokens')}"
+    )
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a plan is chosen from: how the budget is spread, the ladders of sites that are cut in one way, and for every
+    other part the ways it may be cut in."""
+
+    allocation: str
+    fixed: list[Ladder]
+    parts: list[list[tuple[Ladder, ...]]]
+
+    @property
+    def least(self) -> int:
+        """The price of the smallest sizes, every part cut in its cheapest way."""
+        return sum(ladder.cost[0] for ladder in self.fixed) + sum(
+            min(sum(ladder.cost[0] for ladder in way) for way in part) for part in self.parts
+        )
+
+
+def choices(
+    architecture: Architecture,
+    curves: Mapping[str, Curve],
+    *,
+    budget: Budget,
+    seq_len: int,
+    settings: CutSettings,
+    weights: Mapping[str, float],
+    format: str = "ragged",
+    ranks: Sequence[Site] = (),
+) -> Choices:
+    """Sizes, prices and harms of every site, in the words of `allocate`."""
+    allocation = _allocation(settings, architecture, format)
+    rungs = ladders(
+        architecture, without_groups(curves) if allocation.startswith("stat") else curves, seq_len=seq_len,
+        weights=weights, multiple_of=settings.multiple_of,
+        plain=format == "plain", allow_empty=settings.allow_empty, price=budget.price,
+        ffn=ffn_of(settings, budget, architecture, format),
+    )  # fmt: skip
+    if not _by_rank(settings, budget, format) or not ranks:
+        return Choices(allocation, rungs, [])
+    heads, neurons = by_kind(rungs)
+    parts = rank_ways(
+        architecture, heads, ranks, curves, attention=settings.attention, seq_len=seq_len, weights=weights,
+        price=budget.price,
+    )  # fmt: skip
+    return Choices("greedy", neurons, parts)
+
+
+def _by_rank(settings: CutSettings, budget: Budget, format: str) -> bool:
+    """May ranks be cut? A recipe that says `ranks` and nothing else is not given heads without a word."""
+    if settings.attention == "heads":
+        return False
+    reasons = {
+        f"{budget.by} is measured for heads": budget.by == "latency",
+        "every block gets ranks of its own, which a stock config cannot say": format == "plain",
+        f"the allocation {settings.allocation!r} spreads heads": settings.allocation != "greedy",
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason and settings.attention == "ranks":
+        raise BudgetOutOfReach(
+            f"the recipe {settings.name!r} wants attention cut by rank, but {reason}; say heads or best"
+        )
+    return reason is None
+
+
+def ffn_of(settings: CutSettings, budget: Budget | None, architecture: Architecture, format: str) -> str:
+    """How feed-forward parts may be cut. A recipe that wants linear paths is not given neurons without a word."""
+    if settings.ffn == "neurons":
+        return "neurons"
+    reasons = {
+        "latency is measured for neurons": budget is not None and budget.by == "latency",
+        f"the allocation {settings.allocation!r} spreads neurons": settings.allocation != "greedy",
+        "a stock config has no word for a path beside gated neurons": format == "plain"
+        and any(site.gated for site in architecture),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason and settings.ffn != "best":
+        raise BudgetOutOfReach(
+            f"the recipe {settings.name!r} wants linear paths, but {reason}; say ffn: neurons or best"
+        )
+    return "neurons" if reason else settings.ffn
+
+
+def _edits(
+    architecture: Architecture, ranks: Sequence[Site], curves: Mapping[str, Curve], sizes: Sizes
+) -> tuple[Sizes, tuple[Edit, ...]]:
+    """Every site, and the ranks of the blocks that are cut by rank; sizes of the others are left out.
+
+    Without values no score is needed: a block whose VO rank is 0 has the QK rank 0.
+    """
+    gone = {site.block for site in ranks if site.kind == "attn.vo" and sizes.get(site.name) == Size(0, 0)}
+    sizes = {**sizes, **{site.name: Size(0, 0) for site in ranks if site.block in gone}}
+    cut = {site.block for site in ranks if site.name in sizes and sizes[site.name].units < site.units}
+    sites = [*architecture, *(site for site in ranks if site.block in cut)]
+    sizes = {site.name: sizes.get(site.name, full_size(site)) for site in sites}
+    edits = tuple(
+        Edit(site.name, curves[site.name].method, size.units, site.units, size.groups, size.rank)
+        for site in sites
+        for size in (sizes[site.name],)
+    )
+    return sizes, edits
+
+
+def check_budget(
+    architecture: Architecture, budget: Budget, *, seq_len: int, settings: CutSettings, format: str
+) -> int:
+    """The budget as a price, or an error that names the minimum. Needs no data, so it is asked first."""
+    require_format(format)
+    _by_rank(settings, budget, format)
+    is_plain = format == "plain"
+    if is_plain and len({(site.kind, site.units, site.group) for site in architecture}) > len(KINDS):
+        raise BudgetOutOfReach(
+            f"the blocks of this model differ in size already, so plain sizes are out; use {option('format', 'ragged')}"
+        )
+    least = least_cost(
+        architecture, seq_len, multiple_of=settings.multiple_of, plain=is_plain, allow_empty=settings.allow_empty,
+        price=budget.price, ffn=ffn_of(settings, budget, architecture, format),
+    )  # fmt: skip
+    return require_reachable(budget, budget.dense(architecture, seq_len), least, plain=is_plain)
+
+
+def _allocation(settings: CutSettings, architecture: Architecture, format: str) -> str:
+    """The stock config can only say equal sizes, so plain has two allocations: the even share, or the least harm."""
+    if format == "plain":
+        return "even" if settings.allocation == "uniform" else "plain"
+    if settings.allocation == "stat":
+        return "stat-opt" if architecture.family.causal else "stat-bert"
+    return settings.allocation

@@ -1,0 +1,27 @@
+"""What models and data are called in what others may read."""
+
+from __future__ import annotations
+
+import re
+
+
+def is_hub_id(model: str) -> bool:
+    """owner/name. Folders are told apart where a model is opened, not here: a page may be made anew anywhere."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None
+
+
+def last_name(name: str) -> str:
+    """A folder goes by its last name: where it lay is nobody's business. Hub ids and names without places stay.
+
+    What is on the disk is not looked at, so that the same report says the same wherever it is read.
+    """
+    placed = re.match(r"[./~\\]|[A-Za-z]:[/\\]", name) or (name.count("/") > 1)
+    if not placed:
+        return name
+    parts = [part for part in re.split(r"[/\\]+", name) if part and part not in (".", "..", "~")]
+    return parts[-1] if parts else "a local folder"
+
+
+def source_names(names: str) -> str:
+    """Files by their last names, several between commas. Data have no hub ids: owner/name is a file in a folder."""
+    return ", ".join(last_name(f"./{name.strip()}") for name in names.split(",") if name.strip())

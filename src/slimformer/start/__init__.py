@@ -1,0 +1,1 @@
+"""What keeps the start light: nothing is imported before somebody needs it."""

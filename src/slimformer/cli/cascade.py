@@ -50,6 +50,9 @@ from slimformer.plan.asked import fractions_of, require_format
 if TYPE_CHECKING:
     pass
 
+if TYPE_CHECKING:
+    from slimformer.models.opening import Opening
+
 From = Annotated[
     str, typer.Argument(metavar="MODEL|STATS", help="a classifier or language model, or what `calibrate` made of one")
 ]
@@ -122,25 +125,20 @@ def cascade(
     require_place(out_folder, force, source, model or None, *parts_of(name))
     calibrated = _require_inputs(source, model, name, format, opening, dtype)
 
-    from slimformer.models.load import load_model
     from slimformer.recipe import cut_settings, load_recipe, with_arguments
-    from slimformer.run import Run
     from slimformer.steps.cascade import make_cascade
 
     chosen = with_arguments(load_recipe(recipe), {"refine": refine})
-    settings = cut_settings(chosen)
     reading = {"tokens": tokens, "samples": samples, "columns": column_names(columns)}
     with showing_progress(hidden=quiet or as_json) as progress, tempfile.TemporaryDirectory() as scratch:
         if calibrated:
             ready = _from_statistics(Path(source), (model, opening), name, reading, (chosen, format, refine), progress)
         else:
             reading |= {"seq_len": seq_len, "seed": seed}
-            opened = load_model(source, with_precision(opening, dtype))
-            start = Run(opened, opened.model, format, seq_len, folder=Path(scratch) / "stats", progress=progress)
+            start = _opened(source, with_precision(opening, dtype), format, seq_len, Path(scratch), progress)
             ready = _from_model(start, name, reading, chosen, both)
-        made = make_cascade(
-            ready.run, settings, ready.splits["select"], budgets=both, tolerance=tolerance, mean_macs=mean_macs
-        )
+        how = {"budgets": both, "tolerance": tolerance, "mean_macs": mean_macs}
+        made = make_cascade(ready.run, cut_settings(chosen), ready.splits["select"], **how)  # type: ignore[arg-type]
         found = _report(made, ready, recipe, format, progress)
         progress("save and verify", 0, 1)
         made.save(out_folder, report=found, force=force, verify=verify)
@@ -175,6 +173,15 @@ def _two_budgets(text: str) -> tuple[float, float]:
     if len(found) != 2 or found[0] == found[1]:
         raise BudgetOutOfReach(f"--macs {text!r} names no two cuts; give the small one and the large one, e.g. 0.3,1")
     return found[0], found[1]
+
+
+def _opened(source: str, opening: Opening, format: str, seq_len: int | None, scratch: Path, progress: Any) -> Any:
+    """The start of a run whose statistics live in `scratch`."""
+    from slimformer.models.load import load_model
+    from slimformer.run import Run
+
+    loaded = load_model(source, opening)
+    return Run(loaded, loaded.model, format, seq_len, folder=scratch / "stats", progress=progress)
 
 
 def _from_model(start: Any, data: str, reading: dict[str, Any], recipe: Any, budgets: tuple[float, float]) -> Ready:

@@ -10,15 +10,13 @@ Importing the package also teaches the Auto classes of transformers to open chec
 those whose attention runs over groups of keys, and the package's own architectures, `linformer` and `minimal`.
 """
 
-from slimformer.nn import linformer as _linformer
+from slimformer.lab import architectures as _architectures
 from slimformer.nn import long_context as _long_context
-from slimformer.nn import minimal_model as _minimal
 from slimformer.nn import ragged as _ragged
 
 _ragged.enable()
 _long_context.enable()
-_linformer.enable()
-_minimal.register()
+_architectures.register()
 
 from slimformer.checkpoint.load import load as load  # noqa: E402
 from slimformer.compress import compress as compress  # noqa: E402

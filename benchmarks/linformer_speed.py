@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from cells import code_hash, settings_hash, write_json
 from models import cache_folder
-from slimformer.nn.linformer import LinformerAttention
+from slimformer.lab.architectures.linformer_attention import LinformerAttention
 
 RESULTS = Path(__file__).parent / "results" / "linformer_speed.json"
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "slimformer"
@@ -260,7 +260,11 @@ def main() -> None:
     print(f"grid: {lengths}, k {KS}; about {expected_minutes(len(peers)):.0f} minutes of one core")
     left_out = not_run(missing)
     print("not run:", *left_out, sep="\n  ")
-    files = [*(PACKAGE / "nn").glob("linformer*.py"), PACKAGE / "decompose" / "sequence.py", Path(__file__)]
+    files = [
+        *(PACKAGE / "lab" / "architectures").glob("linformer*.py"),
+        PACKAGE / "decompose" / "sequence.py",
+        Path(__file__),
+    ]
     settings = {"threads": args.threads, "peers": sorted(peers), "torch": torch.__version__}
     folder = cache_folder() / "linformer_speed" / f"{settings_hash(settings)}-{code_hash(files)}"
     start, cells, resumed = process_time(), dict[str, dict[int, list[Found]]](), 0

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForImageClassification
 from transformers.utils import logging
 
 from slimformer.evaluate.speed import compare_latency
-from slimformer.nn.minimal_config import QK, VO, MinimalConfig, block_macs, parameter_count
+from slimformer.lab.architectures.minimal_config import QK, VO, MinimalConfig, block_macs, parameter_count
 
 RESULTS = Path(__file__).parent / "results" / "minimal_speed.json"
 WIDTH, BLOCKS, CLASSES = 64, 6, 10

@@ -59,12 +59,12 @@ make_lazy(
 
 
 def _teach_transformers() -> None:
-    from slimformer.nn import linformer, long_context, minimal_model, ragged
+    from slimformer.lab import architectures
+    from slimformer.nn import long_context, ragged
 
     ragged.enable()
     long_context.enable()
-    linformer.enable()
-    minimal_model.register()
+    architectures.register()
 
 
 after_import("transformers", _teach_transformers)

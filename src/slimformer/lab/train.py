@@ -14,11 +14,11 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from slimformer.lab.architectures.minimal_attention import MinimalAttention
 from slimformer.lab.feed import IGNORED, Feed, Part, generator
 from slimformer.lab.model import build, parameters
 from slimformer.lab.settings import Optimiser, RunSettings
 from slimformer.lab.state import Progress, load_state, save_state
-from slimformer.nn.minimal import MinimalAttention
 
 EVALUATION_ROWS = 250
 LANGUAGE = ("masked-lm", "causal-lm")

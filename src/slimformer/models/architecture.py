@@ -216,7 +216,7 @@ def _heads(family: Family, path: str, i: int, block: nn.Module) -> Site:
 
 
 def _fixed_heads(family: Family, path: str, i: int, attention: Any) -> Site:
-    """Heads that cannot be cut, because the form of the attention (nn.minimal) has no rows and columns for each."""
+    """Heads that cannot be cut, because the form of the attention has no rows and columns for each."""
     params = sum(parameter.numel() for parameter in attention.parameters())
     return Site(
         f"blocks.{i}.attn.heads", "attn.heads", i, attention.num_attention_heads, attention.head_dim, 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,6 +48,7 @@ class Family:
     image: bool = False
     plain_heads: bool = False  # can the stock config say "fewer heads of the same width"?
     divides_hidden: tuple[str, ...] = ()  # model types whose config insists that heads divide the hidden size
+    of_config: Callable[[Any], Family] | None = None  # the family as one config has it, where configs of a type differ
 
     @property
     def fused(self) -> bool:

@@ -1,4 +1,7 @@
-"""Families of models, one small file each, by the `model_type` of Hugging Face."""
+"""Families of models, one small file each, by the `model_type` of Hugging Face.
+
+Architectures that live in the lab add theirs when they register (`lab.architectures`).
+"""
 
 from typing import Any
 
@@ -7,7 +10,6 @@ from slimformer.models.families.bert import BERT
 from slimformer.models.families.distilbert import DISTILBERT
 from slimformer.models.families.gpt2 import GPT2
 from slimformer.models.families.llama import LLAMA
-from slimformer.models.families.minimal import MINIMAL, minimal_family
 from slimformer.models.families.opt import OPT
 from slimformer.models.families.vit import VIT
 from slimformer.models.family import Family
@@ -18,7 +20,6 @@ FAMILIES: dict[str, Family] = {
     "distilbert": DISTILBERT,
     "gpt2": GPT2,
     "llama": LLAMA,
-    "minimal": MINIMAL,
     "mistral": LLAMA,
     "qwen2": LLAMA,
     "qwen3": LLAMA,
@@ -35,6 +36,5 @@ def family_of(kind: Any) -> Family:
             f"models of type {model_type!r} are not supported; supported: {', '.join(sorted(FAMILIES))} "
             "(docs/adding-a-family.md says how to add one)"
         )
-    if model_type == "minimal" and not isinstance(kind, str):
-        return minimal_family(kind)
-    return FAMILIES[model_type]
+    family = FAMILIES[model_type]
+    return family if isinstance(kind, str) or family.of_config is None else family.of_config(kind)

@@ -24,8 +24,8 @@ from families import tiny, tiny_batches, tiny_compressed, tiny_ragged, tiny_toke
 from slimformer.checkpoint.save import save
 from slimformer.cli.app import app
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit
+from slimformer.lab.architectures.minimal_config import QK, VO, block_macs
 from slimformer.models import describe
-from slimformer.nn.minimal_config import QK, VO, block_macs
 from slimformer.plan.cost import block_cost
 
 FORMS = [*((qk, "full") for qk in QK), *(("collapsed", vo) for vo in VO[1:]), ("symmetric", "none")]

@@ -19,14 +19,13 @@ from transformers import (
 
 import slimformer  # noqa: F401  (teaches the Auto classes)
 from slimformer.errors import ProjectionDoesNotFit, SequenceTooLong
-from slimformer.nn.linformer import (
-    LinformerEncoder,
+from slimformer.lab.architectures.linformer_models import (
     LinformerForCausalLM,
     LinformerForMaskedLM,
     LinformerForSequenceClassification,
     LinformerModel,
 )
-from slimformer.nn.linformer_projections import KINDS, SHARING
+from slimformer.lab.architectures.linformer_projections import KINDS, SHARING
 
 LAYERS, HEADS, LENGTH, VOCABULARY = 2, 4, 32, 40
 
@@ -219,7 +218,7 @@ def test_an_encoder_of_a_causal_model_stays_causal(tmp_path):
     model = LinformerForCausalLM(config).eval()
     assert not config.is_causal and model.config.is_causal
     model.save_pretrained(tmp_path)
-    encoder = LinformerEncoder.from_pretrained(tmp_path).eval()
+    encoder = LinformerModel.from_pretrained(tmp_path).eval()
     ids = tokens(1, 20)
     torch.testing.assert_close(encoder(ids)[0], model.encoder(ids)[0])
 

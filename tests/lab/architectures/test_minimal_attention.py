@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
 
 import slimformer  # noqa: F401  registers the architecture
-from slimformer.nn.minimal import MinimalAttention, collapse
-from slimformer.nn.minimal_config import QK, VO, MinimalConfig, attention_parameters, parameter_count
-from slimformer.nn.minimal_model import MinimalForImageClassification
+from slimformer.lab.architectures.minimal_attention import MinimalAttention, collapse
+from slimformer.lab.architectures.minimal_config import QK, VO, MinimalConfig, attention_parameters, parameter_count
+from slimformer.lab.architectures.minimal_model import MinimalForImageClassification
 
 every_form = pytest.mark.parametrize(("qk", "vo"), list(itertools.product(QK, VO)))
 each_form = pytest.mark.parametrize(  # every qk and every vo, but not every pair
@@ -177,9 +177,9 @@ import resource, sys, torch
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 torch.ones(64, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)
 sys.path.insert(0, {tests!r})
-from nn.test_minimal import backward_is_finite
+from lab.architectures.test_minimal_attention import backward_is_finite
 import itertools
-from slimformer.nn.minimal_config import QK, VO
+from slimformer.lab.architectures.minimal_config import QK, VO
 for qk, vo in itertools.product(QK, VO):
     assert backward_is_finite(torch.bfloat16, qk=qk, vo=vo), (qk, vo)
 """

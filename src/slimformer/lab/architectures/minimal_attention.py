@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from slimformer.nn.minimal_config import MinimalConfig, attention_macs
+from slimformer.lab.architectures.minimal_config import MinimalConfig, attention_macs
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    GenerationMixin,
+    PreTrainedModel,
+)
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -23,9 +31,9 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from slimformer.errors import ProjectionDoesNotFit, SequenceTooLong
-from slimformer.nn.linformer_attention import LinformerAttention, with_block
-from slimformer.nn.linformer_config import LinformerConfig
-from slimformer.nn.linformer_projections import PROJECTIONS, Compression, make_projection
+from slimformer.lab.architectures.linformer_attention import LinformerAttention, with_block
+from slimformer.lab.architectures.linformer_config import LinformerConfig
+from slimformer.lab.architectures.linformer_projections import PROJECTIONS, Compression, make_projection
 
 
 class LinformerBlock(GradientCheckpointingLayer):
@@ -145,9 +153,6 @@ class LinformerModel(LinformerPreTrainedModel):
         x = self.norm(x) if self.config.norm == "pre" else x
         last: Any = x if back is None else _taken(x, back)
         return BaseModelOutput(last_hidden_state=last, hidden_states=(*states, last) if output_hidden_states else None)
-
-
-LinformerEncoder = LinformerModel
 
 
 class LinformerForMaskedLM(LinformerPreTrainedModel):
@@ -281,3 +286,12 @@ def _real_first(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:
     return x.gather(1, order[..., None].expand_as(x))
+
+
+def register() -> None:
+    """Let the Auto classes of transformers open and make Linformers. Doing it twice changes nothing."""
+    AutoConfig.register(LinformerConfig.model_type, LinformerConfig, exist_ok=True)
+    AutoModel.register(LinformerConfig, LinformerModel, exist_ok=True)
+    AutoModelForMaskedLM.register(LinformerConfig, LinformerForMaskedLM, exist_ok=True)
+    AutoModelForSequenceClassification.register(LinformerConfig, LinformerForSequenceClassification, exist_ok=True)
+    AutoModelForCausalLM.register(LinformerConfig, LinformerForCausalLM, exist_ok=True)

@@ -26,8 +26,8 @@ from transformers.modeling_outputs import BaseModelOutput, ImageClassifierOutput
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from slimformer.nn.minimal import MinimalAttention
-from slimformer.nn.minimal_config import MinimalConfig, sides
+from slimformer.lab.architectures.minimal_attention import MinimalAttention
+from slimformer.lab.architectures.minimal_config import MinimalConfig, sides
 
 
 class MinimalMLP(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from slimformer.errors import ProjectionDoesNotFit
-from slimformer.nn.linformer_projections import KINDS, SHARING, TRAINED
+from slimformer.lab.architectures.linformer_projections import KINDS, SHARING, TRAINED
 
 K = int | list[int] | list[list[int]]
 

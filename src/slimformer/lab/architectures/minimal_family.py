@@ -1,4 +1,4 @@
-"""Minimal transformers, the package's own: pre- or post-norm encoders of images or text.
+"""Minimal transformers as a family: pre- or post-norm encoders of images or text.
 
 Heads and ranks can be cut where queries, keys, values and outputs have a matrix each (qk=full, vo=full); elsewhere the
 attention says why not, and counts as it is.
@@ -7,7 +7,14 @@ attention says why not, and counts as it is.
 from dataclasses import replace
 from typing import Any
 
+from slimformer.models.families import FAMILIES
 from slimformer.models.family import Derived, Family
+
+
+def minimal_family(config: Any) -> Family:
+    """The family as one config has it: of images or of text, with a norm at the end or without."""
+    return replace(MINIMAL, image=config.reads_images, final_norm="norm" if config.do_layer_norm_before else None)
+
 
 MINIMAL = Family(
     name="minimal",
@@ -29,9 +36,10 @@ MINIMAL = Family(
     derived=(Derived("attention.num_attention_heads", "heads"),),
     image=True,
     plain_heads=True,
+    of_config=minimal_family,
 )
 
 
-def minimal_family(config: Any) -> Family:
-    """The family as one config has it: of images or of text, with a norm at the end or without."""
-    return replace(MINIMAL, image=config.reads_images, final_norm="norm" if config.do_layer_norm_before else None)
+def register() -> None:
+    """Let `describe` know minimal models. Doing it twice changes nothing."""
+    FAMILIES["minimal"] = MINIMAL

@@ -11,8 +11,15 @@ import torch
 from torch.nn import functional as F
 
 from slimformer.errors import ProjectionDoesNotFit, SequenceTooLong
-from slimformer.nn.linformer_attention import LinformerAttention, attend, head_groups
-from slimformer.nn.linformer_projections import KINDS, SHARING, TRAINED, Compression, Rows, make_projection
+from slimformer.lab.architectures.linformer_attention import LinformerAttention, attend, head_groups
+from slimformer.lab.architectures.linformer_projections import (
+    KINDS,
+    SHARING,
+    TRAINED,
+    Compression,
+    Rows,
+    make_projection,
+)
 
 WIDTH, HEADS, LENGTH = 32, 4, 48
 COMPRESSED = [kind for kind in KINDS if kind != "exact"]

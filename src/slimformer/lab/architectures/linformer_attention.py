@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slimformer.errors import ProjectionDoesNotFit, SequenceTooLong
-from slimformer.nn.linformer_projections import (
+from slimformer.lab.architectures.linformer_projections import (
     HIDDEN,
     TRAINED,
     Compression,

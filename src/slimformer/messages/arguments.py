@@ -10,7 +10,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, overload
@@ -108,6 +108,11 @@ KINDS: dict[str, Kind] = {
     "model_class": Kind("the name of a class", lambda x: isinstance(x, str) and bool(x.strip()), optional=True),
     "progress": CALLABLE, "say": CALLABLE, "report": instance("a dictionary", dict),
 }  # fmt: skip
+LEFT_OPEN = (  # None leaves these to the recipe
+    "macs", "params", "latency", "max_kl", "size", "bits", "group", "refine", "head_data", "k", "kind", "window",
+    "keep_exact", "steps", "eval_data",
+)  # fmt: skip
+KINDS |= {name: replace(KINDS[name], optional=True) for name in LEFT_OPEN}
 
 
 @overload
@@ -136,7 +141,7 @@ def _checking(function: Callable[..., R], kinds: Mapping[str, Kind]) -> Callable
             if name not in kinds:
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
         for name, value in {**given, **others}.items():
-            if name != "self" and not (value is None and (name in free or name in others)):
+            if name != "self" and not (value is None and name in free):
                 _require(name, value, by_name.get(name, kinds.get(name, ANYTHING)))
         return function(*args, **kwargs)
 

@@ -69,7 +69,7 @@ class Arguments(OpeningOptions, total=False):
     columns: Sequence[str] | None
     seed: int
     only_data: bool
-    eval_data: Sequence[Source]
+    eval_data: Sequence[Source] | None
     format: str
     timing: bool
 
@@ -178,6 +178,7 @@ def _by_blocks(recipe: str | Path | Recipe, arguments: dict[str, Any]) -> tuple[
     return settings, any(isinstance(step, Refine) for step in chosen.steps), {**others, **budget}
 
 
+@check_arguments(model=MODEL_OR_LOADED)
 def quantize(
     model: str | Path | PreTrainedModel | Loaded, data: Source | Tensor = UNNAMED, *, bits: int = 4, **arguments: Any
 ) -> Result:
@@ -188,6 +189,7 @@ def quantize(
     return compress(model, data, recipe=recipe_of(f"{bits}-bit", "fewer bits, all widths kept", step), **arguments)
 
 
+@check_arguments(model=MODEL_OR_LOADED)
 def sparsify(
     model: str | Path | PreTrainedModel | Loaded, data: Source | Tensor = UNNAMED, *, pattern: str = "2:4",
     **arguments: Any,

@@ -10,7 +10,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, overload
@@ -125,6 +125,11 @@ KINDS: dict[str, Kind] = {
     "progress": Kind("True, False or a function", lambda x: isinstance(x, bool) or callable(x)),
     "say": CALLABLE, "report": instance("a dictionary", dict),
 }  # fmt: skip
+LEFT_OPEN = (  # None leaves these to the recipe
+    "macs", "params", "latency", "max_kl", "size", "bits", "group", "refine", "head_data", "k", "kind", "window",
+    "keep_exact", "steps", "eval_data",
+)  # fmt: skip
+KINDS |= {name: replace(KINDS[name], optional=True) for name in LEFT_OPEN}
 
 
 @overload
@@ -156,7 +161,7 @@ def _checking(function: Callable[..., R], kinds: Mapping[str, Kind]) -> Callable
             if name not in kinds:
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
         for name, value in {**given, **others}.items():
-            if name != "self" and not (value is None and (name in free or name in others)):
+            if name != "self" and not (value is None and name in free):
                 _require(name, value, by_name.get(name, kinds.get(name, ANYTHING)))
         if not isinstance(given.get("progress"), bool):
             return function(*args, **kwargs)

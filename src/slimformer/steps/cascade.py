@@ -40,7 +40,7 @@ from slimformer.evaluate.routing import (
     threshold_for_macs,
     threshold_within,
 )
-from slimformer.messages.arguments import check_arguments
+from slimformer.messages.arguments import check_arguments, instance
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.short import Short
 from slimformer.messages.words import option
@@ -171,6 +171,11 @@ class CascadeResult(Short):
         return Path(folder)
 
 
+@check_arguments(
+    run=instance("a run with statistics, as calibrated or from_statistics gives it", Run),
+    settings=instance("settings of a cut, as cut_settings gives them", CutSettings),
+    select_batches=instance("a list of batches", Sequence),
+)
 def make_cascade(
     run: Run,
     settings: CutSettings,

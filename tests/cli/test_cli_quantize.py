@@ -136,5 +136,6 @@ def test_recipes_that_cut_no_widths_take_no_bits_from_python_either(recipe, how,
 
 def test_without_the_extra_bits_are_refused_before_the_work(shelf, tmp_path, monkeypatch):
     monkeypatch.setattr("slimformer.checkpoint.pack.find_spec", lambda _name: None)
-    said = refused("quantize", shelf / "llama", "--data", "nowhere.txt", "--out", tmp_path / "out")
+    (tmp_path / "empty.txt").touch()  # refused where data are read
+    said = refused("quantize", shelf / "llama", "--data", tmp_path / "empty.txt", "--out", tmp_path / "out")
     assert "slimformer[quant]" in said

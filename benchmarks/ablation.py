@@ -23,6 +23,8 @@ from typing import Any
 import torch
 import transformers
 from rich.console import Console
+from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.steps.stages import keep_probes, make_plan, profile
 from torch import Tensor
 
 from cells import HERE, PACKAGE, Cell, code_hash, write_json
@@ -32,10 +34,8 @@ from slimformer.calibrate.store import Statistics, open_statistics, write_block
 from slimformer.files.versions import versions
 from slimformer.linalg.moments import Moments
 from slimformer.models import describe
-from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.rewrite.apply import apply
 from slimformer.steps.refine import refine
-from slimformer.steps.stages import keep_probes, make_plan, profile
 from verdicts import OURS, console_tables, summary
 
 BUDGETS = (0.8, 0.6, 0.5)

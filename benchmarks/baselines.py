@@ -22,6 +22,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+from slimformer.plan.recipe import Recipe
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -36,7 +37,6 @@ from slimformer.plan import Budget, Edit, Plan, check_budget
 from slimformer.plan.allocate import Sizes, uniform
 from slimformer.plan.plan import kept_fractions
 from slimformer.plan.profile import Ladder, ladders, site_width
-from slimformer.plan.recipe import Recipe
 from slimformer.plan.stat import stat_bert, stat_opt
 from slimformer.rewrite.apply import apply, cut_site
 from slimformer.rewrite.sizes import keep_attributes_true, state_sizes

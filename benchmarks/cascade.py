@@ -35,6 +35,8 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
+from slimformer.plan.recipe import load_recipe
+from slimformer.steps.stages import keep_probes, profile
 
 from cells import HERE, deciding_code, write_json
 from quality import statistics_of
@@ -53,9 +55,7 @@ from slimformer.evaluate.routing import (
     threshold_for_macs,
 )
 from slimformer.files.versions import versions
-from slimformer.plan.recipe import load_recipe
 from slimformer.steps.cascade import cut, observe
-from slimformer.steps.stages import keep_probes, profile
 from subjects import Subject, digest, subject
 
 BUDGETS = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)  # of the cuts; the dense model is 1

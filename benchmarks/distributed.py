@@ -18,13 +18,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from slimformer.plan.recipe import load_recipe
+from slimformer.steps.stages import make_plan, profile
+
 from cells import HERE, deciding_code, write_json
 from recipes import shared_file
 from slimformer.calibrate.store import Statistics, open_statistics
 from slimformer.files.versions import versions
 from slimformer.models.load import load_model
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.stages import make_plan, profile
 
 MOST = 1e-6
 

@@ -33,6 +33,8 @@ import numpy as np
 import torch
 import transformers
 from scipy.stats import spearmanr
+from slimformer.plan.recipe import load_recipe
+from slimformer.steps.workbench import workbench
 from torch import Tensor
 
 from cells import HERE, write_json
@@ -48,8 +50,6 @@ from slimformer.messages.progress import silent
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model
 from slimformer.plan import Budget
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.workbench import workbench
 from stsb import embeddings
 
 SEED = 0

@@ -26,14 +26,14 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
+from slimformer.plan.recipe import load_recipe
+from slimformer.steps.stages import keep_probes, profile
 
 from cells import HERE, deciding_code, write_json
 from quality import statistics_of
 from slimformer.evaluate.compare import first_tokens
 from slimformer.files.versions import versions
-from slimformer.plan.recipe import load_recipe
 from slimformer.steps.frontier import correlation, frontier, sweep
-from slimformer.steps.stages import keep_probes, profile
 from subjects import subject
 
 MODELS = ("stories15M", "minilm-sst2")

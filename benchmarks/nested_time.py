@@ -26,6 +26,8 @@ from typing import Any
 import torch
 import transformers
 from rich.console import Console
+from slimformer.plan.recipe import load_recipe
+from slimformer.steps.stages import calibrate, carry_out, keep_probes, make_plan
 
 from cells import HERE, deciding_code, weights_hash, write_json
 from models import model_folder
@@ -39,9 +41,7 @@ from slimformer.cli.options import AS_USUAL
 from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.models.load import load_model
-from slimformer.plan.recipe import load_recipe
 from slimformer.rewrite.surgery import round_weights
-from slimformer.steps.stages import calibrate, carry_out, keep_probes, make_plan
 
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5)
 MOST = 0.10

@@ -32,6 +32,8 @@ import torch
 import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.steps.stages import calibrate, carry_out, keep_probes, make_plan, profile
 from transformers import PreTrainedModel
 
 from baselines import BASELINES, Curves, Given, baseline_model, baseline_plan
@@ -61,10 +63,8 @@ from slimformer.models.ranks import heads_of
 from slimformer.plan import Budget
 from slimformer.plan.cost import Size, kv_cache_bytes
 from slimformer.plan.curves import path_name
-from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.steps.depth import make_shallow
 from slimformer.steps.refine import refine
-from slimformer.steps.stages import calibrate, carry_out, keep_probes, make_plan, profile
 from subjects import SUBJECTS, Scores, Subject, digest, subject
 from verdicts import OURS, console_tables, holds, summary
 

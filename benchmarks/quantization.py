@@ -30,6 +30,8 @@ from typing import Any
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
+from slimformer.plan.recipe import load_recipe
+from slimformer.steps.stages import carry_out, keep_probes, make_plan, profile
 from transformers import PreTrainedModel
 
 from cells import HERE, PACKAGE, code_hash, deciding_code, settings_hash, write_json
@@ -45,9 +47,7 @@ from slimformer.evaluate.compare import first_tokens
 from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.plan import Budget
-from slimformer.plan.recipe import load_recipe
 from slimformer.rewrite.quantize import Quantized, quantized, sparsified
-from slimformer.steps.stages import carry_out, keep_probes, make_plan, profile
 from subjects import Score, Subject, digest, subject
 from verdicts import excess_statement, level_statement
 

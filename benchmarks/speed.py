@@ -25,6 +25,8 @@ from typing import Any
 
 import scipy.linalg
 import torch
+from slimformer.plan.recipe import load_recipe
+from slimformer.steps.stages import calibrate, carry_out, make_plan, profile
 
 from slimformer.calibrate.gather import gather
 from slimformer.evaluate import model_latency
@@ -33,8 +35,6 @@ from slimformer.linalg.pivoted_cholesky import pivots
 from slimformer.models import describe
 from slimformer.models.load import load_model
 from slimformer.plan.cost import block_cost
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.stages import calibrate, carry_out, make_plan, profile
 
 RESULTS = Path(__file__).parent / "results" / "speed.json"
 

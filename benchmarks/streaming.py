@@ -31,12 +31,12 @@ import torch
 import transformers
 from rich.console import Console
 from safetensors.torch import save_file
+from slimformer.plan.recipe import load_recipe
 
 from cells import HERE, deciding_code, write_json
 from slimformer import compress
 from slimformer.files.versions import versions
 from slimformer.models.weight_files import INDEX
-from slimformer.plan.recipe import load_recipe
 from slimformer.steps.streaming import anonymous_memory, compress_streamed
 
 LARGE = {

@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import rankdata, spearmanr
+from slimformer.plan.recipe import load_recipe
+from slimformer.steps.stages import keep_probes, profile
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
@@ -43,9 +45,7 @@ from slimformer.calibrate.text import padded_batches
 from slimformer.evaluate import mean_interval
 from slimformer.files.versions import versions
 from slimformer.models.load import load_model
-from slimformer.plan.recipe import load_recipe
 from slimformer.steps.cascade import cut
-from slimformer.steps.stages import keep_probes, profile
 from subjects import FULL, QUICK, SEED, Subject
 
 BUDGETS = (0.7, 0.5)

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from slimformer.plan.recipe import load_recipe
+from slimformer.steps.workbench import Bench, workbench
 
 from cells import write_json
 from models import model_folder
@@ -37,8 +39,6 @@ from slimformer.evaluate.task import Options, evaluate_task
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model
 from slimformer.plan import Budget
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.workbench import Bench, workbench
 
 RESULTS = Path(__file__).parent / "results" / "tasks.json"
 TOKENS, DOCUMENTS = 16_384, 4_000  # to fit on, to read

@@ -40,7 +40,8 @@ from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
 from slimformer.plan.plan import Plan, check_fits
-from slimformer.recipe import cut_settings, load_recipe, text_of
+from slimformer.recipe import cut_settings, load_recipe
+from slimformer.recipes import text_of
 from slimformer.rewrite.quantize import quantized
 from slimformer.steps.calibration import profile
 from slimformer.steps.make import read_probes, settings_of

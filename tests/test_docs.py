@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from slimformer.plan.recipe import Recipe, names
 
 from slimformer.calibrate.store import Provenance
 from slimformer.calibrate.tasks import TASKS
@@ -18,7 +19,6 @@ from slimformer.decompose import METHODS, Curve
 from slimformer.evaluate.report import Footprint, Report
 from slimformer.models import FAMILIES
 from slimformer.plan import Edit, Plan
-from slimformer.plan.recipe import Recipe, names
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

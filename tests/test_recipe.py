@@ -9,16 +9,8 @@ import slimformer
 from families import LENGTH, VOCABULARY, tiny
 from slimformer.errors import BudgetOutOfReach, UnknownMethod, UnknownRecipe
 from slimformer.plan.settings import CutSettings
-from slimformer.recipe import (
-    Recipe,
-    cut_settings,
-    load_recipe,
-    names,
-    recipe_of,
-    text_of,
-    with_arguments,
-    with_settings,
-)
+from slimformer.recipe import Recipe, cut_settings, load_recipe, recipe_of, with_arguments, with_settings
+from slimformer.recipes import names, text_of
 from slimformer.steps import APART, NAMES, STEPS
 from slimformer.steps.calibration import PROBED
 from terminal import done, refused

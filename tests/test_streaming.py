@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from slimformer.plan.recipe import load_recipe
 from transformers import AutoModelForCausalLM
 
 import slimformer
@@ -28,7 +29,6 @@ from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
 from slimformer.models.stream import sketch
 from slimformer.models.weight_files import INDEX
-from slimformer.plan.recipe import load_recipe
 from slimformer.rewrite.surgery import round_weights
 from slimformer.steps import stages
 from slimformer.steps.refine import refine

@@ -76,11 +76,13 @@ def test_an_unknown_format_lists_the_known(shelf, tmp_path):
     ("text", "message"),
     [
         ("a: [b", "not valid YAML"),
-        ("", "holds no fields"),
-        ("- a", "holds no fields"),
-        ("name: x\nsummary: y\nbogus: 1", "bogus: Extra inputs are not permitted"),
-        ("name: x\nsummary: y\nridge: .nan", "ridge: "),
-        ("name: x\nsummary: y\nselector: nope", "selector: "),
+        ("", "needs the fields name, summary, steps"),
+        ("- a", "needs the fields name, summary, steps"),
+        ("name: x\nsummary: y\nridge: 1", "needs the fields name, summary, steps"),
+        ("name: x\nsummary: y\nsteps: [cut: {bogus: 1}]", "cut.bogus: there is no such setting"),
+        ("name: x\nsummary: y\nsteps: [cut: {ridge: .nan}]", "cut.ridge: "),
+        ("name: x\nsummary: y\nsteps: [cut: {selector: nope}]", "cut.selector: "),
+        ("name: x\nsummary: y\nsteps: [shave]", "there is no step 'shave'"),
     ],
 )
 def test_a_wrong_recipe_file_is_one_line(text, message, shelf, tmp_path):

@@ -61,7 +61,7 @@ from slimformer.cli.options import (
 from slimformer.cli.output import emit, out, saved, show_notes, show_result
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
-from slimformer.plan.asked import MEASURES, require_format, require_fraction
+from slimformer.plan.asked import BUDGETS, MEASURES, require_format, require_fraction, require_one
 from slimformer.report.track import tracker
 
 if TYPE_CHECKING:
@@ -118,9 +118,9 @@ def compress(
     quiet: Quiet = False,
 ) -> None:
     """Shrink MODEL to a fraction of its block MACs and save it: calibrate, plan, apply, evaluate, verify."""
-    from slimformer.recipes import fields_of
+    from slimformer.recipes import fields_of, needs_budget
 
-    fields_of(recipe)
+    file = fields_of(recipe)
     require_format(format)
     name, texts = joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
     others = {"eval_data": eval_data or (), "head_data": head_data}
@@ -129,6 +129,10 @@ def compress(
         "window": window, "kind": kind, "keep_exact": keep_exact, "steps": steps,
     }  # fmt: skip
     told = _asked(texts, given, settings)
+    if needs_budget(file, BUDGETS) and not any(
+        key.startswith("cut.") and key[4:] in BUDGETS for key in told["settings"]
+    ):
+        require_one({name: told.get(name) for name in BUDGETS})
     shown = (force, as_json, quiet)
     if memory is not None:
         size_in_bytes("--memory", memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ def fields_of(name: str) -> dict[str, Any]:
             "see `slimformer recipes show balanced`"
         )
     return found
+
+
+def needs_budget(fields: dict[str, Any], budgets: Iterable[str]) -> bool:
+    """Has a recipe a step that cuts, and no budget for it in its file?"""
+    cuts = [step for step in fields["steps"] if step == "cut" or (isinstance(step, dict) and "cut" in step)]
+    given = [step["cut"] or {} for step in cuts if isinstance(step, dict) and isinstance(step["cut"] or {}, dict)]
+    return bool(cuts) and not any(name in settings for settings in given for name in budgets)
 
 
 def _folder() -> resources.abc.Traversable:

@@ -23,16 +23,20 @@ from slimformer.calibrate.collect import collect
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.shelf import Shelf
 from slimformer.cli.inputs import size_in_bytes
+from slimformer.compress import compress_streamed, foresee_streamed
 from slimformer.errors import ModelBroken, NotEnoughMemory, OutputExists, SlimformerError, UnknownMethod
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
 from slimformer.models.stream import sketch
 from slimformer.models.weight_files import INDEX
+from slimformer.plan import Budget
+from slimformer.recipe import cut_settings, load_recipe, with_arguments
 from slimformer.rewrite.surgery import round_weights
-from slimformer.steps import stages
+from slimformer.steps.calibration import calibrate
+from slimformer.steps.make import carry_out, from_statistics, make_plan
+from slimformer.steps.memory import anonymous_memory
 from slimformer.steps.refine import refine
-from slimformer.steps.streaming import anonymous_memory, compress_streamed
 from slimformer.steps.streaming_job import job_for, work_folder
 from slimformer.steps.streaming_limits import streamable
 from terminal import compress, done, refused
@@ -55,15 +59,14 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def in_memory(folder: Path, recipe: Any, *, format: str, refined: bool, where: Path) -> tuple[Any, Any]:
-    """Plan and model as the stages in memory make them, from the same recipe and without probes."""
+    """Plan and model as they are made in memory, from the same recipe and without probes."""
     loaded = load_model(folder)
     data = gather(IDS, loaded.model, None, describe(loaded.model))
-    statistics = stages.calibrate(loaded, data, where)
-    curves = stages.profile(loaded.model, statistics, recipe)
-    plan = stages.make_plan(loaded.model, statistics, curves, recipe=recipe, macs=0.5, format=format)
-    small = stages.carry_out(plan, loaded.model, statistics, curves)
+    run = from_statistics(loaded, calibrate(loaded, data, where), recipe, format=format)
+    plan = make_plan(run, Budget(0.5), recipe)
+    small = carry_out(plan, loaded.model, run.known, run.curves)
     if refined:
-        refine(small, loaded.model, plan, statistics, curves, data.splits)
+        refine(small, loaded.model, plan, run.known, run.curves, data.splits)
     round_weights(small, loaded.dtype)
     return plan, small
 
@@ -80,7 +83,7 @@ def in_memory(folder: Path, recipe: Any, *, format: str, refined: bool, where: P
 )
 def test_block_by_block_gives_the_same_model(tmp_path, model_type, recipe, format, refined):
     folder = saved(tmp_path / "dense", model_type)
-    chosen = streamable(load_recipe(recipe))
+    chosen = streamable(cut_settings(recipe))
     found = compress_streamed(
         folder, tmp_path / "small", IDS, memory=ROOM, macs=0.5, recipe=recipe, format=format, refine=refined,
         verify=False,
@@ -281,10 +284,18 @@ def test_names_that_do_not_match_are_refused_with_the_first(tmp_path):
         sketch(folder).read_outside().fingerprint()
 
 
-def test_recipes_that_need_the_whole_model_are_refused():
-    for name in ("lossless", "depth", "bypass", "linear-mlp", "long-context"):
+def test_recipes_that_need_the_whole_model_are_refused(tmp_path):
+    rounded = with_arguments(load_recipe("balanced"), {"bits": 8})
+    for recipe in ("lossless", "depth", "bypass", "linear-mlp", "long-context", rounded):
         with pytest.raises(UnknownMethod, match="block by block"):
-            streamable(load_recipe(name))
+            compress_streamed(saved(tmp_path / "dense", "llama"), tmp_path / "x", memory=ROOM, macs=0.5, recipe=recipe)
+
+
+def test_a_budget_may_stand_in_the_recipe(tmp_path):
+    recipe = with_arguments(load_recipe("uniform"), {"params": 0.6})
+    assert foresee_streamed(saved(tmp_path / "dense", "llama"), IDS, memory=ROOM, recipe=recipe).plan.by == "params"
+    with pytest.raises(SlimformerError, match="with memory=… give macs=… or params=…"):
+        foresee_streamed(tmp_path / "dense", IDS, memory=ROOM, recipe="uniform")
 
 
 @pytest.mark.parametrize(

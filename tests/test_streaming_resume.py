@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families import VOCABULARY, tiny
+from slimformer.compress import compress_streamed
 from slimformer.errors import CannotWrite, OutputExists
 from slimformer.steps import memory as promise
 from slimformer.steps import streaming_job
-from slimformer.steps.streaming import compress_streamed
 from slimformer.steps.streaming_job import job_for, work_folder
 
 ROOM = 8 * 10**9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from slimformer.messages.words import either, option
 from slimformer.models.opening import Opening
 from slimformer.plan.settings import CutSettings
 
+STREAMED = ("cut", "refine")
 NEED_ALL = ("eval_data", "head_data", "bits", "group", "k", "kind", "window", "keep_exact", "steps")
 
 
@@ -40,6 +42,15 @@ def streamable(recipe: CutSettings) -> CutSettings:
             f"{option('memory')} out"
         )
     return recipe.model_copy(update={"metric": "squares", "ffn": "neurons"})
+
+
+def require_streamable(recipe: str, steps: Sequence[str]) -> None:
+    """Refuse a recipe with a step that needs the whole model."""
+    if others := [step for step in steps if step not in STREAMED]:
+        raise UnknownMethod(
+            f"the recipe {recipe!r} cannot be followed block by block: {', '.join(others)} needs the whole model; use "
+            f"balanced, uniform or stat, or leave {option('memory')} out"
+        )
 
 
 def require_streaming_possible(asked: dict[str, Any]) -> None:

@@ -48,6 +48,7 @@ from slimformer.messages.words import option
 from slimformer.models.load import Loaded
 from slimformer.plan import Plan
 from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
+from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.surgery import round_weights
 from slimformer.steps.refine import refine
 from slimformer.steps.stages import carry_out, make_plan, require_apart, require_same_model
@@ -247,7 +248,7 @@ def cut(
     plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=recipe, format=format)
     small = carry_out(plan, loaded.model, statistics, curves, progress=progress)
     if refine_on is not None and plan.macs < 1:
-        refine(small, loaded.model, plan, statistics, curves, refine_on, progress=progress)
+        refine(small, loaded.model, Cut(plan, curves, statistics.block), refine_on, progress=progress)
     round_weights(small, loaded.dtype)
     return small.eval(), plan
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import listening, real_rows, rehearse, through
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.depth import (
@@ -33,6 +32,8 @@ from slimformer.errors import BudgetOutOfReach, UnknownMethod
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint, is_pre_norm
+from slimformer.models.hooks import listening
+from slimformer.models.walk import real_rows, rehearse, through
 from slimformer.plan import Budget, Edit, Plan
 from slimformer.plan.cost import block_cost
 from slimformer.plan.recipe import Recipe

@@ -43,6 +43,7 @@ from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint, weight_of
 from slimformer.models.load import Loaded
 from slimformer.models.ranks import heads_of, rank_sites
+from slimformer.models.residence import InMemory
 from slimformer.nn.long_context import require_every_key
 from slimformer.plan import FORMATS, Budget, Plan, allocate
 from slimformer.plan.budget import budget_of
@@ -56,7 +57,7 @@ from slimformer.plan.recipe import Recipe, load_recipe
 from slimformer.plan.sensitivity import Probe, sensitivities
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
-from slimformer.rewrite.apply import apply
+from slimformer.rewrite.apply import Cut, apply
 from slimformer.rewrite.bypass import is_linear_apart
 from slimformer.rewrite.forbidden import activation_name
 from slimformer.rewrite.probe import probe as probe_sites
@@ -87,7 +88,8 @@ def calibrate(
     weights: dict[str, float] = {}
     progress("calibrate", 0, architecture.n_blocks)
     here = world()
-    for own in collect(loaded.model, architecture, splits, metric, joint=joint, share=(here.rank, here.size)):
+    share = InMemory((here.rank, here.size))
+    for own in collect(loaded.model, architecture, splits, metric, joint=joint, residence=share):
         block = here.total(own, architecture, list(splits))
         if here.leads or here.deals(block.block):  # the others keep what they will factorise
             write_block(folder, block)
@@ -392,5 +394,5 @@ def keep_probes(
     recipe = load_recipe("balanced")
     curves = profile(model, statistics, recipe, progress=progress)
     lead_only()
-    found = probe_sites(model, statistics.block, curves, batches, recipe, progress=progress)
+    found = probe_sites(model, Cut(recipe, curves, statistics.block), batches, progress=progress)
     write_probes(statistics.folder, {name: asdict(each) for name, each in found.items()})

@@ -26,6 +26,7 @@ from slimformer.messages.words import option
 from slimformer.models.load import Loaded
 from slimformer.plan import Budget, Plan
 from slimformer.plan.recipe import Recipe
+from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.correct import Correction
 from slimformer.rewrite.surgery import round_weights
 from slimformer.steps.alternatives import menu
@@ -69,9 +70,8 @@ class Bench:
         corrections = []
         if self.refined and plan.macs < 1:  # where nothing was cut, there is nothing to mend
             with timed(self.seconds, "refine"):
-                corrections = refine(
-                    small, dense, plan, self.statistics, self.curves, self.data.splits, progress=progress
-                )
+                cut = Cut(plan, self.curves, self.statistics.block)
+                corrections = refine(small, dense, cut, self.data.splits, progress=progress)
         round_weights(small, self.loaded.dtype)
         return Made(small, plan, corrections)
 

@@ -29,7 +29,6 @@ from recipes import shared_file
 from slimformer import compress
 from slimformer.calibrate.documents import Document, read_documents
 from slimformer.calibrate.gather import SHARE, TOKENS
-from slimformer.evaluate.compare import KL_TOKENS
 from slimformer.evaluate.intervals import paired_difference, paired_shares, positive_interval, share_interval
 from slimformer.evaluate.perplexity import evaluating
 from slimformer.models.load import load_model
@@ -121,7 +120,6 @@ def covered(windows: Windows, trials: int) -> dict[str, Any]:
     total = windows.documents.sum(0)
     truth = {"nats": (total[2] - total[1]) / total[0], "kl": total[3] / total[0], "agreement": total[4] / total[0]}
     tokens = int(SHARE["report"] * TOKENS)
-    parts = {"nats": 1, "kl": tokens // KL_TOKENS, "agreement": tokens // KL_TOKENS}
     found: dict[str, dict[str, list[float]]] = {
         name: {key: [] for key in ("interval", "bootstrap", "documents", "width")} for name in truth
     }
@@ -129,15 +127,14 @@ def covered(windows: Windows, trials: int) -> dict[str, Any]:
     for _ in range(trials):
         whole = draw(windows, tokens, rng)
         for name, each in found.items():
-            sample = Windows(whole.rows[:: parts[name]])  # windows are dealt in turn, and KL is of the first batch
-            each["documents"].append(len(np.unique(sample.rows[:, 0])))
+            each["documents"].append(len(np.unique(whole.rows[:, 0])))
             for method, interval in (("interval", of_documents), ("bootstrap", of_windows)):
-                if (ends := interval(sample)[name]) is not None:
+                if (ends := interval(whole)[name]) is not None:
                     each[method].append(ends[0] <= truth[name] <= ends[1])
                     each["width"] += [ends[1] - ends[0]] if method == "interval" else []
     return {
         name: {
-            "truth": float(truth[name]), "tokens": tokens // parts[name],
+            "truth": float(truth[name]), "tokens": tokens,
             "documents": float(np.mean(each["documents"])), "width": float(np.median(each["width"])),
             "no_interval": 1 - len(each["interval"]) / trials,
             "interval": float(100 * np.mean(each["interval"])), "bootstrap": float(100 * np.mean(each["bootstrap"])),

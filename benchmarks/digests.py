@@ -28,6 +28,7 @@ import transformers
 import slimformer
 from families import FAMILIES, MODEL_TYPES
 from recipes import shared_file
+from slimformer.compress import quantize, sparsify
 from slimformer.errors import SlimformerError
 from terminal import save_tiny, write_images, write_texts
 
@@ -65,20 +66,16 @@ def cases(root: Path) -> Iterator[tuple[str, Case]]:
         for recipe in RECIPES:
             yield f"{kind} {recipe}", compressed(model, recipe, data)
         yield f"{kind} balanced plain", compressed(model, "balanced", data, format="plain")
-        yield (
-            f"{kind} long-context",
-            lambda m=model, d=data: slimformer.group_keys(
-                m, d, k=16, window=16, keep_exact=1, tokens=600, timing=False
-            ),
-        )
+        grouped = {"k": 16, "window": 16, "keep_exact": 1, "macs": None}
+        yield f"{kind} long-context", compressed(model, "long-context", data, **grouped)
     for kind in ("llama", "bert"):
         yield f"{kind} balanced 8 bits", compressed(root / kind, "balanced", text, bits=8)
         yield f"{kind} balanced in 40 kB", compressed(root / kind, "balanced", text, size=40_000, macs=None)
         yield (
             f"{kind} quantize 4",
-            lambda m=root / kind: quantization().quantize(m, text, bits=4, tokens=600, timing=False),
+            lambda m=root / kind: quantize(m, text, bits=4, tokens=600, timing=False),
         )
-        yield f"{kind} sparsify 2:4", lambda m=root / kind: quantization().sparsify(m, text, tokens=600, timing=False)
+        yield f"{kind} sparsify 2:4", lambda m=root / kind: sparsify(m, text, tokens=600, timing=False)
     stories = shared_file("models", "stories15M", "config.json").parent
     told = shared_file("data", "tinystories_sample", "tinystories_sample.txt")
     for recipe in REAL:
@@ -86,13 +83,6 @@ def cases(root: Path) -> Iterator[tuple[str, Case]]:
             f"stories15M {recipe}",
             compressed(stories, recipe, told, **({} if recipe in UNBUDGETED else {"tokens": 4096})),
         )
-
-
-def quantization() -> Any:
-    """Where `quantize` and `sparsify` live."""
-    from slimformer.steps import quantize as quantization
-
-    return quantization
 
 
 def everything(only: str) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from slimformer.models.ranks import heads_of, rank_sites
 from slimformer.plan import Budget, Plan, allocate
 from slimformer.plan.profile import site_curves
 from slimformer.plan.ranks import attention_of
-from slimformer.plan.recipe import Recipe, load_recipe
+from slimformer.plan.settings import CutSettings
+from slimformer.recipe import cut_settings
 from slimformer.rewrite.apply import apply
 
 
@@ -46,7 +47,7 @@ class Calibrated:
     data: dict[str, list[Batch]]
     blocks: list[BlockMoments]
 
-    def curves(self, recipe: Recipe) -> dict[str, Curve]:
+    def curves(self, recipe: CutSettings) -> dict[str, Curve]:
         curves = self._curves(recipe.selector, recipe.ridge, recipe.absorb_mean)
         return curves | self._rank_curves(recipe.ridge, recipe.absorb_mean) if recipe.attention != "heads" else curves
 
@@ -71,7 +72,7 @@ class Calibrated:
             found |= site_curves(site, W, moments, selector=selector, ridge=ridge, absorb_mean=absorb_mean)
         return found
 
-    def plan(self, macs: float, recipe: Recipe, *, format: str = "ragged") -> Plan:
+    def plan(self, macs: float, recipe: CutSettings, *, format: str = "ragged") -> Plan:
         weights = {name: block.loudness for block in self.blocks for name in block.sites}
         curves = self.curves(recipe)
         return allocate(
@@ -79,16 +80,16 @@ class Calibrated:
             curves,
             budget=Budget(macs),
             seq_len=LENGTH,
-            recipe=recipe,
+            settings=recipe,
             weights=weights,
             format=format,
             ranks=rank_sites(self.model, self.architecture) if recipe.attention != "heads" else (),
         )
 
-    def apply(self, plan: Plan, recipe: Recipe) -> PreTrainedModel:
+    def apply(self, plan: Plan, recipe: CutSettings) -> PreTrainedModel:
         return apply(plan, self.model, self.curves(recipe), lambda i: self.blocks[i])
 
-    def compress(self, macs: float, recipe: Recipe, *, format: str = "ragged") -> PreTrainedModel:
+    def compress(self, macs: float, recipe: CutSettings, *, format: str = "ragged") -> PreTrainedModel:
         return self.apply(self.plan(macs, recipe, format=format), recipe)
 
 
@@ -114,9 +115,9 @@ def doubled(batches: list[Batch]) -> list[Batch]:
     ]
 
 
-def recipe(name: str = "balanced", **changes: Any) -> Recipe:
+def recipe(name: str = "balanced", **changes: Any) -> CutSettings:
     """A recipe of the package with some fields changed; the default is exact: hardly any ridge."""
-    return load_recipe(name).model_copy(update={"ridge": 1e-12, **changes})
+    return cut_settings(name).model_copy(update={"ridge": 1e-12, **changes})
 
 
 @torch.no_grad()

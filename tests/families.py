@@ -21,7 +21,7 @@ from slimformer.models.architecture import weight_of
 from slimformer.models.registered import class_named
 from slimformer.plan import Budget, Plan, allocate
 from slimformer.plan.profile import site_curves
-from slimformer.plan.recipe import load_recipe
+from slimformer.recipe import cut_settings
 from slimformer.rewrite.apply import apply
 
 VOCABULARY, LENGTH, CLASSES = 64, 16, 5
@@ -128,7 +128,7 @@ def tiny_plan(
     model: PreTrainedModel, macs: float = 0.5, *, format: str = "ragged", recipe: str = "uniform", weights: Any = None
 ) -> tuple[Plan, PreTrainedModel]:
     """A plan for `model` and the smaller model it leads to."""
-    how, architecture = load_recipe(recipe), describe(model)
+    how, architecture = cut_settings(recipe), describe(model)
     data = {"fit": tiny_batches(model), "select": tiny_batches(model, 1, seed=1)}
     blocks = list(collect(model, architecture, data))
     curves: dict[str, Curve] = {}
@@ -138,7 +138,7 @@ def tiny_plan(
             selector=how.selector, ridge=how.ridge, absorb_mean=how.absorb_mean,
         )  # fmt: skip
     plan = allocate(
-        architecture, curves, budget=Budget(macs), seq_len=LENGTH, recipe=how, weights=weights or {}, format=format
+        architecture, curves, budget=Budget(macs), seq_len=LENGTH, settings=how, weights=weights or {}, format=format
     )
     return plan, apply(plan, model, curves, lambda i: blocks[i])
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from slimformer.plan import Edit, Plan
+from slimformer.recipe import Recipe
 
 PROBE = "w7 w8 w9 w30"  # a text in the words of the tiny tokenizer
 COUNTED = ("macs", "params")  # of a plan, which is counted again whatever its file says
@@ -77,6 +78,14 @@ def agree(compare: Callable[..., bool], *given: Any) -> bool:
         return compare(*given)
     except Exception:  # each of them has its own
         return False
+
+
+def recipe_holds(recipe: Recipe, path: Path) -> bool:
+    """Does a recipe hold what its file says? A step may stand there by its name alone."""
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    steps = [{each: None} if isinstance(each, str) else each for each in given["steps"]]
+    said = [{name: settings or {} for name, settings in each.items()} for each in steps]
+    return _holds(recipe.to_json(), {**given, "steps": said})
 
 
 def yaml_holds(model: BaseModel, path: Path) -> bool:

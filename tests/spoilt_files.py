@@ -30,7 +30,7 @@ from slimformer.decompose.rounding import Grid
 from slimformer.errors import DataUnreadable
 from slimformer.evaluate.report_file import read_report
 from slimformer.heads.analytic import AnalyticHead
-from slimformer.heads.head_file import SUMS, read_head
+from slimformer.heads.head_file import SUMS, read_head, write_head
 from slimformer.heads.match import match
 from slimformer.heads.match_file import read_match, write_match
 from slimformer.lab.grid import expand
@@ -40,10 +40,11 @@ from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
 from slimformer.plan.plan import Plan, check_fits
-from slimformer.plan.recipe import load_recipe, text_of
+from slimformer.recipe import cut_settings, load_recipe, text_of
 from slimformer.rewrite.quantize import quantized
-from slimformer.steps.quantize import plan_beside
-from slimformer.steps.stages import profile, read_probes, recipe_of
+from slimformer.steps.calibration import profile
+from slimformer.steps.make import read_probes, settings_of
+from slimformer.steps.result import plan_of
 from slimformer.steps.streaming_job import Job
 from spoiling import Target
 from terminal import done, save_tiny, texts, write_table, write_texts
@@ -87,7 +88,7 @@ def _beside(name: str, folder: Path, read: Callable[[Path], object], label: str 
 
 def _single(root: Path, result: Path) -> list[Target]:
     torch.manual_seed(0)
-    AnalyticHead("lda").fit(torch.randn(40, 6), [i % 3 for i in range(40)]).save(root / "head.safetensors")
+    write_head(AnalyticHead("lda").fit(torch.randn(40, 6), [i % 3 for i in range(40)]), root / "head.safetensors")
     X = torch.randn(60, 5)
     write_match(match(X, X @ torch.randn(5, 4) + torch.randn(60, 4)), root / "match.safetensors")
     run = expand(load_experiment(_written(root / "lab.yaml", LAB)), root)[0]
@@ -113,7 +114,7 @@ def _written(path: Path, text: str) -> Path:
 
 def _read_plan(folder: Path) -> dict[str, Any]:
     plan = Plan.load(folder / "plan.json")
-    recipe_of(plan)
+    settings_of(plan)
     check_fits(plan, describe(_llama()), fingerprint(_llama()))
     said = dataclasses.asdict(plan)
     return {key: value for key, value in said.items() if key not in second.COUNTED}
@@ -126,7 +127,7 @@ def _llama() -> Any:
 
 def _read_recipe(folder: Path) -> bool:
     recipe = load_recipe(folder / "recipe.yaml")
-    return second.agree(second.yaml_holds, recipe, folder / "recipe.yaml")
+    return second.agree(second.recipe_holds, recipe, folder / "recipe.yaml")
 
 
 def _read_lab(folder: Path) -> bool:
@@ -245,7 +246,7 @@ def _read_statistics(folder: Path) -> dict[str, Any]:
     require_same_model(model, statistics)
     architecture = describe(model)
     blocks = [_plain(moments_of(statistics, architecture, i)) for i in range(architecture.n_blocks)]
-    curves = profile(model, statistics, load_recipe("balanced"))
+    curves = profile(model, statistics, cut_settings("balanced"))
     return {
         "stats": dataclasses.asdict(statistics.provenance), "weights": statistics.weights(), "blocks": blocks,
         "probes": _plain(read_probes(statistics)), "curves": _plain(curves),
@@ -282,7 +283,7 @@ def _whole(model: Any) -> dict[str, Any]:
 def _read_result(folder: Path) -> dict[str, Any]:
     loaded = load_model(folder)
     return {
-        "report": read_report(folder), "plan": dataclasses.asdict(plan_beside(loaded, "x", 16)),
+        "report": read_report(folder), "plan": dataclasses.asdict(plan_of(loaded, "x", 16)),
         "vocabulary": loaded.processor.get_vocab(), "pieces": loaded.processor(second.PROBE)["input_ids"],
     }  # fmt: skip
 

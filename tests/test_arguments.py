@@ -11,26 +11,26 @@ import torch
 
 import slimformer
 from families import tiny
-from slimformer.calibrate.store import Statistics
+from slimformer.compress import Arguments, quantize, sparsify
 from slimformer.errors import SlimformerError, UnknownArchitecture, WrongArgument
 from slimformer.messages import arguments
 from slimformer.models.load import Loaded
 from slimformer.models.opening import OPTIONS
-from slimformer.steps import quantize as quantization
+from slimformer.recipe import cut_settings
+from slimformer.run import Run
 from slimformer.steps.cascade import Cascade, CascadeResult
 from slimformer.steps.result import Result
 
+MODEL = tiny("bert", "classify")
 GIVEN: dict[str, Any] = {  # arguments that pass, for those that must be given
-    "model": "nowhere/at/all", "data": "builtin", "folder": "nowhere/at/all", "k": 8, "memory": 10**9,
-    "loaded": Loaded("tiny", tiny("bert", "classify"), None), "statistics": object.__new__(Statistics), "curves": {},
-    "select_batches": [],
+    "model": "nowhere/at/all", "data": "builtin", "folder": "nowhere/at/all", "memory": 10**9,
+    "run": Run(Loaded("tiny", MODEL, None), MODEL), "settings": cut_settings("uniform"), "select_batches": [],
 }  # fmt: skip
 PUBLIC = {
-    "compress": slimformer.compress, "group_keys": slimformer.group_keys, "load": slimformer.load,
+    "compress": slimformer.compress, "load": slimformer.load,
     "compress_streamed": slimformer.compress_streamed, "make_cascade": slimformer.make_cascade,
-    "load_cascade": slimformer.load_cascade, "quantize": quantization.quantize, "sparsify": quantization.sparsify,
+    "load_cascade": slimformer.load_cascade, "quantize": quantize, "sparsify": sparsify,
 }  # fmt: skip
-READING = ("seq_len", "tokens", "samples", "columns", "seed")
 BAD: dict[str, list[Any]] = {
     "tokens": [-3, 0, 1.5, 4096.0, "4096", True, float("nan"), torch.tensor(3)],
     "samples": [0, "all"], "seq_len": [1, 64.5, "64"], "seed": [-1, "0", None],
@@ -41,11 +41,11 @@ BAD: dict[str, list[Any]] = {
     "trust_remote_code": [1, "yes", None], "columns": [7, [1]], "eval_data": ["other.txt", 7], "head_data": [7],
     "recipe": [None, 7], "format": [None, 1], "refine": [1, "no"], "timing": [None], "size": ["60MB", 0],
     "bits": ["8", 0], "only_data": [1, "no"],
-    "group": [-1], "memory": ["4GB", 0, None], "k": [0, 1.0, None], "window": [-1], "steps": [0], "keep_exact": [-1],
+    "group": [-1], "memory": ["4GB", 0, None], "k": [0, 1.0], "window": [-1], "steps": [0], "keep_exact": [-1],
     "budgets": [(0.5,), "0.3,1", (0.3, "1"), None], "tolerance": [-1, "0"], "mean_macs": ["1"], "progress": [7],
     "force": [0], "verify": ["no"], "kind": [7], "method": [None], "pattern": [0.5], "symmetric": [0],
     "folder": [None, 7, "\0"],
-    "loaded": ["demo:minilm"], "statistics": ["stats"], "curves": [None], "select_batches": [7], "refine_on": [[]],
+    "run": ["demo:minilm"], "settings": [[0.01], "cut.ridge=0.01"], "select_batches": [7],
     "say": ["loud"],
 }  # fmt: skip
 
@@ -54,7 +54,8 @@ def parameters(function: Any) -> list[str]:
     found = inspect.signature(function).parameters.values()
     named = [p.name for p in found if p.kind is not p.VAR_KEYWORD]
     rest = [p.name for p in found if p.kind is p.VAR_KEYWORD]
-    return [*named, *(OPTIONS if rest else ()), *(READING if rest == ["how"] else ())]
+    others = {"arguments": Arguments.__annotations__, "opening": OPTIONS}
+    return [*named, *(each for name in rest for each in others[name])]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -78,7 +79,7 @@ def test_a_number_in_a_text_is_given_back_as_a_number():
 
 
 def test_an_unknown_argument_is_pythons_own_mistake():
-    for call in (slimformer.compress, slimformer.load, quantization.quantize):
+    for call in (slimformer.compress, slimformer.load, quantize):
         with pytest.raises(TypeError, match=r"unexpected keyword argument 'mac'"):
             call("x", mac=0.5)
 

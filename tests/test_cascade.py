@@ -14,20 +14,21 @@ from transformers import PreTrainedModel
 
 from families import CLASSES, LENGTH, tiny, tiny_batches, tiny_ragged
 from slimformer.calibrate.gather import Data
-from slimformer.calibrate.store import Statistics
 from slimformer.calibrate.text import Batch
-from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture
 from slimformer.evaluate import accuracy, perplexity
 from slimformer.evaluate.routing import at_threshold, paired
 from slimformer.models.load import Loaded
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.cascade import Cascade, CascadeResult, cut, make_cascade, observe
-from slimformer.steps.stages import calibrate, carry_out, make_plan, profile
+from slimformer.plan import Budget
+from slimformer.recipe import cut_settings
+from slimformer.run import Run
+from slimformer.steps.calibration import calibrate
+from slimformer.steps.cascade import Cascade, CascadeResult, make_cascade, observe
+from slimformer.steps.make import carry_out, from_statistics, make, make_plan
 
 CLASSIFIERS = ("bert", "llama", "vit")
 LANGUAGE = ("llama", "gpt2")
-UNIFORM = load_recipe("uniform")
+UNIFORM = cut_settings("uniform")
 
 
 def classifiers(kind: str, threshold: float) -> Cascade:
@@ -206,51 +207,48 @@ def labelled(model: PreTrainedModel, batches: list[Batch], *, noise: float) -> l
     return out
 
 
-def calibrated_on_disk(model: PreTrainedModel, folder: Path) -> tuple[Loaded, Statistics, dict[str, Curve]]:
+def calibrated_on_disk(model: PreTrainedModel, folder: Path) -> Run:
     splits = {"fit": tiny_batches(model), "select": tiny_batches(model, 1, seed=1)}
     loaded = Loaded("tiny", model, None)
-    statistics = calibrate(loaded, Data(splits, "random", "0", 0, LENGTH), folder)
-    return loaded, statistics, profile(model, statistics, UNIFORM)
+    return from_statistics(loaded, calibrate(loaded, Data(splits, "random", "0", 0, LENGTH), folder), UNIFORM)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Statistics, dict[str, Curve], list[Batch]]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Batch]]:
     model = tiny("bert", "classify")
     with torch.no_grad():  # all classes occur: a cut has something to get wrong
         scores = torch.cat([logits(model, batch) for batch in tiny_batches(model, 12, seed=2)])
         model.classifier.bias -= scores.mean(0)
     select = labelled(model, tiny_batches(model, 12, seed=2), noise=0.1)
     assert len(set(torch.cat([batch.labels for batch in select]).tolist())) == CLASSES
-    return *calibrated_on_disk(model, tmp_path_factory.mktemp("stats")), select
+    return calibrated_on_disk(model, tmp_path_factory.mktemp("stats")), select
 
 
 def test_the_dense_model_itself_is_the_large_one(made) -> None:
-    loaded, statistics, curves, select = made
-    found = make_cascade(loaded, statistics, curves, select, budgets=(0.5, 1.0), recipe=UNIFORM)
-    assert found.cascade.large is loaded.model
+    run, select = made
+    found = make_cascade(run, UNIFORM, select, budgets=(0.5, 1.0))
+    assert found.cascade.large is run.dense
     assert found.plans["large"] is None and found.record.large.macs == 1.0
     assert found.record.small.macs == found.plans["small"].macs <= 0.5
 
 
-def test_the_cuts_are_those_of_the_stages(made) -> None:
-    loaded, statistics, curves, select = made
-    found = make_cascade(loaded, statistics, curves, select, budgets=(0.5, 0.8), recipe=UNIFORM)
+def test_the_cuts_are_those_of_one_calibration(made) -> None:
+    run, select = made
+    found = make_cascade(run, UNIFORM, select, budgets=(0.5, 0.8))
     for role, model, macs in (("small", found.cascade.small, 0.5), ("large", found.cascade.large, 0.8)):
-        plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=UNIFORM)
-        again = carry_out(plan, loaded.model, statistics, curves).state_dict()
+        plan = make_plan(run, Budget(macs), UNIFORM)
+        again = carry_out(plan, run.dense, run.known, run.curves).state_dict()
         assert plan == found.plans[role]
         assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
     assert found.cascade.macs == (found.record.small.macs, found.record.large.macs)
 
 
 def test_the_threshold_keeps_within_the_tolerance_on_select(made) -> None:
-    loaded, statistics, curves, select = made
+    run, select = made
     points = []
     for tolerance in (0.0, 0.02, 1.0):
-        found = make_cascade(
-            loaded, statistics, curves, select, budgets=(0.5, 1.0), recipe=UNIFORM, tolerance=tolerance
-        )
-        dense = 1 - accuracy(loaded.model, select).value
+        found = make_cascade(run, UNIFORM, select, budgets=(0.5, 1.0), tolerance=tolerance)
+        dense = 1 - accuracy(run.dense, select).value
         wrong = torch.cat([found.cascade(**batch.inputs).logits.argmax(-1) != batch.labels for batch in select])
         assert found.point.loss == pytest.approx(float(wrong.double().mean()))
         assert found.point.loss <= dense + tolerance + 1e-9
@@ -260,29 +258,27 @@ def test_the_threshold_keeps_within_the_tolerance_on_select(made) -> None:
 
 
 def test_a_mean_budget_is_met_on_select(made) -> None:
-    loaded, statistics, curves, select = made
-    found = make_cascade(loaded, statistics, curves, select, budgets=(0.5, 1.0), recipe=UNIFORM, mean_macs=0.9)
+    run, select = made
+    found = make_cascade(run, UNIFORM, select, budgets=(0.5, 1.0), mean_macs=0.9)
     routed = torch.cat([found.cascade(**batch.inputs).routed for batch in select])
     assert 0.9 - 1 / len(routed) < found.cascade.mean_macs(routed) <= 0.9
     assert found.cascade.mean_macs(routed) == pytest.approx(found.record.select["macs"])
 
 
 def test_without_labels_the_large_model_is_what_counts(made) -> None:
-    loaded, statistics, curves, select = made
+    run, select = made
     blind = [replace(batch, labels=None) for batch in select]
-    found = make_cascade(loaded, statistics, curves, blind, budgets=(0.5, 1.0), recipe=UNIFORM, tolerance=0.0)
+    found = make_cascade(run, UNIFORM, blind, budgets=(0.5, 1.0), tolerance=0.0)
     assert found.record.select["measure"] == "disagreement" and found.record.select["large_loss"] == 0.0
     for batch in blind:
-        assert torch.equal(found.cascade(**batch.inputs).logits.argmax(-1), logits(loaded.model, batch).argmax(-1))
+        assert torch.equal(found.cascade(**batch.inputs).logits.argmax(-1), logits(run.dense, batch).argmax(-1))
 
 
 def test_language_models_are_routed_by_nats(tmp_path: Path) -> None:
     model = tiny("llama")
-    loaded, statistics, curves = calibrated_on_disk(model, tmp_path / "stats")
+    run = calibrated_on_disk(model, tmp_path / "stats")
     select = tiny_batches(model, 4, seed=2)
-    found: CascadeResult = make_cascade(
-        loaded, statistics, curves, select, budgets=(0.5, 1.0), recipe=UNIFORM, mean_macs=1.0
-    )
+    found: CascadeResult = make_cascade(run, UNIFORM, select, budgets=(0.5, 1.0), mean_macs=1.0)
     scored = [found.cascade.score(**batch.inputs) for batch in select]
     nats, tokens = (sum(float(getattr(each, name).sum()) for each in scored) for name in ("nats", "tokens"))
     assert found.record.select["measure"] == "nats per token"
@@ -291,15 +287,16 @@ def test_language_models_are_routed_by_nats(tmp_path: Path) -> None:
 
 
 def test_a_cut_is_rounded_to_the_precision_it_is_stored_in(made) -> None:
-    loaded, statistics, curves, _ = made
-    small, _ = cut(replace(loaded, dtype=torch.bfloat16), statistics, curves, 0.5, UNIFORM)
+    run, _ = made
+    stored = replace(run, loaded=replace(run.loaded, dtype=torch.bfloat16))
+    small = make(stored, Budget(0.5), UNIFORM).model
     assert small.dtype == torch.float32
     assert all(torch.equal(value, value.bfloat16().float()) for value in small.parameters())
 
 
 def test_the_same_answers_on_other_data_give_the_point_there(made) -> None:
-    loaded, statistics, curves, select = made
-    found = make_cascade(loaded, statistics, curves, select[:6], budgets=(0.5, 1.0), recipe=UNIFORM, mean_macs=0.9)
+    run, select = made
+    found = make_cascade(run, UNIFORM, select[:6], budgets=(0.5, 1.0), mean_macs=0.9)
     cascade = found.cascade
     other = paired(observe(cascade.small, select[6:]), observe(cascade.large, select[6:]))
     point = at_threshold(other, cascade.macs, cascade.threshold)
@@ -312,9 +309,9 @@ def test_the_same_answers_on_other_data_give_the_point_there(made) -> None:
 
 @pytest.mark.parametrize("budgets", [(0.8, 0.5), (0.5, 0.5), (0.0, 1.0), (0.5, 1.2)])
 def test_budgets_must_be_two_that_grow(made, budgets) -> None:
-    loaded, statistics, curves, select = made
+    run, select = made
     with pytest.raises(BudgetOutOfReach, match="the small one first"):
-        make_cascade(loaded, statistics, curves, select, budgets=budgets, recipe=UNIFORM)
+        make_cascade(run, UNIFORM, select, budgets=budgets)
 
 
 @pytest.mark.parametrize(
@@ -354,8 +351,9 @@ def test_classifiers_are_called_and_language_models_score() -> None:
 
 
 def test_statistics_of_another_model_are_refused(made) -> None:
-    _, statistics, curves, select = made
+    run, select = made
     other = Loaded("other", tiny("bert", "classify", seed=7), None)
+    strange = replace(run, loaded=other, model=other.model)
     for budgets in ((0.5, 0.8), (0.5, 1.0)):
         with pytest.raises(PlanDoesNotFit, match="calibrate it anew"):
-            make_cascade(other, statistics, curves, select, budgets=budgets, recipe=UNIFORM)
+            make_cascade(strange, UNIFORM, select, budgets=budgets)

@@ -13,17 +13,16 @@ from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownMethod
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import is_pre_norm
 from slimformer.plan import Budget
-from slimformer.plan.recipe import load_recipe
 from slimformer.rewrite.depth import drop_blocks
-from slimformer.steps.depth import blocks_to_drop, make_shallow
+from slimformer.steps.depth import Depth, blocks_to_drop, make_shallow
 
 POST_NORM = ("bert", "roberta", "distilbert")
 PRE_NORM = tuple(name for name in MODEL_TYPES if name not in POST_NORM)
 every_family = pytest.mark.parametrize("model_type", MODEL_TYPES)
 
 
-def how(depth="linear"):
-    return load_recipe("depth").model_copy(update={"depth": depth})
+def how(by="linear"):
+    return Depth(by=by, macs=0.7)
 
 
 def data_of(model):
@@ -52,7 +51,7 @@ def silence(model, i):
 def test_a_block_that_adds_nothing_is_the_one_to_go(model_type, depth):
     model = tiny(model_type)
     silence(model, 1)
-    small, plan, _ = make_shallow(model, data_of(model), how(depth), Budget(0.7))
+    small, plan, _ = make_shallow(model, data_of(model), how(depth))
     assert {edit.site for edit in plan.edits if not edit.keep} == {"blocks.1.attn.heads", "blocks.1.ffn.hidden"}
     torch.testing.assert_close(logits(small), logits(model), rtol=1e-3, atol=1e-3)
 
@@ -61,9 +60,7 @@ def test_a_block_that_adds_nothing_is_the_one_to_go(model_type, depth):
 def test_a_plain_checkpoint_with_fewer_blocks(model_type, tmp_path):
     model = tiny(model_type)
     before = copy.deepcopy(model.state_dict())
-    small, plan, done = make_shallow(
-        model, data_of(model), how("drop" if model_type in POST_NORM else "linear"), Budget(0.7)
-    )
+    small, plan, done = make_shallow(model, data_of(model), how("drop" if model_type in POST_NORM else "linear"))
     assert describe(small).n_blocks == small.config.num_hidden_layers == 2 and plan.macs == pytest.approx(2 / 3)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(each.after <= each.before for each in done)
@@ -82,7 +79,7 @@ def test_after_norms_blocks_can_only_be_dropped(model_type):
     model = tiny(model_type)
     assert not is_pre_norm(model, describe(model).family)
     with pytest.raises(UnknownMethod, match="a norm comes after"):
-        make_shallow(model, data_of(model), how("cosine"), Budget(0.7))
+        make_shallow(model, data_of(model), how("cosine"))
 
 
 def test_budgets_count_whole_blocks():
@@ -106,7 +103,7 @@ def test_compress_saves_what_opens_in_a_fresh_process(tmp_path):
 
 
 def test_what_cannot_be_had_is_refused():
-    with pytest.raises(BudgetOutOfReach, match="not max_kl"):
+    with pytest.raises(BudgetOutOfReach, match="takes no max_kl=…; give macs=…, params=… or latency=…"):
         slimformer.compress(tiny("llama"), ids(), max_kl=0.1, recipe="depth")
     with pytest.raises(BudgetOutOfReach, match="leaves none of 3 blocks"):
         slimformer.compress(tiny("llama"), ids(), macs=0.2, recipe="depth")
@@ -127,7 +124,7 @@ def test_a_map_that_does_harm_is_not_taken():
 def test_scales_that_go_by_the_number_of_a_block_are_refused_before_the_work():
     model = tiny("gpt2", scale_attn_by_inverse_layer_idx=True)
     with pytest.raises(UnknownMethod, match="numbered anew"):
-        make_shallow(model, data_of(model), how(), Budget(0.7))
+        make_shallow(model, data_of(model), how())
 
 
 def test_there_is_no_refinement_of_depth():

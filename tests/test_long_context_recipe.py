@@ -14,7 +14,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import CannotGroup, SlimformerError
 from slimformer.models import describe
 from slimformer.nn.long_context import FIELD, attention_modules, install
-from slimformer.steps.long_context import Wanted, layer_errors, require_groupable, sequence_length_for
+from slimformer.steps.long_context import LongContext, layer_errors, require_groupable, sequence_length_for
 from slimformer.steps.long_context_fit import fit_projections
 from terminal import done, refused
 
@@ -24,7 +24,8 @@ def token_rows(n: int, rows: int = 48) -> torch.Tensor:
 
 
 def grouped(model_type: str, length: int = 48, **how):
-    return slimformer.group_keys(tiny(model_type), token_rows(length), seq_len=length, timing=False, **how)
+    asked = {"recipe": "long-context", "seq_len": length, "timing": False, **how}
+    return slimformer.compress(tiny(model_type), token_rows(length), **asked)
 
 
 def test_the_limit_decides_how_many_layers_are_grouped():
@@ -82,7 +83,7 @@ def test_projections_are_saved_where_they_are_used(tmp_path):
     rows = token_rows(48, 2)
     torch.testing.assert_close(again(input_ids=rows).logits, found.model(input_ids=rows).logits)
     with pytest.raises(CannotGroup, match="start from the dense model"):
-        require_groupable(again, describe(again), Wanted(8))
+        require_groupable(again, describe(again), LongContext(k=8))
 
 
 def test_the_shell_makes_a_folder_that_a_fresh_process_opens_to_the_same_outputs(tmp_path):
@@ -105,11 +106,11 @@ def test_the_shell_makes_a_folder_that_a_fresh_process_opens_to_the_same_outputs
 @pytest.mark.parametrize(
     ("model_type", "wanted", "says"),
     [
-        ("llama", Wanted(1), "k 1: attention needs two groups"),
-        ("llama", Wanted(16, kind="magic"), "no kind 'magic'"),
-        ("llama", Wanted(16, kind="learned"), "a decoder would see the future"),
-        ("llama", Wanted(9), "no common block"),
-        ("vit", Wanted(16), "images have few patches"),
+        ("llama", LongContext(k=1), "k 1: attention needs two groups"),
+        ("llama", LongContext(k=16, kind="magic"), "no kind 'magic'"),
+        ("llama", LongContext(k=16, kind="learned"), "a decoder would see the future"),
+        ("llama", LongContext(k=9), "no common block"),
+        ("vit", LongContext(k=16), "images have few patches"),
     ],
 )
 def test_refusals(model_type, wanted, says):
@@ -121,17 +122,18 @@ def test_refusals(model_type, wanted, says):
 def test_sliding_windows_cut_models_and_short_texts_are_refused():
     sliding = tiny("mistral", sliding_window=8)
     with pytest.raises(CannotGroup, match="slide a window"):
-        require_groupable(sliding, describe(sliding), Wanted(16))
+        require_groupable(sliding, describe(sliding), LongContext(k=16))
     llama = tiny("llama")
     with pytest.raises(CannotGroup, match="nothing to gain; give a smaller k="):
-        sequence_length_for(llama, describe(llama), Wanted(64), None)
+        sequence_length_for(llama, describe(llama), LongContext(k=64), None)
     with pytest.raises(SlimformerError, match="keeps every weight"):
         slimformer.compress(llama, token_rows(48), recipe="long-context", macs=0.5)
 
 
 def test_the_shell_refuses_in_one_line(tmp_path):
     said = refused("compress", "x", "--k", "8", "--out", tmp_path / "y")
-    assert "--k: for the recipe long-context only" in said
+    assert "--k is for the step long_context, and the recipe 'balanced' has none" in said
     line = refused("compress", "x", "--recipe", "long-context", "--head-data", "z", "--out", tmp_path / "y")
-    assert "--head-data: not with the recipe 'long-context'" in line
-    assert "give --k, not --macs" in refused("compress", "x", "--recipe", "long-context", "--macs", "0.5")
+    assert "has both long_context and head; leave head out: the weights stay" in line
+    line = refused("compress", "x", "--recipe", "long-context", "--macs", "0.5", "--out", tmp_path / "y")
+    assert "takes no --macs; it keeps every weight, so leave it out" in line

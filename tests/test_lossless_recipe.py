@@ -22,13 +22,15 @@ from slimformer.errors import BudgetOutOfReach, NotLossless
 from slimformer.models import describe
 from slimformer.models.demo import DEMOS
 from slimformer.models.load import in_memory, load_model
-from slimformer.plan.recipe import LosslessRewrite, load_recipe
+from slimformer.recipe import load_recipe
 from slimformer.rewrite.exact import Scope
 from slimformer.rewrite.lossless import REWRITES, offers, rewritten
-from slimformer.steps.lossless import make_lossless
+from slimformer.run import Run
+from slimformer.steps.lossless import Lossless, Rewrite
 from terminal import done, refused
 
 WORDS = ("dead", "duplicates", "low value rank")
+(REMOVED,) = load_recipe("lossless").steps
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def test_the_shell_needs_no_budget_and_no_data(folder, tmp_path):
     found = json.loads(done("compress", folder, "--recipe", "lossless", "--out", tmp_path / "small", "--json").out)
     assert json.loads((tmp_path / "small" / "report.json").read_text()) == found
     rewrites = {each["rewrite"]: each for each in found["lossless"]["rewrites"]}
-    assert list(rewrites) == list(load_recipe("lossless").rewrites)
+    assert list(rewrites) == list(REMOVED.rewrites)
     assert found["lossless"]["largest_change"] < 1e-5
     assert found["dense"]["params"] - found["small"]["params"] == sum(each["params"] for each in rewrites.values()) > 0
     assert found["dense"]["block_macs"] - found["small"]["block_macs"] == sum(e["macs"] for e in rewrites.values())
@@ -59,7 +61,7 @@ def test_the_shell_needs_no_budget_and_no_data(folder, tmp_path):
 @pytest.mark.usefixtures("trusting")
 def test_the_tables_name_every_rewrite(folder, tmp_path):
     said = done("compress", folder, "--recipe", "lossless", "--out", tmp_path / "small")
-    assert all(name in said.out for name in load_recipe("lossless").rewrites)
+    assert all(name in said.out for name in REMOVED.rewrites)
     assert "Only rewrites that change no output" in (tmp_path / "small" / "README.md").read_text()
 
 
@@ -70,12 +72,13 @@ def test_a_dry_run_writes_nothing_and_says_what_would_go(folder):
 
 @pytest.mark.parametrize("budget", [("--macs", 0.5), ("--params", 0.5), ("--max-kl", 0.1)])
 def test_a_budget_is_refused(folder, budget, tmp_path):
-    assert "takes no budget" in refused("compress", folder, "--recipe", "lossless", *budget, "--out", tmp_path / "x")
+    line = refused("compress", folder, "--recipe", "lossless", *budget, "--out", tmp_path / "x")
+    assert f"takes no {budget[0]}; it changes no output, so leave it out" in line
 
 
 def test_other_commands_and_recipes_still_want_a_budget(folder, tmp_path, stats):
     assert "one budget is needed" in refused("compress", folder, "--out", tmp_path / "x")
-    assert "takes no budget" in refused("cut", stats, "--recipe", "lossless", "--macs", 0.5, "--out", tmp_path / "x")
+    assert "cuts no widths" in refused("cut", stats, "--recipe", "lossless", "--macs", 0.5, "--out", tmp_path / "x")
     assert "there is no format" in refused(
         "compress", folder, "--recipe", "lossless", "--format", "odd", "--out", tmp_path / "x"
     )
@@ -95,7 +98,7 @@ def test_the_library_gives_the_same(folder):
     assert result.report.lossless is not None
     assert result.plan.format == result.report.format == "ragged"
     assert result.report.macs_kept == pytest.approx(result.plan.macs) != 1
-    with pytest.raises(BudgetOutOfReach, match="takes no budget"):
+    with pytest.raises(BudgetOutOfReach, match="takes no macs=…; it changes no output"):
         slimformer.compress(slimformer.load(folder), recipe="lossless", macs=0.5)
 
 
@@ -119,12 +122,13 @@ def test_a_stock_model_that_lost_only_biases_is_told_how_to_stay_stock():
 def test_what_is_not_lossless_is_an_error(folder, monkeypatch):
     monkeypatch.setattr("slimformer.steps.lossless.largest_change", lambda *_: (1e-2, torch.float32))
     with pytest.raises(NotLossless):
-        make_lossless(in_memory(slimformer.load(folder)), load_recipe("lossless"))
+        loaded = in_memory(slimformer.load(folder))
+        Lossless().run(Run(loaded, loaded.model))
 
 
 def test_recipes_may_name_what_can_be_done():
-    assert set(LosslessRewrite.__args__) == set(REWRITES) - {"centred-keys"}
-    assert set(load_recipe("lossless").rewrites) == {name for name, rewrite in REWRITES.items() if not rewrite.note}
+    assert set(Rewrite.__args__) == set(REWRITES) - {"centred-keys"}
+    assert set(REMOVED.rewrites) == {name for name, rewrite in REWRITES.items() if not rewrite.note}
 
 
 @pytest.mark.slow
@@ -146,7 +150,7 @@ def test_real_models_on_real_text(demo):
     inputs = _texts(loaded.processor)
     before = outputs_of(model, inputs)
     scope = Scope(dtype=torch.float32, multiple_of=8)
-    small, savings = rewritten(model, load_recipe("lossless").rewrites, scope, seq_len=64)
+    small, savings = rewritten(model, REMOVED.rewrites, scope, seq_len=64)
     after = outputs_of(small, inputs)
     mask = inputs["attention_mask"].bool()
     assert all(furthest(before[key][mask], after[key][mask]) < 1e-5 for key in before)

@@ -17,11 +17,11 @@ from slimformer.calibrate.store import open_statistics
 from slimformer.evaluate.report_file import checked
 from slimformer.models.load import load_model
 from slimformer.plan import Budget
-from slimformer.plan.recipe import load_recipe
 from slimformer.plan.sensitivity import predicted_harm
+from slimformer.recipe import cut_settings
 from slimformer.report.page import html_page
-from slimformer.steps.alternatives import menu
-from slimformer.steps.stages import make_plan, profile, read_probes
+from slimformer.steps.alternatives import alternatives
+from slimformer.steps.make import from_statistics, make_plan, priced, read_probes
 from terminal import done
 
 BUDGETS = (0.435, 0.615, 0.83)
@@ -110,19 +110,18 @@ def test_it_opens_offline_without_a_complaint(page, report, tmp_path):
 
 
 def test_the_slider_makes_the_plans_that_python_makes(page, report, tmp_path, stats, shelf):
-    statistics, recipe = open_statistics(stats), load_recipe("balanced")
-    model = load_model(shelf / "llama").model
-    curves, probes = profile(model, statistics, recipe), read_probes(statistics)
+    settings, statistics = cut_settings("balanced"), open_statistics(stats)
+    run, probes = from_statistics(load_model(shelf / "llama"), statistics, settings), read_probes(statistics)
     opened(page, report, tmp_path)
     before, seen = page.evaluate(KEPT), []
     for fraction in BUDGETS:
-        plan = make_plan(model, statistics, curves, recipe=recipe, macs=fraction)
+        plan = make_plan(run, Budget(fraction), settings)
         seen.append(slide(page, fraction))
         assert seen[-1] == kept_by(plan, page)
         shown = page.evaluate("consequences(front, ladders, state.keep)")
         assert shown["macs"] == pytest.approx(plan.macs, rel=1e-12)
         assert shown["params"] == pytest.approx(plan.params, rel=1e-12)
-        assert shown["kl"] == pytest.approx(predicted_harm(probes, curves, plan.sizes), rel=1e-9)
+        assert shown["kl"] == pytest.approx(predicted_harm(probes, run.curves, plan.sizes), rel=1e-9)
         said = page.evaluate("document.getElementById('consequences').textContent")
         assert f"{100 * plan.macs:.1f} %" in said
     assert len({json.dumps(one) for one in [before, *seen]}) == 4
@@ -321,26 +320,23 @@ def test_light_dark_and_narrow(page, report, tmp_path):
     ("balanced", "plain", True), ("uniform", "ragged", False), ("stat", "ragged", False),
 ])  # fmt: skip
 def test_other_allocations_are_repeated_or_looked_up(page, report, tmp_path, stats, shelf, recipe, format, exact):
-    statistics, chosen, model = open_statistics(stats), load_recipe(recipe), load_model(shelf / "llama").model
-    curves = profile(model, statistics, chosen)
-    front = menu(model, statistics, curves, recipe=chosen, budget=Budget(0.6), format=format)
+    settings = cut_settings(recipe)
+    run = from_statistics(load_model(shelf / "llama"), open_statistics(stats), settings, format=format)
+    front = alternatives(run, Budget(0.6), settings)
     opened(page, {**report, "front": front, "format": format}, tmp_path)
     assert page.evaluate("document.getElementById('planner').dataset.exact") == str(exact).lower()
     fraction = 0.615 if exact else 0.75
-    plan = make_plan(model, statistics, curves, recipe=chosen, macs=fraction, format=format)
+    plan = make_plan(run, Budget(fraction), settings)
     assert slide(page, fraction) == kept_by(plan, page)
     assert page.complaints == []
 
 
 @pytest.mark.parametrize("by", ["params", "latency"])
 def test_other_budgets_can_be_slid_along(page, report, tmp_path, stats, shelf, by, monkeypatch):
-    from slimformer.steps.workbench import priced
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    statistics, recipe, model = open_statistics(stats), load_recipe("balanced"), load_model(shelf / "llama").model
-    curves = profile(model, statistics, recipe)
-    budget = priced(Budget(0.9, by), model, statistics.provenance.seq_len)
-    front = menu(model, statistics, curves, recipe=recipe, budget=budget, format="ragged")
+    settings = cut_settings("balanced")
+    run = from_statistics(load_model(shelf / "llama"), open_statistics(stats), settings)
+    front = alternatives(run, priced(run, Budget(0.9, by)), settings)
     opened(page, {**report, "front": front, "budget": 0.9, "budget_by": by}, tmp_path)
     assert page.evaluate("document.getElementById('planner').dataset.exact") == "true"
     assert page.complaints == []

@@ -20,7 +20,7 @@ from slimformer.lab.state import read_head as read_state
 from slimformer.models.load import load_model
 from slimformer.plan import Plan
 from slimformer.plan.curve_file import read_curves
-from slimformer.plan.recipe import load_recipe
+from slimformer.recipe import load_recipe
 from terminal import done, refused, save_tiny, write_texts
 
 SRC = Path(__file__).parents[1] / "src" / "slimformer"
@@ -32,7 +32,8 @@ ELSEWHERE = {
     "checkpoint/atomic.py", "checkpoint/lock.py",
     "checkpoint/reload.py", "checkpoint/save.py", "checkpoint/verify.py", "evaluate/examples.py", "files/manifest.py",
     "files/reading.py",
-    "heads/waiting_rows.py", "plan/recipe.py", "promise.py", "report/card.py", "report/page.py", "timings.py",
+    "evaluate/latency_table.py", "heads/waiting_rows.py", "recipe.py", "report/card.py", "report/page.py",
+    "steps/memory.py",
 }  # fmt: skip
 READS = {"read_text", "read_bytes", "open", "safe_load"}
 

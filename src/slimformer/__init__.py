@@ -22,15 +22,14 @@ _minimal.register()
 
 from slimformer.checkpoint.load import load as load  # noqa: E402
 from slimformer.compress import compress as compress  # noqa: E402
-from slimformer.compress import group_keys as group_keys  # noqa: E402
+from slimformer.compress import compress_streamed as compress_streamed  # noqa: E402
 from slimformer.errors import SlimformerError as SlimformerError  # noqa: E402
 from slimformer.models import describe as describe  # noqa: E402
 from slimformer.plan import Plan as Plan  # noqa: E402
-from slimformer.plan.recipe import Recipe as Recipe  # noqa: E402
+from slimformer.recipe import Recipe as Recipe  # noqa: E402
 from slimformer.steps.cascade import Cascade as Cascade  # noqa: E402
 from slimformer.steps.cascade import load_cascade as load_cascade  # noqa: E402
 from slimformer.steps.cascade import make_cascade as make_cascade  # noqa: E402
 from slimformer.steps.result import Result as Result  # noqa: E402
-from slimformer.steps.streaming import compress_streamed as compress_streamed  # noqa: E402
 
 __version__ = "0.1.0"

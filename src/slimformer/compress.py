@@ -1,281 +1,231 @@
-"""The story on one screen: describe → calibrate → profile → allocate → apply → evaluate → save.
+"""The story on one screen: open → run the steps → evaluate.
 
-Every box is data and every arrow is one function of `stages`, so each step can be run alone, from Python or from
-the shell, and can leave a file. `compress` runs them all.
+`compress` reads a recipe, a list of steps; every step takes a `Run` and returns a `Run`. What a step does is in its
+file in `steps/`, what may follow what in `steps/__init__.py`.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.documents import UNNAMED, Source
-from slimformer.calibrate.gather import Data, gather, sequence_length
+from slimformer.calibrate.gather import Data, gather
 from slimformer.calibrate.narrowness import narrowness_noted
 from slimformer.calibrate.tasks import Purpose
-from slimformer.errors import BudgetOutOfReach, UnknownMethod
-from slimformer.evaluate.assessment import beside, evaluate
-from slimformer.evaluate.report import Report
-from slimformer.heads.classify import held_out_texts, rehead, require_headroom
-from slimformer.messages.arguments import check_arguments
+from slimformer.evaluate.assessment import beside
+from slimformer.messages.arguments import MODEL, ON_DISK, Kind, check_arguments
 from slimformer.messages.progress import Progress, silent
-from slimformer.messages.words import either, option
 from slimformer.models import describe
 from slimformer.models.load import Loaded, open_for_work
-from slimformer.models.opening import Opening, OpeningOptions
-from slimformer.nn.long_context import require_every_key
-from slimformer.plan import Budget, check_budget, require_budget_allowed
-from slimformer.plan.budget import budget_of, require_one
-from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
-from slimformer.rewrite.surgery import round_weights
-from slimformer.steps.depth import blocks_to_drop, make_shallow
-from slimformer.steps.long_context import STEPS, Wanted, compress_context, require_groupable, sequence_length_for
-from slimformer.steps.lossless import make_lossless
-from slimformer.steps.result import Result
-from slimformer.steps.size import (
-    Storage,
-    Stored,
-    best_within,
-    require_storage_goes_with,
-    require_storage_possible,
-    stored,
-)
-from slimformer.steps.workbench import Bench, Made, priced, require_certifiable, smallest_certified, timed, workbench
+from slimformer.models.opening import OPTIONS, Opening, OpeningOptions
+from slimformer.plan import Plan
+from slimformer.recipe import RECIPE, Recipe, cut_settings, load_recipe, recipe_of, with_arguments, with_settings
+from slimformer.run import Run, timed
+from slimformer.steps.cut import Cut
+from slimformer.steps.refine import Refine
+from slimformer.steps.result import Result, assessed
+from slimformer.steps.streaming import Foreseen, Streamed, foresee, stream
+from slimformer.steps.streaming_limits import require_streaming_possible
+
+MODEL_OR_LOADED = Kind(MODEL.wanted, lambda x: isinstance(x, Loaded) or MODEL.accepts(x))
+READING = ("seq_len", "tokens", "samples", "columns", "seed")
 
 
-@check_arguments(recipe=RECIPE)
+class Arguments(OpeningOptions, total=False):
+    """What `compress` takes by name besides model, data and recipe.
+
+    Short for settings of steps: one budget (`macs`, `params`, `latency`, `max_kl`, `size`), `bits` and `group`,
+    `refine`, `head_data`, and for long texts `k`, `kind`, `window`, `keep_exact`, `steps`. Every other setting is
+    `settings={"cut.ridge": 0.01}`. Of the data: `tokens` to fit on, `samples`, `columns`, `seq_len`, `seed`,
+    `only_data` (no broad text beside them), `eval_data` to measure on as well. `format` is ragged or plain; `timing`
+    measures latency.
+    """
+
+    macs: float | None
+    params: float | None
+    latency: float | None
+    max_kl: float | None
+    size: int | None
+    bits: int | None
+    group: int | None
+    refine: bool | None
+    head_data: str | Path | None
+    k: int | None
+    kind: str | None
+    window: int | None
+    keep_exact: int | None
+    steps: int | None
+    settings: dict[str, Any]
+    seq_len: int | None
+    tokens: int | None
+    samples: int | None
+    columns: Sequence[str] | None
+    seed: int
+    only_data: bool
+    eval_data: Sequence[Source] | None
+    format: str
+    timing: bool
+
+
+@check_arguments(model=MODEL_OR_LOADED, recipe=RECIPE)
 def compress(
-    model: str | Path | PreTrainedModel,
+    model: str | Path | PreTrainedModel | Loaded,
     data: Source | Tensor = UNNAMED,
     *,
-    macs: float | None = None,
-    params: float | None = None,
-    latency: float | None = None,
-    max_kl: float | None = None,
     recipe: str | Path | Recipe = "balanced",
-    format: str = "ragged",
     processor: Any = None,
-    seq_len: int | None = None,
-    tokens: int | None = None,
-    samples: int | None = None,
-    columns: Sequence[str] | None = None,
-    eval_data: Sequence[Source] = (),
-    only_data: bool = False,
-    seed: int = 0,
-    refine: bool | None = None,
-    head_data: str | Path | None = None,
-    size: int | None = None,
-    bits: int | None = None,
-    group: int | None = 32,
-    timing: bool = True,
     progress: Progress = silent,
-    **opening: Unpack[OpeningOptions],
+    **arguments: Unpack[Arguments],
 ) -> Result:
-    """Shrink `model` to a fraction of its block MACs (`macs`), block parameters (`params`) or measured block latency
-    on this machine (`latency`), without retraining; or to the smallest model of a front whose mean KL divergence from
-    the dense one is at most `max_kl`, certified on documents opened for nothing else (docs/methods/certificate.md).
+    """Shrink `model` by a recipe: to a fraction of its block MACs, for one, without retraining.
 
     `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`), opened as
     `models.opening.Opening` says. `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token
-    ids, or a folder of images (none for the recipe `lossless`); `eval_data` are measured on beside its held-out part.
-    Broad text is fitted beside it, unless it is to be the `only_data` (docs/calibration-data.md). `tokens` limits what
-    is fitted on. `refine` corrects readers on what the cut model sends them; `head_data` are labelled rows for a fresh
-    head. `bits` are 8 or 4, a step for every `group` weights; `size` chooses both. Cost: an elimination per width.
+    ids, or a folder of images (none for the recipe `lossless`). Broad text is fitted beside it
+    (docs/calibration-data.md). `arguments` are those of `Arguments`. Cost: an elimination per width.
+
+    >>> result = compress("demo:smollm2", macs=0.8)          # doctest: +SKIP
+    >>> result.save("smaller")                               # doctest: +SKIP
     """
-    chosen, storage = load_recipe(recipe), Storage(bits, group, size)
-    require_storage_goes_with(chosen, storage, alone=head_data is None and max_kl is None)
-    budget = _asked(chosen, refine, macs=macs, params=params, latency=latency, max_kl=max_kl, size=size)
-    loaded, seconds = _opened(model, processor, Opening(**opening))
-    _require_possible(loaded, chosen, storage, head_data)
-    if chosen.rewrites:
-        return Result(*make_lossless(loaded, chosen, format=format, seq_len=seq_len, progress=progress), loaded)
-    afford = partial(_affordable, budget, loaded.model, chosen, format, progress)
-    if budget.by != "latency":  # before the long work
-        afford(sequence_length(loaded.model, describe(loaded.model), seq_len))
-    how = {"seq_len": seq_len, "tokens": tokens, "samples": samples, "columns": columns, "seed": seed}
-    batches, others = _read_all(loaded, data, eval_data, how | {"only": only_data}, max_kl, seconds)
-    if chosen.depth != "none":
-        return _shallow(loaded, batches, others, chosen, budget, timing, progress, seconds)
-    budget = budget if budget.by != "latency" else afford(batches.seq_len)  # the length at which plans count
+    given: dict[str, Any] = dict(arguments)
+    reading = {name: given.pop(name) for name in READING if name in given}
+    others, broad = given.pop("eval_data", None) or (), not given.pop("only_data", False)
+    timing, length = given.pop("timing", True), reading.get("seq_len")
+    run, chosen = _opened(model, recipe, given, processor, length)
+    run = replace(run, source=data, progress=progress)
+    run, measured = _with_data(run, chosen, {**reading, "broad": broad}, others)
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
-        bench = workbench(loaded, batches, Path(scratch), chosen, format, refine, progress, seconds)
-        kept, found = _made(bench, budget, max_kl, storage)
-    report = _assessed(bench, kept, timing, found)
-    small, report = _reheaded(bench, kept.made, report, head_data, data, columns, samples)
-    report = beside(report, loaded, kept.made.model, others, known=report.data)
-    return Result(small, kept.made.plan, report, loaded, kept.quantized)
+        run = carried_out(replace(run, folder=Path(scratch)), chosen)
+    run, report = assessed(run, chosen.name, fitted=any(step.fits for step in chosen.steps), timing=timing)
+    for step in chosen.steps:
+        run, report = step.finish(run, report)
+    report = beside(report, run.loaded, run.model, measured, known=report.data)
+    return Result(run.model, run.decided, report, run.loaded, run.quantized)
 
 
-def _require_possible(loaded: Loaded, recipe: Recipe, storage: Storage, head_data: str | Path | None) -> None:
-    """Refuse, before the long work, what this model cannot have."""
-    require_every_key(loaded.model)
-    require_storage_possible(loaded.model, loaded.dtype, storage)
-    if head_data is not None:
-        require_headroom(loaded.model, lossless=bool(recipe.rewrites), shallow=recipe.depth != "none")
+def preview(
+    model: str | Path | PreTrainedModel, *, recipe: str | Path | Recipe = "balanced", processor: Any = None,
+    seq_len: int | None = None, **arguments: Any,
+) -> tuple[Run, Plan | list[dict[str, Any]]]:  # fmt: skip
+    """What `compress` would do, told without data: a plan in which every block loses the same share, or what each
+    lossless rewrite would save. Cost: opening the model."""
+    run, chosen = _opened(model, recipe, arguments, processor, seq_len)
+    return run, chosen.steps[0].preview(run)
 
 
-def _made(bench: Bench, budget: Budget, max_kl: float | None, storage: Storage) -> tuple[Stored, dict[str, Any]]:
-    """The model as it will be stored, with a certificate if one was asked for and what the plan was chosen from."""
-    certificate = None
-    if max_kl is not None:
-        made, certificate = smallest_certified(bench, max_kl)
-        kept = Stored(made, 0)
-    else:
-        kept = best_within(bench, storage) if storage.size is not None else stored(bench, budget, storage)
-    plan = kept.made.plan
-    front = bench.menu(replace(budget, fraction=plan.budget, by=plan.by))  # type: ignore[arg-type]
-    return kept, {"certificate": certificate, "front": front}
+def _opened(
+    model: Any, recipe: str | Path | Recipe, given: dict[str, Any], processor: Any, length: int | None
+) -> tuple[Run, Recipe]:
+    """The start of a run, and its recipe; what is impossible is refused before data are read."""
+    given, seconds = dict(given), dict[str, float]()
+    opening = Opening(**{name: given.pop(name) for name in OPTIONS if name in given})
+    format, settings = given.pop("format", "ragged"), given.pop("settings", None) or {}
+    chosen = with_settings(with_arguments(load_recipe(recipe), given), settings)
+    with timed(seconds, "load"):
+        loaded = open_for_work(model, processor, opening)
+    run = Run(loaded, loaded.model, format, length, seconds=seconds, after=chosen.after_cut)
+    for step in chosen.steps:
+        step.require_possible(run)
+    return run, chosen
 
 
-@check_arguments(recipe=RECIPE)
-def group_keys(
-    model: str | Path | PreTrainedModel,
+@check_arguments(model=ON_DISK, recipe=RECIPE)
+def compress_streamed(
+    model: str | Path,
+    folder: str | Path,
     data: Source | Tensor = UNNAMED,
     *,
-    k: int,
-    kind: str | None = None,
-    window: int = 256,
-    keep_exact: int | None = None,
-    max_kl: float | None = None,
-    steps: int = STEPS,
-    recipe: str | Path | Recipe = "long-context",
-    processor: Any = None,
-    seq_len: int | None = None,
-    tokens: int | None = None,
-    samples: int | None = None,
-    columns: Sequence[str] | None = None,
-    only_data: bool = False,
-    seed: int = 0,
-    timing: bool = True,
-    progress: Progress = silent,
-    **opening: Unpack[OpeningOptions],
-) -> Result:
-    """Let attention of `model` run over `k` groups of keys (docs/methods/linformer.md); the weights stay.
+    memory: int,
+    recipe: str | Path | Recipe = "balanced",
+    **arguments: Any,
+) -> Streamed:
+    """Shrink a checkpoint that does not fit into memory, block by block, and write it to `folder`.
 
-    As many layers as keep the harm at the outputs below `max_kl` (0.05 if nothing is said), or all but the `keep_exact`
-    where it is worst. Decoders also keep a `window` exact, and their cache stops growing. `kind` is cluster, mean, or
-    for encoders least-squares and learned (`steps` of training). Cost: see `long_context.make_long_context`.
+    `arguments` are those of `compress` as far as they can be had block by block, and `force`, `verify`, `progress`,
+    `say` as in `steps.streaming.stream`.
     """
-    lead_only()
-    loaded, seconds = _opened(model, processor, Opening(**opening))
-    chosen = load_recipe(recipe)
-    wanted = Wanted(k, kind or chosen.sequence, window, keep_exact, max_kl, steps)
-    architecture = describe(loaded.model)
-    require_groupable(loaded.model, architecture, wanted)
-    length = sequence_length_for(loaded.model, architecture, wanted, seq_len)
-    with timed(seconds, "data"):
-        how: dict[str, Any] = {"tokens": tokens, "samples": samples, "columns": columns, "seed": seed}
-        how["broad"] = not only_data
-        read = gather(data, loaded.model, loaded.processor, architecture, seq_len=length, **how)
-    with timed(seconds, "group and evaluate"):
-        small, plan, report = compress_context(loaded, read, chosen, wanted, timing=timing, progress=progress)
-    return Result(small, plan, replace(report, seconds=seconds), loaded)
+    settings, refine, how = _by_blocks(recipe, arguments)
+    return stream(model, folder, data, memory=memory, settings=settings, refine=refine, **how)
 
 
-def _opened(model: str | Path | PreTrainedModel, processor: Any, opening: Opening) -> tuple[Loaded, dict[str, float]]:
-    """The model, and the seconds of every stage so far."""
-    seconds: dict[str, float] = {}
-    with timed(seconds, "load"):
-        return open_for_work(model, processor, opening), seconds
+def foresee_streamed(
+    model: str | Path, data: Source | Tensor = UNNAMED, *, memory: int, recipe: str | Path | Recipe = "balanced",
+    **arguments: Any,
+) -> Foreseen:  # fmt: skip
+    """What `compress_streamed` would keep, and the memory it would take; refused where it would be."""
+    settings, refine, how = _by_blocks(recipe, arguments)
+    opening = Opening(**{name: how.pop(name) for name in OPTIONS if name in how})
+    known = {name: how[name] for name in ("macs", "params", "format", "seq_len") if name in how}
+    return foresee(model, data, memory=memory, settings=settings, refine=refine, opening=opening, **known)
 
 
-def _read_all(
-    loaded: Loaded, data: Source | Tensor, others: Sequence[Source], how: dict[str, Any], max_kl: float | None,
-    seconds: dict[str, float],
-) -> tuple[Data, list[Data]]:  # fmt: skip
-    """What to calibrate on, enough of it for a certificate if one is wanted, and what to measure on beside."""
-    how = dict(how)
-    broad = not how.pop("only")
+def _by_blocks(recipe: str | Path | Recipe, arguments: dict[str, Any]) -> tuple[Cut, bool, dict[str, Any]]:
+    """The cut of a recipe, whether it is refined, and the other arguments; what needs the whole model is refused."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    require_streaming_possible(given)
+    own: dict[str, Any] = {name: given.pop(name) for name in ("macs", "params", "refine") if name in given}
+    chosen = with_settings(with_arguments(load_recipe(recipe), own), given.pop("settings", {}))
+    settings = cut_settings(chosen)
+    others = {name: value for name, value in given.items() if name not in ("timing", "eval_data")}
+    budget = {"macs": settings.macs, "params": settings.params}
+    return settings, any(isinstance(step, Refine) for step in chosen.steps), {**others, **budget}
+
+
+@check_arguments(model=MODEL_OR_LOADED)
+def quantize(
+    model: str | Path | PreTrainedModel | Loaded, data: Source | Tensor = UNNAMED, *, bits: int = 4, **arguments: Any
+) -> Result:
+    """Store the linear layers of all blocks in 8 or 4 bits: a recipe of one step, `steps.quantize.Quantize`, whose
+    other settings (`group`, `method`, `symmetric`) are arguments, too; the rest as for `compress`."""
+    own: dict[str, Any] = {name: arguments.pop(name) for name in ("group", "method", "symmetric") if name in arguments}
+    step: dict[str, dict[str, Any]] = {"quantize": {"bits": bits, **own}}
+    return compress(model, data, recipe=recipe_of(f"{bits}-bit", "fewer bits, all widths kept", step), **arguments)
+
+
+@check_arguments(model=MODEL_OR_LOADED)
+def sparsify(
+    model: str | Path | PreTrainedModel | Loaded, data: Source | Tensor = UNNAMED, *, pattern: str = "2:4",
+    **arguments: Any,
+) -> Result:  # fmt: skip
+    """Set weights of the linear layers of all blocks to zero and refit the others: a recipe of one step,
+    `steps.sparsify.Sparsify`, whose `method` is an argument, too; the rest as for `compress`."""
+    own = {"method": arguments.pop("method")} if "method" in arguments else {}
+    step: dict[str, dict[str, Any]] = {"sparsify": {"pattern": pattern, **own}}
+    return compress(model, data, recipe=recipe_of(f"sparse-{pattern}", "zeros, all widths kept", step), **arguments)
+
+
+def carried_out(run: Run, recipe: Recipe) -> Run:
+    """The run after all steps; those after a cut are carried out by it, at every budget it tries."""
+    for step in recipe.steps:
+        run = step.run(run)
+        if isinstance(step, Cut):
+            break
+    return run
+
+
+def _with_data(run: Run, recipe: Recipe, reading: dict[str, Any], others: Sequence[Source]) -> tuple[Run, list[Data]]:
+    """The run with its data, where any step reads some, and the data to measure on beside them."""
+    if not recipe.reads_data:
+        return run, []
+    broad, architecture = reading.pop("broad"), describe(run.dense)
+    lengths = [length for step in recipe.steps if (length := step.sequence_length(run)) is not None]
+    how = {**reading, "seq_len": lengths[0] if lengths else None}
 
     def read(source: Source | Tensor, purpose: Purpose = "calibration") -> Data:
         beside = broad and purpose == "calibration"
         return gather(
-            source, loaded.model, loaded.processor, describe(loaded.model), purpose=purpose, broad=beside, **how
-        )
+            source, run.dense, run.loaded.processor, architecture, purpose=purpose, broad=beside, **how
+        )  # fmt: skip
 
-    with timed(seconds, "data"):
-        found, beside = read(data), [read(each, purpose="evaluation") for each in others]
-    require_certifiable(found, max_kl)
-    with timed(seconds, "narrowness"):
-        found = narrowness_noted(loaded.model, found)
-    return found, beside
-
-
-def _asked(recipe: Recipe, refine: bool | None, **given: float | None) -> Budget:
-    """The one budget that was given; none but the whole model where a divergence or a size is, or nothing is cut."""
-    if recipe.rewrites:
-        require_budget_allowed(recipe, given=any(value is not None for value in given.values()))
-        return Budget(1.0)
-    if recipe.sequence != "none":
-        raise BudgetOutOfReach(
-            f"the recipe {recipe.name!r} keeps every weight, so it has no budget; call slimformer.group_keys with a k"
-        )
-    if (
-        recipe.depth != "none" and given["max_kl"] is not None
-    ):  # it is promised along a front, and there is none of depth
-        raise BudgetOutOfReach(
-            f"the recipe {recipe.name!r} takes a budget, not {option('max_kl')}; give {either('macs', 'params')}"
-        )
-    if recipe.depth != "none" and refine:
-        raise UnknownMethod(f"the recipe {recipe.name!r} has no refinement: its maps are fitted where blocks go")
-    by = require_one(given)
-    return Budget(1.0) if by in ("max_kl", "size") else budget_of(**{by: given[by]})
-
-
-def _affordable(
-    budget: Budget, model: PreTrainedModel, recipe: Recipe, format: str, progress: Progress, seq_len: int
-) -> Budget:
-    """The budget with its prices, if it can be reached; else an error that names the minimum."""
-    if recipe.depth != "none":
-        blocks_to_drop(describe(model), budget)
-        return budget
-    budget = priced(budget, model, seq_len, progress)
-    check_budget(describe(model), budget, seq_len=seq_len, recipe=recipe, format=format)
-    return budget
-
-
-def _assessed(bench: Bench, kept: Stored, timing: bool, found: dict[str, Any]) -> Report:
-    """What the smaller model does on the report split, and how it came about."""
-    made = kept.made
-    with timed(bench.seconds, "evaluate"):
-        report = evaluate(bench.loaded, made.model, made.plan, bench.data, timing=timing, progress=bench.progress)
-    if kept.quantized is not None or kept.sizing is not None:
-        report = replace(report, small=replace(report.small, bytes=kept.bytes), quantization=kept.facts)
-    corrections = [asdict(each) for each in made.corrections]
-    return replace(report, seconds=bench.seconds, correction=corrections, sizing=kept.sizing, **found)
-
-
-def _shallow(
-    loaded: Loaded, data: Data, others: Sequence[Data], recipe: Recipe, budget: Budget, timing: bool,
-    progress: Progress, seconds: dict[str, float],
-) -> Result:  # fmt: skip
-    """Fewer blocks, measured."""
-    lead_only()
-    with timed(seconds, "depth"):
-        small, plan, done = make_shallow(loaded.model, data, recipe, budget, progress=progress)
-        round_weights(small, loaded.dtype)
-    with timed(seconds, "evaluate"):
-        report = evaluate(loaded, small, plan, data, timing=timing, progress=progress)
-    report = replace(report, seconds=seconds, correction=[asdict(each) for each in done])
-    return Result(small, plan, beside(report, loaded, small, others, known=report.data), loaded)
-
-
-def _reheaded(
-    bench: Bench, made: Made, report: Report, head_data: str | Path | None, data: Source | Tensor,
-    columns: Sequence[str] | None, samples: int | None,
-) -> tuple[PreTrainedModel, Report]:  # fmt: skip
-    """The cut model with a head fitted on its own features; rows that are reported on are kept out of the fit."""
-    if head_data is None:
-        return made.model, report
-    with timed(bench.seconds, "head"):
-        report = replace(report, other_data=[], elsewhere=None)  # of the old head, and other text has no labels
-        kept_out = held_out_texts(data, bench.loaded, columns=columns, samples=samples, seed=bench.data.seed)
-        return rehead(bench.loaded, made.model, report, head_data, kept_out, bench.data, columns, bench.progress)
+    with run.timed("data"):
+        data, measured = read(run.source), [read(each, purpose="evaluation") for each in others]
+    with run.timed("narrowness"):
+        data = narrowness_noted(run.dense, data)
+    return replace(run, data=data), measured

@@ -9,7 +9,8 @@ from families import CLASSES, MODEL_TYPES, heads, tiny, tiny_batches, tiny_compr
 from slimformer.evaluate import compare as comparing
 from slimformer.evaluate import logit_divergence
 from slimformer.evaluate.compare import compare
-from slimformer.models import FAMILIES
+from slimformer.evaluate.language import language_pair
+from slimformer.evaluate.perplexity import perplexity
 
 DIVERGENCE = ["kl", "agreement"]
 NAMES = {
@@ -43,17 +44,31 @@ def test_a_model_is_measured_by_what_it_is_for(model_type, head):
     )
 
 
-@pytest.mark.parametrize("model_type", [t for t in MODEL_TYPES if "masked" in heads(t) or FAMILIES[t].causal])
-def test_only_whole_vocabularies_are_compared_on_a_part_of_the_data(model_type, monkeypatch):
+def test_only_whole_vocabularies_are_compared_on_a_part_of_the_data(monkeypatch):
     """A classifier has few outputs, so there is no reason to leave out examples."""
     monkeypatch.setattr(comparing, "KL_TOKENS", 100)
-    for head in (heads(model_type)[0], "classify"):
-        dense = tiny(model_type, head)
+    for head in ("masked", "classify"):
+        dense = tiny("bert", head)
         small, batches = tiny_compressed(dense), labelled(dense)
         part = batches if head == "classify" else batches[:2] if batches[0].tokens < 100 else batches[:1]
         kl = by_name(compare(dense, small, batches))["kl"]
         assert kl.small == pytest.approx(logit_divergence(dense, small, part).kl)
         assert kl.on == (None if head == "classify" else sum(batch.tokens for batch in part))
+
+
+def test_language_models_are_compared_in_one_pass_and_on_all_documents(monkeypatch):
+    """Perplexities are those of each model alone; KL at some positions of every window, not at all of a few."""
+    dense = tiny("llama")
+    small, batches = tiny_compressed(dense), labelled(dense)
+    before, after, whole = language_pair(dense, small, batches)
+    assert (before, after) == (perplexity(dense, batches), perplexity(small, batches))
+    assert whole.positions == before.tokens
+    alone = [language_pair(dense, small, batches, stride=4)[2], language_pair(dense, small, batches[:1])[2]]
+    assert len(alone[0].kl_per_document) == len(whole.kl_per_document) > len(alone[1].kl_per_document)
+    assert alone[0].positions == whole.positions // 4
+    monkeypatch.setattr(comparing, "KL_TOKENS", sum(batch.tokens for batch in batches) // 4)
+    kl = by_name(compare(dense, small, batches))["kl"]
+    assert (kl.small, kl.on, kl.documents) == (alone[0].kl, alone[0].positions, len(whole.kl_per_document))
 
 
 def test_a_regression_has_no_accuracy_whatever_its_labels():

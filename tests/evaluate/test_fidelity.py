@@ -26,7 +26,7 @@ from transformers import (
 from slimformer.calibrate.text import Batch
 from slimformer.errors import NotFinite
 from slimformer.evaluate import accuracy, logit_divergence, state_similarity
-from slimformer.evaluate.fidelity import _cka, _compare
+from slimformer.evaluate.fidelity import _cka, compared
 from slimformer.linalg.moments import Moments
 
 VOCABULARY, CLASSES = 50, 5
@@ -170,7 +170,7 @@ def test_divergence_equals_torch() -> None:
     p, q = torch.randn(2, 3, 100, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
     theirs = nn.functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum((1, 2))
-    row, position, columns = _compare(p, q, torch.ones(3, 100, dtype=torch.bool))
+    row, position, columns = compared(p, q, torch.ones(3, 100, dtype=torch.bool))
     assert torch.stack([row, position], 1).tolist() == [[i, t] for i in range(3) for t in range(100)]
     kl, agreed, count = columns.view(3, 100, 3).sum(1).T
     torch.testing.assert_close(kl, theirs)

@@ -144,7 +144,7 @@ def grouped(model_type):
 
 def chosen_from(found, how, budget, format):
     return choices(
-        found.architecture, found.curves(how), budget=Budget(budget), seq_len=LENGTH, recipe=how,
+        found.architecture, found.curves(how), budget=Budget(budget), seq_len=LENGTH, settings=how,
         weights={name: block.loudness for block in found.blocks for name in block.sites}, format=format,
     ).fixed  # fmt: skip
 
@@ -263,7 +263,7 @@ def test_the_minimum_that_is_named_can_be_reached(name, format, model_type):
 def test_a_budget_is_a_fraction(budget):
     architecture = describe(tiny("bert"))
     with pytest.raises(BudgetOutOfReach, match="is not a fraction of the MACs to keep"):
-        check_budget(architecture, Budget(budget), seq_len=LENGTH, recipe=recipe(), format="ragged")
+        check_budget(architecture, Budget(budget), seq_len=LENGTH, settings=recipe(), format="ragged")
 
 
 def test_an_unknown_format_lists_the_known_ones():

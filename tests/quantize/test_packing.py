@@ -19,6 +19,7 @@ from slimformer.checkpoint.load import load
 from slimformer.checkpoint.pack import NO_ZERO_POINTS, packed, require_reader, stored_bytes, stored_tensors
 from slimformer.checkpoint.save import save
 from slimformer.checkpoint.tensor_file import file_bytes
+from slimformer.compress import quantize
 from slimformer.decompose.rounding import Grid
 from slimformer.decompose.sparse import Pattern
 from slimformer.errors import ExtraNotInstalled, ModelBroken, UnknownArchitecture
@@ -26,7 +27,6 @@ from slimformer.evaluate import file_size
 from slimformer.models.load import find_model, load_model
 from slimformer.models.packed import pack, unpack
 from slimformer.rewrite.quantize import Sparse, quantized, sparsified
-from slimformer.steps.quantize import quantize
 
 reader = pytest.mark.skipif(
     importlib.util.find_spec("compressed_tensors") is None, reason="the extra quant is not installed"
@@ -223,7 +223,7 @@ def test_half_precision_is_verified_with_the_weights_a_reader_has(tmp_path, monk
     model = tiny("llama")
     ids = torch.randint(5, 60, (24, 16), generator=torch.Generator().manual_seed(0))
     model.to(dtype).save_pretrained(tmp_path / "half")
-    found = quantize(tmp_path / "half", ids, bits=bits, group=None, method="nearest", timing=False)
+    found = quantize(tmp_path / "half", ids, bits=bits, group=0, method="nearest", timing=False)
     found.save(tmp_path / "narrow")
     again = load_model(tmp_path / "narrow")
     assert again.dtype == dtype
@@ -235,11 +235,10 @@ def test_half_precision_is_verified_with_the_weights_a_reader_has(tmp_path, monk
 def test_a_model_with_grouped_keys_keeps_them_and_its_card_says_what_it_needs(tmp_path):
     ids = torch.randint(5, 60, (24, 128), generator=torch.Generator().manual_seed(0))
     how = {"seq_len": 128, "timing": False}
-    grouped = slimformer.group_keys(
-        tiny("llama", max_position_embeddings=128), ids, k=16, window=32, keep_exact=0, **how
-    )
+    dense, groups = tiny("llama", max_position_embeddings=128), {"k": 16, "window": 32, "keep_exact": 0}
+    grouped = slimformer.compress(dense, ids, recipe="long-context", **groups, **how)
     grouped.save(tmp_path / "long", verify=False)
-    narrow = quantize(tmp_path / "long", ids, bits=8, group=None, **how)
+    narrow = quantize(tmp_path / "long", ids, bits=8, group=0, **how)
     narrow.save(tmp_path / "narrow")
     again = load(tmp_path / "narrow")
     with torch.no_grad():

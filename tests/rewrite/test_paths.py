@@ -35,8 +35,9 @@ from slimformer.rewrite.apply import Cut, apply
 from slimformer.rewrite.bypass import is_linear_apart, put_path
 from slimformer.rewrite.correct import correct
 from slimformer.rewrite.sizes import state_sizes
-from slimformer.steps.alternatives import menu
-from slimformer.steps.stages import calibrate, carry_out, make_plan, profile, replay
+from slimformer.steps.alternatives import alternatives
+from slimformer.steps.calibration import calibrate, profile
+from slimformer.steps.make import carry_out, from_statistics, make_plan, replay
 
 GATED = ("llama", "mistral", "qwen2", "qwen3")
 UNGATED = tuple(name for name in MODEL_TYPES if name not in GATED)
@@ -66,7 +67,7 @@ def stock(model_type):
 def planned(found, curves, *, ffn="best", macs=0.6, format="ragged"):
     how = HOW.model_copy(update={"ffn": ffn})
     return allocate(
-        found.architecture, curves, budget=Budget(macs), seq_len=LENGTH, recipe=how, weights={}, format=format
+        found.architecture, curves, budget=Budget(macs), seq_len=LENGTH, settings=how, weights={}, format=format
     )
 
 
@@ -320,13 +321,15 @@ def test_every_budget_comes_from_one_calibration(bench):
     how = recipe("balanced", metric="squares")
     curves = profile(loaded.model, statistics, how)
     assert profile(loaded.model, open_statistics(statistics.folder), how) == curves
+    run = from_statistics(loaded, statistics, how)
+    assert run.curves == curves
     for macs in (0.7, 0.5):
-        plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=how)
+        plan = make_plan(run, Budget(macs), how)
         small = carry_out(plan, loaded.model, statistics, curves)
         again = replay(type(plan).from_json(plan.to_json()), loaded.model, statistics)
         state = again.state_dict()
         assert all(torch.equal(value, state[name]) for name, value in small.state_dict().items())
-        found = menu(loaded.model, statistics, curves, recipe=how, budget=Budget(macs), format="ragged")
+        found = alternatives(run, Budget(macs), how)
         point = next(point for point in found["points"] if point["budget"] == macs)
         kept = {site["site"]: keep for site, keep in zip(found["sites"], point["keep"], strict=True)}
         for edit in plan.edits:

@@ -310,11 +310,9 @@ def test_the_settings_differ_from_block_to_block_and_in_both_ranks():
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "opt", "bert"])
 def test_a_model_cut_by_rank_can_be_made_smaller_still(model_type):
     import slimformer
-    from slimformer.plan.recipe import load_recipe
 
-    by_rank = load_recipe("balanced").model_copy(update={"attention": "ranks"})
     ids = torch.randint(0, 60, (40, 16), generator=torch.Generator().manual_seed(0))
-    first = slimformer.compress(tiny(model_type), ids, macs=0.6, recipe=by_rank, timing=False)
+    first = slimformer.compress(tiny(model_type), ids, macs=0.6, settings={"cut.attention": "ranks"}, timing=False)
     assert any(edit.site.endswith((".attn.qk", ".attn.vo")) and edit.keep < edit.of for edit in first.plan.edits)
     again = slimformer.compress(first.model, ids, macs=0.6, timing=False)
     assert again.plan.macs <= 0.6
@@ -381,5 +379,5 @@ def test_ranks_that_cannot_be_had_are_refused_and_best_takes_heads(changes, budg
     architecture = describe(tiny("llama"))
     asked = {"budget": budget, "seq_len": LENGTH, "format": format}
     with pytest.raises(BudgetOutOfReach, match=why):
-        check_budget(architecture, recipe=recipe(attention="ranks", **changes), **asked)
-    check_budget(architecture, recipe=recipe(attention="best", **changes), **asked)
+        check_budget(architecture, settings=recipe(attention="ranks", **changes), **asked)
+    check_budget(architecture, settings=recipe(attention="best", **changes), **asked)

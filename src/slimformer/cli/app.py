@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -21,19 +21,17 @@ from rich.console import Console
 
 from slimformer.cli.cascade import CASCADE
 from slimformer.cli.compress import (
-    budget_asked,
+    asked_for,
     by_blocks,
-    context_asked,
-    made,
     require_place,
     saved,
     show_dry_run,
+    show_dry_run_by_blocks,
     show_result,
-    storage_asked,
 )
 from slimformer.cli.evaluate import MEASURE
 from slimformer.cli.export import EXPORT
-from slimformer.cli.frontier import FRONT, curves_of, emit, loaded_for, read_data, saved_line
+from slimformer.cli.frontier import FRONT, emit, loaded_for, read_data, saved_line, started_from
 from slimformer.cli.heads import HEADS
 from slimformer.cli.inspect import INSPECT
 from slimformer.cli.lab import lab_app
@@ -70,6 +68,7 @@ from slimformer.cli.options import (
     Samples,
     Seed,
     SeqLen,
+    Setting,
     Size,
     Source,
     Stats,
@@ -83,6 +82,7 @@ from slimformer.cli.options import (
 from slimformer.cli.quantize import QUANTIZE
 from slimformer.cli.recipes import recipes_app
 from slimformer.cli.report import REPORT
+from slimformer.cli.steps import steps as list_steps
 from slimformer.cli.terminal import (
     budget as budget_from,
 )
@@ -163,21 +163,22 @@ def calibrate(
     from slimformer.models import describe
     from slimformer.models.load import load_model
     from slimformer.nn.long_context import require_every_key
-    from slimformer.steps import stages
-    from slimformer.steps.stages import keep_probes
+    from slimformer.steps.calibration import calibrate as gather_moments
+    from slimformer.steps.calibration import keep_probes, require_together
+    from slimformer.steps.result import require_apart
 
     name = joined(data)
-    stages.require_apart(out_folder, model, name, *name.split(","))
+    require_apart(out_folder, model, name, *name.split(","))
     require_free(out_folder, force)
     how = with_precision(opening, dtype)
     loaded = load_model(model, how)
     require_every_key(loaded.model)
     batches = read_data(loaded, name, columns, tokens, samples, seq_len, seed, "calibration", broad=not only_data)
-    stages.require_together(loaded, batches)
+    require_together(loaded, batches)
     place = TemporaryDirectory() if is_follower() else writing(out_folder, "statistics", force=force)
     with progress_bars(err, hidden=quiet or as_json) as progress, place as folder:
         metric = shared_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
-        statistics = stages.calibrate(loaded, batches, Path(folder), metric=metric, joint=paths, progress=progress)
+        statistics = gather_moments(loaded, batches, Path(folder), metric=metric, joint=paths, progress=progress)
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
     notes = [*batches.notes, *thin_data(describe(loaded.model), batches), *unnamed_data(batches.reading, batches.name)]
     for note in notes if not (quiet or as_json) else ():
@@ -211,23 +212,19 @@ def plan(
     from slimformer.checkpoint.atomic import require_free_file, writing_file
     from slimformer.files.content import PLAN
     from slimformer.models import describe
-    from slimformer.plan.recipe import load_recipe
+    from slimformer.recipe import cut_settings
     from slimformer.report.console import kept, plan_table
-    from slimformer.steps import stages
-    from slimformer.steps.workbench import priced
+    from slimformer.steps.make import make_plan, priced
 
-    budget, chosen = budget_from(macs, params, latency), load_recipe(recipe)
+    budget, settings = budget_from(macs, params, latency), cut_settings(recipe)
     statistics = open_statistics(stats)
     require_free_file(out_file, force, PLAN)
-    loaded = loaded_for(statistics, model, opening)
-    dense = loaded.model
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        curves = curves_of(loaded, statistics, chosen, progress)
-        budget = priced(budget, dense, statistics.provenance.seq_len, progress)
-        made = stages.make_plan(dense, statistics, curves, budget=budget, recipe=chosen, format=format)
+        run = started_from(statistics, settings, format, (model, opening), progress)
+        made = make_plan(run, priced(run, budget), settings)
         with writing_file(out_file, force=force, kind=PLAN) as file:
             file.write_text(made.to_json())
-    emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(dense), made))))
+    emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(run.dense), made))))
 
 
 @app.command(epilog="Example: slimformer apply stats plan.json --out smaller")
@@ -250,18 +247,19 @@ def apply(
     from slimformer.models import describe
     from slimformer.plan import Plan
     from slimformer.plan.plan import recounted
-    from slimformer.steps import stages
+    from slimformer.steps.make import replay
+    from slimformer.steps.result import Result, require_apart
 
     made, statistics = Plan.load(plan_file), open_statistics(stats)
-    stages.require_apart(out_folder, stats, plan_file, model or statistics.provenance.model)
+    require_apart(out_folder, stats, plan_file, model or statistics.provenance.model)
     require_free(out_folder, force)
     loaded = loaded_for(statistics, model, opening)
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        small = stages.replay(made, loaded.model, statistics, progress=progress)
+        small = replay(made, loaded.model, statistics, progress=progress)
         made = recounted(made, describe(loaded.model))
         report = assess.describe_result(loaded, small, made, statistics.provenance)
         progress("save and verify", 0, 1)
-        stages.save_result(loaded, small, made, report, out_folder, force=force)
+        Result(small, made, report, loaded).save(out_folder, force=force)
         progress("save and verify", 1, 1)
     emit(report.to_dict(), as_json, quiet, lambda: saved_line(out_folder, report))
 
@@ -287,6 +285,7 @@ def compress(
     only_data: OnlyData = False,
     eval_data: EvalData = None,
     recipe: RecipeName = "balanced",
+    settings: Setting = None,
     format: Format = "ragged",
     columns: Columns = "",
     tokens: Tokens = None,
@@ -313,30 +312,34 @@ def compress(
     quiet: Quiet = False,
 ) -> None:
     """Shrink MODEL to a fraction of its block MACs and save it: calibrate, plan, apply, evaluate, verify."""
-    from slimformer.plan.recipe import load_recipe
+    from slimformer.compress import compress as make_smaller
     from slimformer.report.track import tracker
 
-    chosen, name = load_recipe(recipe), joined(data)
-    alone: dict[str, Any] = {"eval_data": eval_data or (), "refine": refine, "head_data": head_data}
-    widths = {**alone, **storage_asked(chosen, bits, group, size), "format": format}
-    context = context_asked(chosen, alone, k=k, window=window, kind=kind, keep_exact=keep_exact, steps=steps)
-    asked, seen = budget_asked(chosen, macs, params, latency, max_kl, size), {"memory": memory, "opening": opening}
+    name, texts = joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
+    steps_of = {
+        "max_kl": max_kl, "refine": refine, "head_data": head_data, "bits": bits, "group": group, "k": k,
+        "window": window, "kind": kind, "keep_exact": keep_exact, "steps": steps,
+    }  # fmt: skip
+    asked = {
+        "recipe": recipe, "format": format, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed,
+        "columns": column_names(columns), "only_data": only_data, "eval_data": eval_data, "timing": timing,
+        **asked_for(texts, steps_of, settings), **vars(with_precision(opening, dtype)),
+    }  # fmt: skip
+    if dry_run and memory is not None:
+        return show_dry_run_by_blocks(model, name, memory, asked, as_json, quiet)
     if dry_run:
-        return show_dry_run(model, asked, widths | seen, chosen, name, seq_len, as_json, quiet)
+        return show_dry_run(model, asked, as_json, quiet)
     record = tracker(track)
     out_folder = require_place(out_folder, force, model, head_data, name, *name.split(","), *(eval_data or ()))
-    how = {
-        "recipe": chosen, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed, "timing": timing,
-        "columns": column_names(columns), "only_data": only_data, **asked, **vars(with_precision(opening, dtype)),
-    }  # fmt: skip
     if memory is not None:
-        return record("compress", by_blocks(model, out_folder, name, memory, how, widths, force, as_json, quiet))
+        return record("compress", by_blocks(model, out_folder, name, memory, asked, (force, as_json, quiet)))
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        report = saved(made(model, name, how, widths, context, progress), out_folder, force, progress).report
+        report = saved(make_smaller(model, name, progress=progress, **asked), out_folder, force, progress).report
     record("compress", report.to_dict())
     show_result(report, out_folder, as_json, quiet)
 
 
+app.command("steps", epilog="Example: slimformer steps cut")(list_steps)
 for command, example in {**FRONT, **MEASURE, **CASCADE, **QUANTIZE, **HEADS, **EXPORT, **REPORT}.items():
     name = command.__name__.rstrip("_")
     app.command(name, epilog=f"Example: {example}", help=paragraphs(command.__doc__ or ""))(command)

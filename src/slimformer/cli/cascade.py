@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.frontier import curves_of, emit, err, loaded_for, out
+from slimformer.cli.frontier import emit, err, out, started_from
 from slimformer.cli.options import (
     AS_USUAL,
     AsJson,
@@ -55,13 +55,10 @@ Folder = Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to wr
 
 @dataclass(frozen=True)
 class Ready:
-    """A calibrated model, with the data a cascade needs: to refine on, to set the threshold on, to report on."""
+    """A calibrated run, with the data a cascade needs: to set the threshold on, and to report on."""
 
-    loaded: Any
-    statistics: Any
-    curves: Any
+    run: Any
     splits: Mapping[str, Sequence[Any]]
-    refine_on: Mapping[str, Sequence[Any]] | None
     data: dict[str, Any]
     notes: list[str] = field(default_factory=list)
 
@@ -103,25 +100,28 @@ def cascade(
     Open the folder with slimformer.load_cascade(DIR); call the result with a batch, or its `score` with token ids.
     """
     from slimformer.checkpoint.atomic import require_free
-    from slimformer.plan.recipe import load_recipe
-    from slimformer.steps import stages
+    from slimformer.models.load import load_model
+    from slimformer.recipe import cut_settings, load_recipe, with_arguments
+    from slimformer.run import Run
     from slimformer.steps.cascade import make_cascade
+    from slimformer.steps.result import require_apart
 
-    both, chosen, name = two_budgets(budgets), load_recipe(recipe), joined(data)
-    stages.require_apart(out_folder, source, model or None, name, *name.split(","))
+    both, chosen, name = two_budgets(budgets), with_arguments(load_recipe(recipe), {"refine": refine}), joined(data)
+    settings = cut_settings(chosen)
+    require_apart(out_folder, source, model or None, name, *name.split(","))
     require_free(out_folder, force)
     reading = {"tokens": tokens, "samples": samples, "columns": column_names(columns)}
     with progress_bars(err, hidden=quiet or as_json) as progress, tempfile.TemporaryDirectory() as scratch:
         if (Path(source) / "stats.json").is_file():
-            ready = _from_statistics(Path(source), (model, opening), name, reading, chosen, refine, progress)
+            ready = _from_statistics(Path(source), (model, opening), name, reading, (chosen, format, refine), progress)
         else:
             reading |= {"seq_len": seq_len, "seed": seed}
-            how = (both, chosen, format, refine, Path(scratch), progress)
-            ready = _from_model(source, with_precision(opening, dtype), name, reading, *how)
+            opened = load_model(source, with_precision(opening, dtype))
+            start = Run(opened, opened.model, format, seq_len, folder=Path(scratch) / "stats", progress=progress)
+            ready = _from_model(start, name, reading, chosen, both)
         made = make_cascade(
-            ready.loaded, ready.statistics, ready.curves, ready.splits["select"], budgets=both, recipe=chosen,
-            format=format, tolerance=tolerance, mean_macs=mean_macs, refine_on=ready.refine_on, progress=progress,
-        )  # fmt: skip
+            ready.run, settings, ready.splits["select"], budgets=both, tolerance=tolerance, mean_macs=mean_macs
+        )
         found = _report(made, ready, recipe, format, progress)
         progress("save and verify", 0, 1)
         made.save(out_folder, report=found, force=force, verify=verify)
@@ -152,39 +152,31 @@ def two_budgets(text: str) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def _from_model(
-    source: str, opening: Opening, data: str, reading: dict[str, Any], budgets: tuple[float, float], recipe: Any,
-    format: str, refine: bool | None, scratch: Path, progress: Any,
-) -> Ready:  # fmt: skip
-    """Calibrate anew; statistics live in `scratch`."""
-    from slimformer.calibrate.gather import gather, sequence_length
+def _from_model(start: Any, data: str, reading: dict[str, Any], recipe: Any, budgets: tuple[float, float]) -> Ready:
+    """Calibrate anew."""
+    from slimformer.calibrate.gather import gather
     from slimformer.evaluate.answers import require_answers
     from slimformer.evaluate.assessment import data_provenance
     from slimformer.evaluate.data_notes import thin_data
     from slimformer.models import describe
-    from slimformer.models.load import load_model
     from slimformer.nn.long_context import require_every_key
     from slimformer.plan import Budget, check_budget
-    from slimformer.steps.workbench import workbench
+    from slimformer.recipe import cut_settings
+    from slimformer.steps.calibration import calibrated
 
-    loaded = load_model(source, opening)
-    require_every_key(loaded.model)
-    require_answers(loaded.model)
-    architecture = describe(loaded.model)
-    length = sequence_length(loaded.model, architecture, reading["seq_len"])
+    model, settings, architecture = start.dense, cut_settings(recipe), describe(start.dense)
+    require_every_key(model)
+    require_answers(model)
     for fraction in budgets:  # before the long work
-        check_budget(architecture, Budget(fraction), seq_len=length, recipe=recipe, format=format)
-    read = gather(data, loaded.model, loaded.processor, architecture, broad=True, **reading)
-    bench = workbench(loaded, read, scratch / "stats", recipe, format, refine, progress, {})
-    refined = {split: read.splits[split] for split in ("fit", "select")} if bench.refined else None
+        check_budget(architecture, Budget(fraction), seq_len=start.seq_len, settings=settings, format=start.format)
+    read = gather(data, model, start.loaded.processor, architecture, broad=True, **reading)
+    run = calibrated(replace(start, data=read, after=recipe.after_cut), settings)
     told = data_provenance(architecture, read)
-    return Ready(
-        loaded, bench.statistics, bench.curves, read.splits | read.own, refined, told, thin_data(architecture, read)
-    )  # fmt: skip
+    return Ready(run, read.splits | read.own, told, thin_data(architecture, read))
 
 
 def _from_statistics(
-    stats: Path, source: tuple[str, Opening], data: str, reading: dict[str, Any], recipe: Any, refine: bool | None,
+    stats: Path, source: tuple[str, Opening], data: str, reading: dict[str, Any], how: tuple[Any, str, bool | None],
     progress: Any,
 ) -> Ready:  # fmt: skip
     """Use a calibration that is there; sequence length and seed are its own."""
@@ -193,22 +185,20 @@ def _from_statistics(
     from slimformer.evaluate.answers import require_answers
     from slimformer.evaluate.assessment import data_provenance
     from slimformer.models import describe
+    from slimformer.recipe import cut_settings
 
-    statistics = open_statistics(stats)
+    statistics, (recipe, format, refine) = open_statistics(stats), how
     made = statistics.provenance
-    loaded = loaded_for(statistics, *source)
-    require_answers(loaded.model)
-    architecture = describe(loaded.model)
+    run = started_from(statistics, cut_settings(recipe), format, source, progress)
+    require_answers(run.dense)
+    architecture = describe(run.dense)
     read = gather(
-        data, loaded.model, loaded.processor, architecture, seq_len=made.seq_len, seed=made.seed,
+        data, run.dense, run.loaded.processor, architecture, seq_len=made.seq_len, seed=made.seed,
         broad=bool(made.reading.get("broad")), **reading,
     )  # fmt: skip
     told = data_provenance(architecture, read)
-    curves = curves_of(loaded, statistics, recipe, progress)
     if read.hash == made.data_hash:
-        wanted = recipe.refine if refine is None else refine
-        refined = {split: read.splits[split] for split in ("fit", "select")} if wanted else None
-        return Ready(loaded, statistics, curves, read.splits | read.own, refined, told)
+        return Ready(replace(run, data=read, after=recipe.after_cut), read.splits | read.own, told)
     if refine:
         raise SlimformerError(
             f"--refine needs the data the statistics were made from ({made.data}); give them as --data"
@@ -217,7 +207,7 @@ def _from_statistics(
     unseen = [batch for split in ("fit", "select", *apart) for batch in read.splits[split]]
     splits = {"select": unseen, "report": read.splits["report"]}
     note = f"cuts are not refined: {read.name} is not what the statistics were made from ({made.data})"
-    return Ready(loaded, statistics, curves, splits, None, told, [note])
+    return Ready(run, splits, told, [note])
 
 
 def _report(made: Any, ready: Ready, recipe: str, format: str, progress: Any) -> dict[str, Any]:
@@ -230,8 +220,8 @@ def _report(made: Any, ready: Ready, recipe: str, format: str, progress: Any) ->
         made.measured(ready.splits["report"], progress=progress), made.cascade.macs, made.cascade.threshold
     )
     found: dict[str, Any] = strict({
-        "slimformer_cascade_report": FORMAT, "model": ready.loaded.name, "recipe": recipe, "format": format,
-        "refined": ready.refine_on is not None, "seq_len": made.record.seq_len, **measured,
+        "slimformer_cascade_report": FORMAT, "model": ready.run.loaded.name, "recipe": recipe, "format": format,
+        "refined": bool(ready.run.after), "seq_len": made.record.seq_len, **measured,
         "select": made.record.select, "data": ready.data, "versions": versions(), "warnings": ready.notes,
     })  # fmt: skip
     return found

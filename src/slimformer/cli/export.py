@@ -51,9 +51,9 @@ def export(
     from slimformer.checkpoint.atomic import require_free
     from slimformer.export.write import export_model
     from slimformer.models.load import load_model
-    from slimformer.steps import stages
+    from slimformer.steps.result import require_apart
 
-    stages.require_apart(out_folder, model)
+    require_apart(out_folder, model)
     require_free(out_folder, force)
     with progress_bars(err, hidden=quiet or as_json) as progress:
         progress("load", 0, 1)

@@ -72,27 +72,23 @@ def cut(
     """Make a model at any budget from one calibration, without the data: the same bits as compress --no-refine."""
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import require_free
-    from slimformer.evaluate import assessment as assess
-    from slimformer.plan.recipe import load_recipe
-    from slimformer.rewrite.surgery import round_weights
-    from slimformer.steps import stages
-    from slimformer.steps.alternatives import menu
-    from slimformer.steps.workbench import priced
+    from slimformer.evaluate.assessment import describe_result
+    from slimformer.recipe import cut_settings
+    from slimformer.steps.alternatives import alternatives
+    from slimformer.steps.make import make, priced
+    from slimformer.steps.result import Result, require_apart
 
-    budget, chosen, statistics = budget_from(macs, params, latency), load_recipe(recipe), open_statistics(stats)
-    stages.require_apart(out_folder, stats, model or statistics.provenance.model)
+    budget, settings, statistics = budget_from(macs, params, latency), cut_settings(recipe), open_statistics(stats)
+    require_apart(out_folder, stats, model or statistics.provenance.model)
     require_free(out_folder, force)
-    loaded = loaded_for(statistics, model, opening)
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        curves = curves_of(loaded, statistics, chosen, progress)
-        budget = priced(budget, loaded.model, statistics.provenance.seq_len, progress)
-        plan = stages.make_plan(loaded.model, statistics, curves, budget=budget, recipe=chosen, format=format)
-        small = stages.carry_out(plan, loaded.model, statistics, curves, progress=progress)
-        round_weights(small, loaded.dtype)
-        offered = menu(loaded.model, statistics, curves, recipe=chosen, budget=budget, format=format)
-        report = replace(assess.describe_result(loaded, small, plan, statistics.provenance), front=offered)
+        run = started_from(statistics, settings, format, (model, opening), progress)
+        budget = priced(run, budget)
+        made = make(run, budget, settings)
+        report = describe_result(run.loaded, made.model, made.decided, statistics.provenance)
+        report = replace(report, front=alternatives(run, budget, settings))
         progress("save and verify", 0, 1)
-        stages.save_result(loaded, small, plan, report, out_folder, force=force, verify=verify)
+        Result(made.model, made.decided, report, run.loaded).save(out_folder, force=force, verify=verify)
         progress("save and verify", 1, 1)
     emit(report.to_dict(), as_json, quiet, lambda: saved_line(out_folder, report))
 
@@ -156,8 +152,8 @@ def sweep(
     if not data:
         require_readable_as_recorded(columns=columns, samples=samples)
     with progress_bars(err, hidden=quiet or as_json) as progress:
-        loaded, statistics, curves, points = _front(stats, budgets, recipe, format, (model, opening), progress)
-        made = statistics.provenance
+        run, settings, points = _front(stats, budgets, recipe, format, (model, opening), progress)
+        loaded, made = run.loaded, run.known.provenance
         if data:
             read = read_data(loaded, joined(data), columns, tokens, samples, made.seq_len, made.seed, "evaluation")
         else:
@@ -165,12 +161,7 @@ def sweep(
                 known_data(made), loaded.model, loaded.processor, owner=str(stats), seq_len=made.seq_len, tokens=tokens
             )
         batches, notes = held_out_batches(made, read)
-        rows = list(
-            front.sweep(
-                loaded.model, statistics, curves, points, batches,
-                dtype=loaded.dtype, progress=progress,
-            )
-        )  # fmt: skip
+        rows = list(front.sweep(run, settings, points, batches))
     pairs = [(row["predicted_kl"], kl) for row in rows if (kl := measured_kl(row)) is not None and row["predicted_kl"]]
     tokens_read = sum(batch.tokens for batch in batches)
     facts = {"name": read.name, "hash": read.hash, "tokens": {"report": tokens_read}, "document": read.unit}
@@ -199,22 +190,19 @@ def _front(
     stats: Path, budgets: str, recipe: str, format: str, source: tuple[str, Opening], progress: Any
 ) -> tuple[Any, ...]:
     from slimformer.calibrate.store import open_statistics
-    from slimformer.plan.recipe import load_recipe
+    from slimformer.recipe import cut_settings
     from slimformer.steps import frontier as front
 
-    chosen, statistics, wanted = load_recipe(recipe), open_statistics(stats), front.budgets_of(budgets)
-    loaded = loaded_for(statistics, *source)
-    curves = curves_of(loaded, statistics, chosen, progress)
-    points = front.frontier(loaded.model, statistics, curves, chosen, format=format, budgets=wanted)
-    return loaded, statistics, curves, points
+    settings, statistics, wanted = cut_settings(recipe), open_statistics(stats), front.budgets_of(budgets)
+    run = started_from(statistics, settings, format, source, progress)
+    return run, settings, front.frontier(run, settings, wanted)
 
 
-def curves_of(loaded: Any, statistics: Any, recipe: Any, progress: Any) -> Any:
-    """Error curves of the model the statistics are of; another model is refused."""
-    from slimformer.steps import stages
+def started_from(statistics: Any, settings: Any, format: str, source: tuple[str, Opening], progress: Any) -> Any:
+    """A run from statistics, and from the model they are of, wherever it is now; another model is refused."""
+    from slimformer.steps.make import from_statistics
 
-    stages.require_same_model(loaded.model, statistics)
-    return stages.profile(loaded.model, statistics, recipe, progress=progress)
+    return from_statistics(loaded_for(statistics, *source), statistics, settings, format=format, progress=progress)
 
 
 def require_readable_as_recorded(*, columns: str, samples: int | None) -> None:

@@ -104,7 +104,7 @@ def probe(
     from slimformer.checkpoint.atomic import require_free
     from slimformer.heads import classify
     from slimformer.models.load import load_model
-    from slimformer.steps.stages import require_apart
+    from slimformer.steps.result import require_apart
 
     pools = _pools(pool)
     _require_target(target)
@@ -155,7 +155,7 @@ def match(
     from slimformer.checkpoint.atomic import require_free
     from slimformer.errors import DataNotFound
     from slimformer.heads import pairing
-    from slimformer.steps.stages import require_apart
+    from slimformer.steps.result import require_apart
 
     if out_folder is not None:
         require_apart(out_folder, source, target, data)
@@ -202,7 +202,7 @@ def adapt(
     from slimformer.heads import adapt as lm_adapt
     from slimformer.models import describe
     from slimformer.models.load import load_model
-    from slimformer.steps.stages import require_apart
+    from slimformer.steps.result import require_apart
 
     name = joined(data)
     if out_folder is not None:

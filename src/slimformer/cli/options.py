@@ -160,6 +160,12 @@ Dtype = Annotated[
 RecipeName = Annotated[
     str, typer.Option("--recipe", metavar="NAME", help="a name `slimformer recipes` lists, or a path to a .yaml file")
 ]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="STEP.KEY=VALUE", help="any other setting of a step, e.g. cut.ridge=0.01; may be given again"
+    ),
+]
 Format = Annotated[
     str,
     typer.Option(

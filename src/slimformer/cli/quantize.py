@@ -78,13 +78,14 @@ def quantize(
     Embeddings, heads and norms stay. The fit part of --data is rounded on, the report part is measured on. Needs
     the extra `quant`.
     """
-    from slimformer.steps import quantize as quantization
+    from slimformer.compress import quantize as make_smaller
+    from slimformer.steps.quantize import grid_of
 
-    quantization.grid_of(bits, group)
+    grid_of(bits, group)
     reading = {"columns": column_names(columns), "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
     reading["only_data"] = only_data
     asked = {"bits": bits, "group": group, "method": method, "symmetric": symmetric, **reading}
-    _run(quantization.quantize, model, data, out_folder, asked, opening, timing, verify, force, as_json, quiet)
+    _run(make_smaller, model, data, out_folder, asked, opening, timing, verify, force, as_json, quiet)
 
 
 @opens_model
@@ -111,13 +112,14 @@ def sparsify(
 
     The zeros are stored as zeros: the folder is no smaller, and opens everywhere.
     """
-    from slimformer.steps import quantize as quantization
+    from slimformer.compress import sparsify as make_sparse
+    from slimformer.steps.sparsify import pattern_of
 
-    quantization.pattern_of(pattern)
+    pattern_of(pattern)
     reading = {"columns": column_names(columns), "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed}
     reading["only_data"] = only_data
     asked = {"pattern": pattern, "method": method, **reading}
-    _run(quantization.sparsify, model, data, out_folder, asked, opening, timing, verify, force, as_json, quiet)
+    _run(make_sparse, model, data, out_folder, asked, opening, timing, verify, force, as_json, quiet)
 
 
 def _run(

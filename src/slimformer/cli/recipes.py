@@ -15,7 +15,7 @@ recipes_app = typer.Typer(help="The recipes that come with the package.", no_arg
 @recipes_app.command("ls", epilog="Example: slimformer recipes ls")
 def recipes_ls(seed: NoSeed = 0, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List the recipes."""
-    from slimformer.plan.recipe import load_recipe, names
+    from slimformer.recipe import load_recipe, names
 
     found = {name: load_recipe(name).summary for name in names()}
 
@@ -34,7 +34,7 @@ def recipes_show(
     quiet: Quiet = False,
 ) -> None:
     """Print a recipe: copy it, change it, and give its path to --recipe."""
-    from slimformer.plan.recipe import load_recipe, text_of
+    from slimformer.recipe import load_recipe, text_of
 
     found = load_recipe(name)
-    emit(found.model_dump(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))
+    emit(found.to_json(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))

@@ -40,11 +40,13 @@ PROMPT = "The main idea of this"
 
 
 def evaluate(
-    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, *, timing: bool = True, progress: Progress = silent
-) -> Report:
+    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, *, fitted: bool = True, timing: bool = True,
+    progress: Progress = silent,
+) -> Report:  # fmt: skip
     """Dense and small on the report split, which was neither fitted nor used to choose."""
     report = describe_result(loaded, small, plan)
-    notes = [*thin_data(describe(loaded.model), data), *unnamed_data(data.reading, data.name)]
+    thin = thin_data(describe(loaded.model), data) if fitted else []
+    notes = [*thin, *unnamed_data(data.reading, data.name)]
     report = replace(report, warnings=[*report.warnings, *notes])
     return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
 

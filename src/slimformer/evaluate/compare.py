@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.text import Batch
 from slimformer.evaluate.accuracy import accuracy
-from slimformer.evaluate.fidelity import logit_divergence, output_change, state_similarity
+from slimformer.evaluate.fidelity import Divergence, logit_divergence, output_change, state_similarity
 from slimformer.evaluate.intervals import (
     paired_difference,
     paired_shares,
@@ -20,10 +20,10 @@ from slimformer.evaluate.intervals import (
     share_interval,
     smooth_interval,
 )
-from slimformer.evaluate.perplexity import perplexity
+from slimformer.evaluate.language import language_pair
 from slimformer.models.architecture import is_bare
 
-KL_TOKENS = 4096  # whole vocabularies are compared, so a few thousand positions say enough
+KL_TOKENS = 4096  # whole vocabularies are compared, so a few thousand positions of all documents say enough
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ def compare(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
         return _states(dense, small, batches)
     if _regresses(dense):
         return [_change(dense, small, batches)]
-    metrics = []
     if is_language_model(dense):
-        metrics = _perplexity(dense, small, batches)
-    elif _classifies(dense) and _has_classes(dense, batches):
+        return _language(dense, small, batches)
+    metrics = []
+    if _classifies(dense) and _has_classes(dense, batches):
         metrics = _accuracy(dense, small, batches)
     return [*metrics, *_divergence(dense, small, batches)]
 
@@ -105,7 +105,10 @@ def first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:
 def _divergence(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
     part = batches if dense.get_output_embeddings() is None else first_tokens(batches, KL_TOKENS)
     on = sum(batch.tokens for batch in part) if len(part) < len(batches) else None
-    found = logit_divergence(dense, small, part)
+    return _apart(logit_divergence(dense, small, part), on)
+
+
+def _apart(found: Divergence, on: int | None) -> list[Metric]:
     n, documents = found.positions_per_document, len(found.positions_per_document)
     apart = _bounds(positive_interval, found.kl_per_document, n)
     alike = _bounds(share_interval, found.agreement_per_document, n, shift=-1.0)
@@ -115,8 +118,9 @@ def _divergence(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequenc
     ]
 
 
-def _perplexity(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
-    before, after = perplexity(dense, batches), perplexity(small, batches)
+def _language(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
+    stride = max(1, sum(batch.tokens for batch in batches) // KL_TOKENS)
+    before, after, apart = language_pair(dense, small, batches, stride=stride)
     n, pairs = before.tokens_per_document, (before.nll_per_document, after.nll_per_document)
     gap = _bounds(partial(paired_difference, pairs[0]), pairs[1], n)
     # d exp(nll) = exp(nll) d nll
@@ -125,6 +129,7 @@ def _perplexity(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequenc
     return [
         Metric("perplexity", before.ppl, after.ppl, "lower", *gap_of_ppl, documents=len(n)),
         Metric("nats per token", before.nll, after.nll, "lower", *gap, documents=len(n)),
+        *_apart(apart, apart.positions if stride > 1 else None),
     ]
 
 

@@ -75,9 +75,13 @@ def logit_divergence(dense: nn.Module, small: nn.Module, batches: Iterable[Batch
             small_scores, _ = outcomes(q, part.mask)
             documents = by_document.documents(part, counted.shape[1])
             counted = counted & (documents != SEPARATOR).to(counted.device)
-            row, position, columns = _compare(dense_scores, small_scores, counted)
+            row, position, columns = compared(dense_scores, small_scores, counted)
             by_document.add(documents[row, position], columns)
-    table = by_document.table()
+    return divergence_of(by_document.table())
+
+
+def divergence_of(table: Tensor) -> Divergence:
+    """From Σ KL, Σ [equal argmax] and the number of positions of every document."""
     if not len(table):
         raise ValueError("there are no positions to compare: no batches, or nothing but padding")
     kl, agreed, count = table.T
@@ -174,7 +178,7 @@ def _both(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Itera
 def _kl_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
     """Σ KL and the number of distributions, for every row."""
     scores, counted = outcomes(dense, mask)
-    row, _, columns = _compare(scores, outcomes(small, mask)[0], counted)
+    row, _, columns = compared(scores, outcomes(small, mask)[0], counted)
     return torch.zeros(len(scores), 2, dtype=torch.float64).index_add_(0, row, columns[:, [0, 2]])
 
 
@@ -188,7 +192,7 @@ def _change_of_rows(dense: Any, small: Any, mask: Tensor | None) -> Tensor:
     return torch.stack([(x - y).square().sum(1), size.where(real.flatten(1).any(1), 0.0)], 1)
 
 
-def _compare(p: Tensor, q: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def compared(p: Tensor, q: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of every counted distribution its row, its position, and KL(p ‖ q), [equal argmax] and 1."""
     if p.shape != q.shape:
         raise ValueError(f"outputs of shape {tuple(p.shape)} and {tuple(q.shape)} are not of the same task")

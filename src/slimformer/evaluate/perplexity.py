@@ -61,16 +61,16 @@ def perplexity(
     """
     if not isinstance(ids, Tensor) and (window is not None or stride is not None):
         raise ValueError("batches are windows already; `window` and `stride` are for one long tensor")
-    windows = _of_stream(model, ids, window, stride) if isinstance(ids, Tensor) else _of_batches(model, ids)
+    windows = _of_stream(model, ids, window, stride) if isinstance(ids, Tensor) else windows_of(model, ids)
     by_window, by_document = Tally(), Tally()
     with evaluating(model):
         for part in windows:
             counted = part.counted.cpu()
-            nll = _nll(model(**part.inputs).logits, part)
+            nll = nll_of(model(**part.inputs).logits, part)
             columns = torch.stack([nll, torch.ones_like(nll)], 1)
             by_window.add(part.numbers[:, None].expand_as(counted)[counted], columns)
             by_document.add(part.documents[counted], columns)
-    return _summary(by_window.table(), by_document.table())
+    return summary_of(by_window.table(), by_document.table())
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def pieces(model: nn.Module, batch: Batch) -> Iterator[Batch]:
 
 
 @dataclass(frozen=True)
-class _Windows:
+class Windows:
     """Rows for one forward pass. Logits at a position predict its target, if `counted` is set there.
 
     `numbers` are those of the rows, `documents` (rows × length) those the targets belong to.
@@ -116,7 +116,7 @@ class _Windows:
     documents: Tensor
 
 
-def _of_stream(model: nn.Module, ids: Tensor, window: int | None, stride: int | None) -> Iterator[_Windows]:
+def _of_stream(model: nn.Module, ids: Tensor, window: int | None, stride: int | None) -> Iterator[Windows]:
     if window is None:
         raise ValueError("a stream of tokens needs a `window`: how many tokens the model reads at once")
     stride = window if stride is None else stride
@@ -136,10 +136,11 @@ def _of_stream(model: nn.Module, ids: Tensor, window: int | None, stride: int | 
         index = end[:, None] - width + places
         counted = (places >= width - new[:, None]).to(stream.device)
         own = numbers[:, None].expand_as(counted)  # what is a document is not known of a stream
-        yield _Windows({"input_ids": stream[index]}, stream[index + 1], counted, numbers, own)
+        yield Windows({"input_ids": stream[index]}, stream[index + 1], counted, numbers, own)
 
 
-def _of_batches(model: nn.Module, batches: Iterable[Batch]) -> Iterator[_Windows]:
+def windows_of(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Windows]:
+    """Rows of batches with what each position predicts, on the device of `model`."""
     seen, numbering = 0, Tally()
     for batch in batches:
         for part in pieces(model, batch):
@@ -151,10 +152,10 @@ def _of_batches(model: nn.Module, batches: Iterable[Batch]) -> Iterator[_Windows
             counted = torch.zeros_like(real)
             counted[:, :-1] = real[:, :-1] & real[:, 1:]
             counted &= (documents != SEPARATOR).to(counted.device)
-            yield _Windows(part.inputs, ids.roll(-1, dims=1), counted, numbers, documents)
+            yield Windows(part.inputs, ids.roll(-1, dims=1), counted, numbers, documents)
 
 
-def _nll(logits: Tensor, part: _Windows) -> Tensor:
+def nll_of(logits: Tensor, part: Windows) -> Tensor:
     """−log p(target) at every counted position, row after row, in float64."""
     row, position = part.counted.nonzero(as_tuple=True)
     parts = [torch.zeros(0, dtype=torch.float64)]
@@ -172,7 +173,7 @@ def _rows_that_fit(model: nn.Module, length: int) -> int:
     return max(1, LOGITS // (length * len(weight)))
 
 
-def _summary(by_window: Tensor, by_document: Tensor) -> Perplexity:
+def summary_of(by_window: Tensor, by_document: Tensor) -> Perplexity:
     """From Σ nll and the number of tokens of every window and of every document."""
     tokens = int(by_window[:, -1].sum())
     if tokens == 0:

@@ -306,19 +306,8 @@ def _parts(documents: Iterator[Document], size: int) -> Iterator[list[Document]]
         yield part
 
 
-def require_headroom(model: PreTrainedModel, *, lossless: bool = False, shallow: bool = False) -> None:
-    """Refuse, before the long work, a fresh head where there is nothing to mend or no place for it."""
-    if lossless:
-        raise HeadDoesNotFit(
-            f"a recipe that changes no output leaves the old head as good as it was; use {option('head_data')} with a "
-            "budget"
-        )
-    if shallow:
-        raise HeadDoesNotFit(
-            f"{option('head_data')} belongs to cuts of heads and neurons; with fewer blocks "
-            "compress first and give the result to "
-            "`slimformer probe`"
-        )
+def require_headroom(model: PreTrainedModel) -> None:
+    """Refuse, before the long work, a fresh head where there is no place for it."""
     if not is_bare(model):
         last_layer(model)
 
@@ -339,18 +328,15 @@ def held_out_texts(
 
 
 def rehead(
-    loaded: Loaded, small: PreTrainedModel, report: Report, source: str | Path, kept_out: set[tuple[str, str | None]],
-    data: Data, columns: Sequence[str] | None, progress: Progress,
+    loaded: Loaded, small: PreTrainedModel, data: Data, report: Report, rows: Iterator[Document], *, kind: str = "lda",
+    progress: Progress = silent,
 ) -> tuple[PreTrainedModel, Report]:  # fmt: skip
     """The cut model with a fresh head, and the report with the metrics of both heads on the report split.
 
     A bare encoder becomes a classifier; its own metrics, of states, stay what they were.
     """
-    rows = labelled(loaded, source, columns=columns, seed=data.seed)
-    allowed = (document for document in rows if (document.text, document.pair) not in kept_out)
-    bare = is_bare(small)
-    length = min(data.seq_len, 128)
-    fresh, head = fresh_head(loaded, small, allowed, seq_len=length, progress=progress)
+    bare, length = is_bare(small), min(data.seq_len, 128)
+    fresh, head = fresh_head(loaded, small, rows, kind=kind, seq_len=length, progress=progress)
     if bare:
         return fresh, replace(report, head=head, load_class=auto_class(fresh))
     metrics = [metric.to_json() for metric in compare(loaded.model, fresh, data.splits["report"])]

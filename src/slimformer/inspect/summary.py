@@ -13,7 +13,6 @@ from slimformer.models.load import Loaded
 from slimformer.models.norms import mlp_norms
 from slimformer.plan.cost import block_cost, full_size, kv_cache_bytes, outside_macs, site_cost
 from slimformer.plan.profile import least_cost
-from slimformer.plan.recipe import load_recipe
 from slimformer.rewrite.exact import Scope
 from slimformer.rewrite.lossless import offers
 
@@ -28,7 +27,7 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
     lossless = offers(
         loaded.model,
         architecture,
-        Scope(dtype=loaded.dtype, multiple_of=load_recipe("lossless").multiple_of),
+        Scope(dtype=loaded.dtype, multiple_of=8),
         seq_len=seq_len,
     )
     weights_only = sum(site_cost(s, full_size(s), 0).macs for s in architecture if s.kind == "attn.heads")

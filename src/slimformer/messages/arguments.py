@@ -10,7 +10,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, overload
@@ -94,6 +94,7 @@ KINDS: dict[str, Kind] = {
     "seed": whole(0),
     "columns": Kind("a list of names", _are_names, optional=True),
     "eval_data": Kind("a list of data", _is_list), "head_data": PATH,
+    "settings": instance("a dictionary of settings by step.key", dict),
     "format": TEXT, "refine": YES_OR_NO, "timing": YES_OR_NO, "force": YES_OR_NO, "verify": YES_OR_NO,
     "only_data": YES_OR_NO,
     "bits": whole(1), "group": whole(0, optional=True), "method": TEXT, "symmetric": YES_OR_NO, "pattern": TEXT,
@@ -107,6 +108,11 @@ KINDS: dict[str, Kind] = {
     "model_class": Kind("the name of a class", lambda x: isinstance(x, str) and bool(x.strip()), optional=True),
     "progress": CALLABLE, "say": CALLABLE, "report": instance("a dictionary", dict),
 }  # fmt: skip
+LEFT_OPEN = (  # None leaves these to the recipe
+    "macs", "params", "latency", "max_kl", "size", "bits", "group", "refine", "head_data", "k", "kind", "window",
+    "keep_exact", "steps", "eval_data",
+)  # fmt: skip
+KINDS |= {name: replace(KINDS[name], optional=True) for name in LEFT_OPEN}
 
 
 @overload

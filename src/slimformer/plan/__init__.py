@@ -18,7 +18,7 @@ from slimformer.plan.plan import Plan as Plan
 from slimformer.plan.plan import kept_fractions
 from slimformer.plan.profile import Ladder, ladders, least_cost
 from slimformer.plan.ranks import rank_ways
-from slimformer.plan.recipe import Recipe
+from slimformer.plan.settings import CutSettings
 from slimformer.plan.stat import stat_bert, stat_opt
 
 ALLOCATIONS: dict[str, Callable[..., Sizes]] = {
@@ -39,7 +39,7 @@ def allocate(
     *,
     budget: Budget,
     seq_len: int,
-    recipe: Recipe,
+    settings: CutSettings,
     weights: Mapping[str, float],
     format: str = "ragged",
     fingerprint: str = "",
@@ -51,11 +51,20 @@ def allocate(
 
     `weights` turn the error of a site into harm at the outputs: the sum of both is what the plan is expected to do.
     """
-    if recipe.ffn == "best" and not any("+" in name for name in curves):  # so the minimum that is named can be reached
-        recipe = recipe.model_copy(update={"ffn": "neurons"})
-    limit = check_budget(architecture, budget, seq_len=seq_len, recipe=recipe, format=format)
+    if settings.ffn == "best" and not any(
+        "+" in name for name in curves
+    ):  # so the minimum that is named can be reached
+        settings = settings.model_copy(update={"ffn": "neurons"})
+    limit = check_budget(architecture, budget, seq_len=seq_len, settings=settings, format=format)
     found = choices(
-        architecture, curves, budget=budget, seq_len=seq_len, recipe=recipe, weights=weights, format=format, ranks=ranks
+        architecture,
+        curves,
+        budget=budget,
+        seq_len=seq_len,
+        settings=settings,
+        weights=weights,
+        format=format,
+        ranks=ranks,
     )
     few = too_few_tokens(architecture, curves)
     if few and found.least > limit:
@@ -70,9 +79,9 @@ def allocate(
         _require_near(architecture, sizes, budget, seq_len, limit)
     kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
     return Plan(
-        recipe=recipe.name, budget=budget.fraction, by=budget.by, macs=kept_macs, params=kept_params,
-        seq_len=seq_len, format=format, ridge=recipe.ridge, absorb_mean=recipe.absorb_mean,
-        fingerprint=fingerprint, edits=edits, metric=recipe.metric,
+        recipe=settings.name, budget=budget.fraction, by=budget.by, macs=kept_macs, params=kept_params,
+        seq_len=seq_len, format=format, ridge=settings.ridge, absorb_mean=settings.absorb_mean,
+        fingerprint=fingerprint, edits=edits, metric=settings.metric,
     )  # fmt: skip
 
 
@@ -114,60 +123,62 @@ def choices(
     *,
     budget: Budget,
     seq_len: int,
-    recipe: Recipe,
+    settings: CutSettings,
     weights: Mapping[str, float],
     format: str = "ragged",
     ranks: Sequence[Site] = (),
 ) -> Choices:
     """Sizes, prices and harms of every site, in the words of `allocate`."""
-    allocation = _allocation(recipe, architecture, format)
+    allocation = _allocation(settings, architecture, format)
     rungs = ladders(
         architecture, without_groups(curves) if allocation.startswith("stat") else curves, seq_len=seq_len,
-        weights=weights, multiple_of=recipe.multiple_of,
-        plain=format == "plain", allow_empty=recipe.allow_empty, price=budget.price,
-        ffn=ffn_of(recipe, budget, architecture, format),
+        weights=weights, multiple_of=settings.multiple_of,
+        plain=format == "plain", allow_empty=settings.allow_empty, price=budget.price,
+        ffn=ffn_of(settings, budget, architecture, format),
     )  # fmt: skip
-    if not _by_rank(recipe, budget, format) or not ranks:
+    if not _by_rank(settings, budget, format) or not ranks:
         return Choices(allocation, rungs, [])
     heads, neurons = by_kind(rungs)
     parts = rank_ways(
-        architecture, heads, ranks, curves, attention=recipe.attention, seq_len=seq_len, weights=weights,
+        architecture, heads, ranks, curves, attention=settings.attention, seq_len=seq_len, weights=weights,
         price=budget.price,
     )  # fmt: skip
     return Choices("greedy", neurons, parts)
 
 
-def _by_rank(recipe: Recipe, budget: Budget, format: str) -> bool:
+def _by_rank(settings: CutSettings, budget: Budget, format: str) -> bool:
     """May ranks be cut? A recipe that says `ranks` and nothing else is not given heads without a word."""
-    if recipe.attention == "heads":
+    if settings.attention == "heads":
         return False
     reasons = {
         f"{budget.by} is measured for heads": budget.by == "latency",
         "every block gets ranks of its own, which a stock config cannot say": format == "plain",
-        f"the allocation {recipe.allocation!r} spreads heads": recipe.allocation != "greedy",
+        f"the allocation {settings.allocation!r} spreads heads": settings.allocation != "greedy",
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    if reason and recipe.attention == "ranks":
+    if reason and settings.attention == "ranks":
         raise BudgetOutOfReach(
-            f"the recipe {recipe.name!r} wants attention cut by rank, but {reason}; say heads or best"
+            f"the recipe {settings.name!r} wants attention cut by rank, but {reason}; say heads or best"
         )
     return reason is None
 
 
-def ffn_of(recipe: Recipe, budget: Budget | None, architecture: Architecture, format: str) -> str:
+def ffn_of(settings: CutSettings, budget: Budget | None, architecture: Architecture, format: str) -> str:
     """How feed-forward parts may be cut. A recipe that wants linear paths is not given neurons without a word."""
-    if recipe.ffn == "neurons":
+    if settings.ffn == "neurons":
         return "neurons"
     reasons = {
         "latency is measured for neurons": budget is not None and budget.by == "latency",
-        f"the allocation {recipe.allocation!r} spreads neurons": recipe.allocation != "greedy",
+        f"the allocation {settings.allocation!r} spreads neurons": settings.allocation != "greedy",
         "a stock config has no word for a path beside gated neurons": format == "plain"
         and any(site.gated for site in architecture),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    if reason and recipe.ffn != "best":
-        raise BudgetOutOfReach(f"the recipe {recipe.name!r} wants linear paths, but {reason}; say ffn: neurons or best")
-    return "neurons" if reason else recipe.ffn
+    if reason and settings.ffn != "best":
+        raise BudgetOutOfReach(
+            f"the recipe {settings.name!r} wants linear paths, but {reason}; say ffn: neurons or best"
+        )
+    return "neurons" if reason else settings.ffn
 
 
 def _edits(
@@ -190,19 +201,20 @@ def _edits(
     return sizes, edits
 
 
-def check_budget(architecture: Architecture, budget: Budget, *, seq_len: int, recipe: Recipe, format: str) -> int:
+def check_budget(
+    architecture: Architecture, budget: Budget, *, seq_len: int, settings: CutSettings, format: str
+) -> int:
     """The budget as a price, or an error that names the minimum. Needs no data, so it is asked first."""
     require_format(format)
-    require_budget_allowed(recipe, given=True)
-    _by_rank(recipe, budget, format)
+    _by_rank(settings, budget, format)
     is_plain = format == "plain"
     if is_plain and len({(site.kind, site.units, site.group) for site in architecture}) > len(KINDS):
         raise BudgetOutOfReach(
             f"the blocks of this model differ in size already, so plain sizes are out; use {option('format', 'ragged')}"
         )
     least = least_cost(
-        architecture, seq_len, multiple_of=recipe.multiple_of, plain=is_plain, allow_empty=recipe.allow_empty,
-        price=budget.price, ffn=ffn_of(recipe, budget, architecture, format),
+        architecture, seq_len, multiple_of=settings.multiple_of, plain=is_plain, allow_empty=settings.allow_empty,
+        price=budget.price, ffn=ffn_of(settings, budget, architecture, format),
     )  # fmt: skip
     return require_reachable(budget, budget.dense(architecture, seq_len), least, plain=is_plain)
 
@@ -213,19 +225,10 @@ def require_format(format: str) -> None:
         raise BudgetOutOfReach(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
 
 
-def require_budget_allowed(recipe: Recipe, *, given: bool) -> None:
-    """Refuse a budget for a recipe that changes no output: how small it gets follows from the weights."""
-    if given and recipe.rewrites:
-        raise BudgetOutOfReach(
-            f"the recipe {recipe.name!r} changes no output, so it takes no budget; "
-            "use `slimformer compress` without one, or another recipe"
-        )
-
-
-def _allocation(recipe: Recipe, architecture: Architecture, format: str) -> str:
+def _allocation(settings: CutSettings, architecture: Architecture, format: str) -> str:
     """The stock config can only say equal sizes, so plain has two allocations: the even share, or the least harm."""
     if format == "plain":
-        return "even" if recipe.allocation == "uniform" else "plain"
-    if recipe.allocation == "stat":
+        return "even" if settings.allocation == "uniform" else "plain"
+    if settings.allocation == "stat":
         return "stat-opt" if architecture.family.causal else "stat-bert"
-    return recipe.allocation
+    return settings.allocation

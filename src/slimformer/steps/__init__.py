@@ -1,1 +1,54 @@
-"""What can be done to a model, one step in one file."""
+"""What can be done to a model, one step in one file; `STEPS` names them all."""
+
+from itertools import pairwise
+
+from slimformer.errors import UnknownRecipe
+from slimformer.steps.cut import Cut
+from slimformer.steps.depth import Depth
+from slimformer.steps.head import Head
+from slimformer.steps.long_context import LongContext
+from slimformer.steps.lossless import Lossless
+from slimformer.steps.quantize import Quantize
+from slimformer.steps.refine import Refine
+from slimformer.steps.sparsify import Sparsify
+from slimformer.steps.step import Step
+
+STEPS: dict[str, type[Step]] = {
+    "lossless": Lossless,
+    "depth": Depth,
+    "long_context": LongContext,
+    "cut": Cut,
+    "refine": Refine,
+    "sparsify": Sparsify,
+    "quantize": Quantize,
+    "head": Head,
+}
+NAMES = {step: name for name, step in STEPS.items()}
+# What cannot stand together in one recipe, and what to do instead. Everything else may, in the order of `Step.place`.
+APART: dict[tuple[str, str], str] = {
+    ("lossless", "head"): "leave head out: where no output changes, the old one is as good as it was",
+    ("depth", "head"): "save the model with fewer blocks first, and give it to `slimformer probe`",
+    ("long_context", "head"): "leave head out: the weights stay, and so does the old one",
+    ("quantize", "head"): "fit the head first: compress with it, then run `slimformer quantize` on the result",
+}
+
+
+def require_order(recipe: str, steps: tuple[Step, ...]) -> None:
+    """Refuse steps that cannot follow each other: the one place that says so."""
+    names = [NAMES[type(step)] for step in steps]
+    if not names:
+        raise UnknownRecipe(f"the recipe {recipe!r} has no steps; see `slimformer steps` for those there are")
+    for first, second in APART:
+        if first in names and second in names:
+            raise UnknownRecipe(f"the recipe {recipe!r} has both {first} and {second}; {APART[first, second]}")
+    shapes = [name for name in names if STEPS[name].place == 0]
+    if len(shapes) > 1:
+        raise UnknownRecipe(
+            f"the recipe {recipe!r} has {' and '.join(shapes)}; one of them can be done to a model at a time: save the "
+            "result of the first, and give it to the second"
+        )
+    if "refine" in names and "cut" not in names:
+        raise UnknownRecipe(f"the recipe {recipe!r} has refine without cut, and there is nothing to correct")
+    for before, after in pairwise(names):
+        if STEPS[before].place >= STEPS[after].place:
+            raise UnknownRecipe(f"the recipe {recipe!r} has {after} after {before}; put {after} first, and each once")

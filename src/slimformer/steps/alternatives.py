@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transformers import PreTrainedModel
-
-from slimformer.calibrate.store import Statistics
 from slimformer.decompose import Curve
 from slimformer.decompose.groups import queries_each
 from slimformer.models import Site, describe
@@ -25,57 +22,51 @@ from slimformer.plan.choice import NEAR, STEPS
 from slimformer.plan.cost import Size, block_cost, site_cost
 from slimformer.plan.curves import curve_of, error_left, group_name
 from slimformer.plan.profile import Ladder, least_cost
-from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import Probe, predicted_harm
-from slimformer.steps.stages import read_probes, site_weights
+from slimformer.plan.settings import CutSettings
+from slimformer.run import Run
+from slimformer.steps.make import read_probes, site_weights
 
 GRID = 0.05  # between the plans along the front
 DIGITS = 5  # of what is only looked at
 
 
-def menu(
-    model: PreTrainedModel,
-    statistics: Statistics,
-    curves: Mapping[str, Curve],
-    *,
-    recipe: Recipe,
-    budget: Budget,
-    format: str,
-) -> dict[str, Any]:
+def alternatives(run: Run, budget: Budget, settings: CutSettings) -> dict[str, Any]:
     """All choices, and the plans of every 5 % and of `budget`. Cost: some twenty allocations."""
-    architecture, seq_len, probes = describe(model), statistics.provenance.seq_len, read_probes(statistics)
+    model, statistics, curves, format = run.dense, run.known, run.curves, run.format
+    architecture, seq_len, probes = describe(model), run.seq_len, read_probes(statistics)
     asked: dict[str, Any] = {
-        "seq_len": seq_len, "recipe": recipe, "weights": site_weights(statistics, curves, recipe), "format": format,
-        "ranks": rank_sites(model, architecture),
+        "seq_len": seq_len, "settings": settings, "weights": site_weights(statistics, curves, settings),
+        "format": format, "ranks": rank_sites(model, architecture),
     }  # fmt: skip
     choice = choices(architecture, curves, budget=budget, **asked)
     rungs = [*choice.fixed, *(ladder for part in choice.parts for way in part for ladder in way)]
     at = {ladder.site.name: i for i, ladder in enumerate(rungs)}
     least = least_cost(
-        architecture, seq_len, multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
-        price=budget.price, ffn=ffn_of(recipe, budget, architecture, format),
+        architecture, seq_len, multiple_of=settings.multiple_of, plain=format == "plain",
+        allow_empty=settings.allow_empty, price=budget.price, ffn=ffn_of(settings, budget, architecture, format),
     )  # fmt: skip
     dense, cost = budget.dense(architecture, seq_len), block_cost(architecture, seq_len)
-    menus = _Menus(seq_len)
+    tables = _Tables(seq_len)
     rotary = architecture.family.rotary
     every = {each.site.name: each.curve for each in rungs} | dict(curves)  # scores that cannot be cut have one, too
-    sites = [_site(each, menus.number(each), every, probes, rotary=rotary) for each in rungs]
+    sites = [_site(each, tables.number(each), every, probes, rotary=rotary) for each in rungs]
     plans = [
         allocate(architecture, curves, budget=replace(budget, fraction=fraction), **asked)
         for fraction in _grid(least / dense, budget.fraction)
     ]
     return {
-        "by": budget.by, "allocation": choice.allocation, "metric": recipe.metric, "near": list(NEAR), "steps": STEPS,
+        "by": budget.by, "allocation": choice.allocation, "metric": settings.metric, "near": list(NEAR), "steps": STEPS,
         "dense": {"price": dense, "macs": cost.macs, "params": cost.params},
         "least": math.ceil(1000 * least / dense) / 1000,
-        "menus": menus.found, "sites": sites,
+        "menus": tables.found, "sites": sites,
         "fixed": [at[ladder.site.name] for ladder in choice.fixed],
         "parts": [[[at[ladder.site.name] for ladder in way] for way in part] for part in choice.parts],
         "points": [_point(plan, probes, curves, rungs) for plan in plans],
     }  # fmt: skip
 
 
-class _Menus:
+class _Tables:
     """Sizes and prices, each list once."""
 
     def __init__(self, seq_len: int) -> None:

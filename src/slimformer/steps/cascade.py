@@ -1,6 +1,6 @@
 """Dynamic compression: two nested cuts of one model, and a threshold that decides for every input which one answers.
 
-    cascade = make_cascade(loaded, statistics, curves, select_batches, budgets=(0.4, 1.0))
+    cascade = make_cascade(run, cut_settings("balanced"), select_batches, budgets=(0.4, 1.0))
     cascade.save("cascade")
     answer = load_cascade("cascade")(**inputs)        # logits, and which rows the large model answered
 
@@ -22,10 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.gather import vocabulary
-from slimformer.calibrate.store import Statistics
 from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_cascade, save_cascade
-from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture, WrongArgument
 from slimformer.evaluate.answers import classes, logits_of, observe, read_windows, require_answers
 from slimformer.evaluate.compare import is_language_model
@@ -46,12 +44,11 @@ from slimformer.messages.progress import Progress, silent
 from slimformer.messages.short import Short
 from slimformer.messages.words import option
 from slimformer.models.load import Loaded
-from slimformer.plan import Plan
-from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
-from slimformer.rewrite.apply import Cut
-from slimformer.rewrite.surgery import round_weights
-from slimformer.steps.refine import refine
-from slimformer.steps.stages import carry_out, make_plan, require_apart, require_same_model
+from slimformer.plan import Budget, Plan
+from slimformer.plan.settings import CutSettings
+from slimformer.run import Run
+from slimformer.steps.make import make, require_same_model
+from slimformer.steps.result import require_apart
 
 TOLERANCE = 0.005  # half a point of accuracy, or half a percent of perplexity
 
@@ -175,82 +172,47 @@ class CascadeResult(Short):
 
 
 @check_arguments(
-    loaded=instance("a model as load_model opens it", Loaded), statistics=instance("statistics", Statistics),
-    curves=instance("curves by name", Mapping), select_batches=instance("a list of batches", Sequence),
-    refine_on=instance("splits of batches by name", Mapping), recipe=RECIPE,
-)  # fmt: skip
+    run=instance("a run with statistics, as calibrated or from_statistics gives it", Run),
+    settings=instance("settings of a cut, as cut_settings gives them", CutSettings),
+    select_batches=instance("a list of batches", Sequence),
+)
 def make_cascade(
-    loaded: Loaded,
-    statistics: Statistics,
-    curves: Mapping[str, Curve],
+    run: Run,
+    settings: CutSettings,
     select_batches: Sequence[Batch],
     *,
     budgets: tuple[float, float] = (0.4, 1.0),
-    recipe: str | Path | Recipe = "balanced",
-    format: str = "ragged",
     tolerance: float = TOLERANCE,
     mean_macs: float | None = None,
-    refine_on: Mapping[str, Sequence[Batch]] | None = None,
-    progress: Progress = silent,
 ) -> CascadeResult:
     """Cut the model twice from one calibration and set the threshold on `select_batches`.
 
     `budgets` are fractions of block MACs to keep; 1 is the dense model itself. The threshold is the one of least mean
     MACs that loses at most `tolerance` to the large model (share of errors, or of disagreements where there are no
     labels; nats per token for language models); with `mean_macs` it is the lowest that costs no more than that.
-    With `refine_on`, the splits that were calibrated on, both cuts are refined as `compress` does; without, they are
-    what `cut` makes. Cost: two cuts, and one pass of both models over the select split; refinement as in `compress`.
+    Cost: two cuts with what the run does after them, and one pass of both models over the select split.
     """
     _require_nested(budgets)
-    require_answers(loaded.model)
-    chosen = load_recipe(recipe)
-    cuts = [
-        cut(loaded, statistics, curves, macs, chosen, format=format, refine_on=refine_on, progress=progress)
-        for macs in budgets
-    ]
-    (small, _), (large, _) = cuts
-    members = [Member(macs, plan.macs if plan else 1.0) for macs, (_, plan) in zip(budgets, cuts, strict=True)]
+    require_answers(run.dense)
+    require_same_model(run.dense, run.known)
+    cuts = [make(run, Budget(macs), settings) if macs < 1 else run for macs in budgets]
+    small, large = (made.model.eval() for made in cuts)
+    members = [Member(macs, made.plan.macs if made.plan else 1.0) for macs, made in zip(budgets, cuts, strict=True)]
     macs = (members[0].macs, members[1].macs)
-    outcomes = paired(*(observe(model, select_batches, progress=progress) for model in (small, large)))
+    outcomes = paired(*(observe(model, select_batches, progress=run.progress) for model in (small, large)))
     point = (
         threshold_within(outcomes, macs, tolerance=tolerance)
         if mean_macs is None
         else threshold_for_macs(outcomes, macs, mean_macs=mean_macs)
     )
-    provenance = statistics.provenance
+    provenance = run.known.provenance
     record = CascadeRecord(
         threshold=None, seq_len=provenance.seq_len, fingerprint=provenance.fingerprint,
         small=members[0], large=members[1], select=_summary(outcomes, macs, point),
     )  # fmt: skip
-    plans = {"small": cuts[0][1], "large": cuts[1][1]}
+    plans = {"small": cuts[0].plan, "large": cuts[1].plan}
     cascade = Cascade(small, large, point.threshold, macs)
-    return CascadeResult(cascade, record.with_threshold(point.threshold), plans, outcomes, point, loaded)
-
-
-def cut(
-    loaded: Loaded,
-    statistics: Statistics,
-    curves: Mapping[str, Curve],
-    macs: float,
-    recipe: Recipe,
-    *,
-    format: str = "ragged",
-    refine_on: Mapping[str, Sequence[Batch]] | None = None,
-    progress: Progress = silent,
-) -> tuple[PreTrainedModel, Plan | None]:
-    """The model at one budget, rounded to the precision it is stored in, and its plan; at 1 the dense model itself.
-
-    With `refine_on` (the fit and select splits that were calibrated on) it is refined as `compress` does.
-    """
-    if macs == 1:
-        require_same_model(loaded.model, statistics)
-        return loaded.model, None
-    plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=recipe, format=format)
-    small = carry_out(plan, loaded.model, statistics, curves, progress=progress)
-    if refine_on is not None and plan.macs < 1:
-        refine(small, loaded.model, Cut(plan, curves, statistics.block), refine_on, progress=progress)
-    round_weights(small, loaded.dtype)
-    return small.eval(), plan
+    return CascadeResult(cascade, record.with_threshold(point.threshold), plans, outcomes, point, run.loaded)
 
 
 @check_arguments

@@ -1,4 +1,4 @@
-"""The recipe `depth`: whole blocks go, and the writer before each run of them takes over what it linearly can.
+"""Step `depth`: whole blocks go, and the writer before each run of them takes over what it linearly can.
 
 The result is a plain checkpoint with fewer blocks. Runs are chosen by the relative error of the stream after them, on
 the select split; maps are fitted on the fit split (`decompose.depth`). Where norms come after what is written
@@ -10,17 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.depth import (
     Map,
     Rows,
-    Run,
     best_runs,
     cosine,
     identity,
@@ -28,26 +31,71 @@ from slimformer.decompose.depth import (
     mean_cosine,
     relative_error,
 )
+from slimformer.decompose.depth import Run as BlockRun
 from slimformer.errors import BudgetOutOfReach, UnknownMethod
 from slimformer.messages.progress import Progress, silent
+from slimformer.messages.words import option
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint, is_pre_norm
 from slimformer.models.hooks import listening
 from slimformer.models.walk import real_rows, rehearse, through
+from slimformer.nn.long_context import require_every_key
 from slimformer.plan import Budget, Edit, Plan
+from slimformer.plan.budget import MEASURES, budget_of
 from slimformer.plan.cost import block_cost
-from slimformer.plan.recipe import Recipe
 from slimformer.rewrite.bypass import Reading
 from slimformer.rewrite.correct import Correction
 from slimformer.rewrite.depth import absorb, drop_blocks
+from slimformer.rewrite.surgery import round_weights
+from slimformer.run import Run
+from slimformer.steps.step import Step
 
+RIDGE = 1e-3  # written into the plan; maps of runs have ridges of their own
 CHOOSING = 4096  # tokens on which runs are compared; those chosen are fitted on all that are kept
 BYTES = {"fit": 1.5e9, "select": 0.5e9}  # streams after every block are kept of as many tokens as have room here
 
 
+class Depth(Step):
+    """Drop as many whole blocks as the budget wants; what is linear in a run of them is kept where it costs nothing."""
+
+    by: Literal["cosine", "linear", "drop"] = Field(
+        default="cosine", description="fit the direction of the stream after the run, the stream itself, or nothing"
+    )
+    macs: float | None = Field(default=None, description="fraction of the block MACs to keep")
+    params: float | None = Field(default=None, description="or: fraction of the blocks' parameters to keep")
+    latency: float | None = Field(default=None, description="or: fraction of the blocks' latency to keep")
+
+    flags: ClassVar[dict[str, str]] = {name: name for name in MEASURES}
+
+    @property
+    def budget(self) -> Budget:
+        return budget_of(**{name: getattr(self, name) for name in MEASURES})
+
+    def require_possible(self, run: Run) -> None:
+        """Refuse a budget that leaves no block."""
+        require_every_key(run.dense)
+        blocks_to_drop(describe(run.dense), self.budget)
+
+    def preview(self, run: Run) -> Plan:
+        """Which blocks go follows from the data; how many stay does not."""
+        raise UnknownMethod(
+            f"the recipe {self.name!r} drops whole blocks, and which ones follows from the data; use it without "
+            f"{option('dry_run', True)}"
+        )
+
+    def run(self, run: Run) -> Run:
+        """Fit the maps, drop the blocks."""
+        lead_only()
+        assert run.data is not None
+        with run.timed("depth"):
+            small, plan, done = make_shallow(run.dense, run.data, self, progress=run.progress)
+            round_weights(small, run.loaded.dtype)
+        return replace(run, model=small, plan=plan, corrections=tuple(done))
+
+
 @torch.no_grad()
 def make_shallow(
-    model: PreTrainedModel, data: Data, recipe: Recipe, budget: Budget, *, progress: Progress = silent
+    model: PreTrainedModel, data: Data, settings: Depth, *, progress: Progress = silent
 ) -> tuple[PreTrainedModel, Plan, list[Correction]]:
     """A copy with as many blocks as the budget allows, the plan, and what the map of every run did to the stream.
 
@@ -55,17 +103,17 @@ def make_shallow(
     """
     model.eval()
     architecture = describe(model)
-    gone = blocks_to_drop(architecture, budget)
-    linear = recipe.depth != "drop"
+    gone = blocks_to_drop(architecture, settings.budget)
+    linear = settings.by != "drop"
     if linear and not is_pre_norm(model, architecture.family):
         raise UnknownMethod(
             f"in {architecture.model_type} a norm comes after what a block writes, so no linear map can stand for "
-            "blocks that go; use a recipe with depth: drop"
+            "blocks that go; say depth.by=drop"
         )
     _require_no_scale_by_depth(model)
     streams = {split: _walk(model, architecture, data.splits[split], _room(architecture, split)) for split in BYTES}
     bias = architecture.sites[1].reader_bias
-    maps: dict[Run, Map] = {}
+    maps: dict[BlockRun, Map] = {}
     progress("depth", 0, architecture.n_blocks)
     for i in range(architecture.n_blocks):
         for n in range(1, min(gone, architecture.n_blocks - i - 1) + 1):
@@ -78,7 +126,7 @@ def make_shallow(
     for run in runs:
         fit, held = (streams[split].rows(*run) for split in BYTES)
         found = least_squares(fit, held, bias=bias) if linear else maps[run]
-        found = cosine(fit, held, found, bias=bias) if recipe.depth == "cosine" else found
+        found = cosine(fit, held, found, bias=bias) if settings.by == "cosine" else found
         if linear:
             absorb(small, architecture.of_block(run[0])[1], found)
         before = relative_error(held, identity(architecture.hidden))
@@ -87,7 +135,7 @@ def make_shallow(
         done.append(Correction(name, 1.0 if linear else 0.0, None, before, after, along))
     dropped = [i + j for i, n in runs for j in range(1, n + 1)]
     drop_blocks(small, architecture, dropped)
-    return small, _plan(model, architecture, describe(small), recipe, budget, data.seq_len, dropped), done
+    return small, _plan(model, describe(small), settings, data.seq_len, dropped), done
 
 
 def blocks_to_drop(architecture: Architecture, budget: Budget) -> int:
@@ -148,11 +196,9 @@ def _walk(model: PreTrainedModel, architecture: Architecture, batches: Sequence[
     return _Streams([torch.cat(parts)[:tokens] for parts in states], [torch.cat(parts)[:tokens] for parts in added])
 
 
-def _plan(
-    model: PreTrainedModel, before: Architecture, after: Architecture, recipe: Recipe, budget: Budget, seq_len: int,
-    dropped: Sequence[int],
-) -> Plan:  # fmt: skip
+def _plan(model: PreTrainedModel, after: Architecture, settings: Depth, seq_len: int, dropped: Sequence[int]) -> Plan:
     """Which blocks stay, in the words of a plan: of the others nothing is kept."""
+    before, budget = describe(model), settings.budget
     dense, kept = block_cost(before, seq_len), block_cost(after, seq_len)
     edits = tuple(
         Edit(site.name, "depth", 0, site.units, 0)
@@ -161,7 +207,7 @@ def _plan(
         for site in before
     )
     return Plan(
-        recipe=recipe.name, budget=budget.fraction, by=budget.by, macs=kept.macs / dense.macs,
-        params=kept.params / dense.params, seq_len=seq_len, format="plain", ridge=recipe.ridge,
-        absorb_mean=recipe.absorb_mean, fingerprint=fingerprint(model), edits=edits,
+        recipe=settings.name, budget=budget.fraction, by=budget.by, macs=kept.macs / dense.macs,
+        params=kept.params / dense.params, seq_len=seq_len, format="plain", ridge=RIDGE,
+        absorb_mean=True, fingerprint=fingerprint(model), edits=edits,
     )  # fmt: skip

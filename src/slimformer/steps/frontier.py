@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel
 
-from slimformer.calibrate.store import Statistics
 from slimformer.calibrate.text import Batch
-from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.compare import compare
-from slimformer.messages.progress import Progress, silent
+from slimformer.messages.progress import silent
 from slimformer.models import describe
 from slimformer.plan import Budget, Plan, ffn_of
 from slimformer.plan.budget import require_fraction
 from slimformer.plan.curves import path_name
 from slimformer.plan.profile import least_cost
-from slimformer.plan.recipe import Recipe
 from slimformer.plan.sensitivity import predicted_harm
-from slimformer.rewrite.surgery import round_weights
-from slimformer.steps.stages import carry_out, make_plan, read_probes
+from slimformer.plan.settings import CutSettings
+from slimformer.run import Run
+from slimformer.steps.make import make, make_plan, read_probes
 
 STEP = 0.05
 
@@ -46,31 +42,23 @@ class FrontPoint:
         }  # fmt: skip
 
 
-def frontier(
-    model: PreTrainedModel,
-    statistics: Statistics,
-    curves: Mapping[str, Curve],
-    recipe: Recipe,
-    *,
-    format: str = "ragged",
-    budgets: Sequence[float] = (),
-) -> list[FrontPoint]:
+def frontier(run: Run, settings: CutSettings, budgets: Sequence[float] = ()) -> list[FrontPoint]:
     """Plans from the largest budget to the smallest. Without `budgets`: every 5 % the format can reach."""
-    probes = read_probes(statistics)
+    probes = read_probes(run.known)
     points = []
-    for fraction in sorted(budgets or reachable(model, statistics, recipe, format), reverse=True):
-        plan = make_plan(model, statistics, curves, budget=Budget(fraction), recipe=recipe, format=format)
-        points.append(FrontPoint(plan, predicted_harm(probes, curves, plan.sizes) if probes else None))
+    for fraction in sorted(budgets or reachable(run, settings), reverse=True):
+        plan = make_plan(run, Budget(fraction), settings)
+        points.append(FrontPoint(plan, predicted_harm(probes, run.curves, plan.sizes) if probes else None))
     return points
 
 
-def reachable(model: PreTrainedModel, statistics: Statistics, recipe: Recipe, format: str) -> list[float]:
+def reachable(run: Run, settings: CutSettings) -> list[float]:
     """Every 5 % the format can reach, from 1 down."""
-    architecture, seq_len = describe(model), statistics.provenance.seq_len
+    architecture, seq_len = describe(run.dense), run.seq_len
     least = least_cost(
         architecture, seq_len,
-        multiple_of=recipe.multiple_of, plain=format == "plain", allow_empty=recipe.allow_empty,
-        ffn=ffn_of(recipe, None, architecture, format),
+        multiple_of=settings.multiple_of, plain=run.format == "plain", allow_empty=settings.allow_empty,
+        ffn=ffn_of(settings, None, architecture, run.format),
     )  # fmt: skip
     lowest = least / Budget(1.0).dense(architecture, seq_len)
     steps = [round(1 - STEP * i, 4) for i in range(int(1 / STEP))]
@@ -96,22 +84,14 @@ def budgets_at(points: Sequence[FrontPoint], harms: Sequence[float]) -> list[flo
 
 
 def sweep(
-    model: PreTrainedModel,
-    statistics: Statistics,
-    curves: Mapping[str, Curve],
-    points: Sequence[FrontPoint],
-    batches: Sequence[Batch],
-    *,
-    dtype: torch.dtype = torch.float32,
-    progress: Progress = silent,
+    run: Run, settings: CutSettings, points: Sequence[FrontPoint], batches: Sequence[Batch]
 ) -> Iterator[dict[str, Any]]:
     """Make the model of every point and measure it beside the dense one. One model is in memory at a time."""
-    progress("sweep", 0, len(points))
+    run.progress("sweep", 0, len(points))
     for i, point in enumerate(points):
-        small = carry_out(point.plan, model, statistics, curves)
-        round_weights(small, dtype)  # as it would be saved
-        metrics = [metric.to_json() for metric in compare(model, small, batches)]
-        progress("sweep", i + 1, len(points))
+        small = make(replace(run, progress=silent), Budget(point.plan.budget, point.plan.by), settings).model  # type: ignore[arg-type]
+        metrics = [metric.to_json() for metric in compare(run.dense, small, batches)]
+        run.progress("sweep", i + 1, len(points))
         yield {**point.to_json(), "metrics": metrics}
 
 

@@ -1,4 +1,4 @@
-"""The recipe `long-context`: a trained model whose attention runs over k groups of keys. The weights stay as they are.
+"""Step `long_context`: a trained model whose attention runs over k groups of keys. The weights stay as they are.
 
 Which layers: one pass over the select split shows what grouping does to the output of every attention on its own, with
 and without the second-order term, and so an order of layers and the better of both for each. Then as many layers are
@@ -13,54 +13,39 @@ import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.gather import Data, positions
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.sequence_stream import Grouping
 from slimformer.errors import CannotGroup, TooFewTokens
-from slimformer.evaluate.assessment import describe_result, measure
 from slimformer.evaluate.compare import first_tokens
 from slimformer.evaluate.fidelity import document_harms, harm_name
 from slimformer.evaluate.perplexity import evaluating, pieces
-from slimformer.evaluate.report import Report
 from slimformer.linalg.precision import to_double
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint
-from slimformer.models.load import Loaded
 from slimformer.nn.long_context import FIELD, FORMAT, Seen, approximated, attention_modules, install, observing
 from slimformer.nn.projected_keys import FIXED
 from slimformer.plan import Edit, Plan
-from slimformer.plan.recipe import Recipe
+from slimformer.run import Run
 from slimformer.steps.long_context_fit import fit_projections
+from slimformer.steps.step import Step
 
 KINDS = ("cluster", "mean", *FIXED)
 LIMIT = 0.05  # of the harm, where none is given
 TOKENS = 8192  # of the select split are looked at
 SMALLEST_BLOCK = 8
+RIDGE = 1e-3  # written into the plan; nothing is cut
 STEPS = 200
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What was asked for. One of `max_harm` and `keep_exact`, or neither: then the harm is kept below 0.05."""
-
-    k: int
-    kind: str = "cluster"
-    window: int = 256
-    keep_exact: int | None = None
-    max_harm: float | None = None
-    steps: int = STEPS
-
-    @property
-    def limit(self) -> float:
-        return math.inf if self.keep_exact is not None else LIMIT if self.max_harm is None else self.max_harm
 
 
 @dataclass(frozen=True)
@@ -73,7 +58,58 @@ class Layer:
     grouped: bool = False
 
 
-def sequence_length_for(model: PreTrainedModel, architecture: Architecture, wanted: Wanted, asked: int | None) -> int:
+class LongContext(Step):
+    """Let attention run over `k` groups of keys in the layers where that does least harm.
+
+    One of `max_kl` and `keep_exact`, or neither: then the harm is kept below 0.05.
+    """
+
+    k: int = Field(default=128, description="groups of keys attention runs over")
+    kind: str = Field(default="cluster", description="cluster, mean, or for encoders least-squares or learned")
+    window: int = Field(default=256, description="last tokens a decoder sees exactly (half of them at least)")
+    keep_exact: int | None = Field(default=None, description="leave so many layers as they are, the worst ones")
+    max_kl: float | None = Field(default=None, description="or: as many as keep the harm at the outputs below this")
+    steps: int = Field(default=STEPS, ge=1, description="of training, for the kind learned")
+
+    flags: ClassVar[dict[str, str]] = {n: n for n in ("k", "kind", "window", "keep_exact", "max_kl", "steps")}
+    why_no_budget: ClassVar[str] = "it keeps every weight"
+
+    @property
+    def fits(self) -> bool:
+        return self.kind in FIXED
+
+    @property
+    def limit(self) -> float:
+        return math.inf if self.keep_exact is not None else LIMIT if self.max_kl is None else self.max_kl
+
+    def require_possible(self, run: Run) -> None:
+        """Refuse what cannot be grouped, and texts that would be exact anyway."""
+        require_groupable(run.dense, describe(run.dense), self)
+        self.sequence_length(run)
+
+    def sequence_length(self, run: Run) -> int:
+        """The length to choose and measure at: where none is given, four times what would still be exact."""
+        return sequence_length_for(run.dense, describe(run.dense), self, run.length)
+
+    def run(self, run: Run) -> Run:
+        """Choose the layers, and let the model run by them."""
+        lead_only()
+        assert run.data is not None
+        with run.timed("group keys"):
+            small, told = make_long_context(run.dense, run.data, self, progress=run.progress)
+        edits = tuple(
+            Edit(site.name, self.name, site.units, site.units, site.units // site.group) for site in describe(run.dense)
+        )
+        plan = Plan(
+            recipe=self.name, budget=1.0, macs=1.0, params=1.0, seq_len=run.data.seq_len, format="plain", ridge=RIDGE,
+            absorb_mean=True, fingerprint=fingerprint(run.dense), edits=edits,
+        )  # fmt: skip
+        return replace(run, model=small, plan=plan).reporting(long_context=told)
+
+
+def sequence_length_for(
+    model: PreTrainedModel, architecture: Architecture, wanted: LongContext, asked: int | None
+) -> int:
     """The length to choose and measure at: where none is given, four times what would still be exact."""
     causal = architecture.family.causal
     exact = wanted.k + (wanted.window if causal else 0)
@@ -89,7 +125,7 @@ def sequence_length_for(model: PreTrainedModel, architecture: Architecture, want
     return length
 
 
-def require_groupable(model: PreTrainedModel, architecture: Architecture, wanted: Wanted) -> None:
+def require_groupable(model: PreTrainedModel, architecture: Architecture, wanted: LongContext) -> None:
     """Refuse what cannot be done, before any work."""
     config, family = model.config, architecture.family
     if wanted.kind not in KINDS:
@@ -98,10 +134,10 @@ def require_groupable(model: PreTrainedModel, architecture: Architecture, wanted
         raise CannotGroup(f"k {wanted.k}: attention needs two groups of keys at least; 128 is a start")
     if wanted.window < 0 or (wanted.keep_exact or 0) < 0:
         raise CannotGroup(f"window {wanted.window} and keep_exact {wanted.keep_exact} are numbers from 0 on")
-    if wanted.keep_exact is not None and wanted.max_harm is not None:
+    if wanted.keep_exact is not None and wanted.max_kl is not None:
         raise CannotGroup("keep_exact says how many layers stay, max_kl lets that follow; give one of them")
-    if wanted.max_harm is not None and not wanted.max_harm > 0:
-        raise CannotGroup(f"max_kl {wanted.max_harm} is not a positive number")
+    if wanted.max_kl is not None and not wanted.max_kl > 0:
+        raise CannotGroup(f"max_kl {wanted.max_kl} is not a positive number")
     if family.image:
         raise CannotGroup(f"{config.model_type}: images have few patches, and all are looked at; this is for text")
     types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
@@ -123,7 +159,7 @@ def require_groupable(model: PreTrainedModel, architecture: Architecture, wanted
 
 
 def make_long_context(
-    model: PreTrainedModel, data: Data, wanted: Wanted, *, progress: Progress = silent
+    model: PreTrainedModel, data: Data, wanted: LongContext, *, progress: Progress = silent
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A copy with grouped keys in the layers where they do least harm, and what was chosen and measured.
 
@@ -167,24 +203,6 @@ def make_long_context(
     return small, _told(model, small, data, wanted, chosen, trials)
 
 
-def compress_context(
-    loaded: Loaded, data: Data, recipe: Recipe, wanted: Wanted, *, timing: bool = True, progress: Progress = silent
-) -> tuple[PreTrainedModel, Plan, Report]:
-    """The model over groups of keys, a plan that keeps every width, and the report on held-out documents."""
-    small, told = make_long_context(loaded.model, data, wanted, progress=progress)
-    architecture = describe(loaded.model)
-    edits = tuple(
-        Edit(site.name, recipe.name, site.units, site.units, site.units // site.group) for site in architecture
-    )
-    plan = Plan(
-        recipe=recipe.name, budget=1.0, macs=1.0, params=1.0, seq_len=data.seq_len, format="plain", ridge=recipe.ridge,
-        absorb_mean=recipe.absorb_mean, fingerprint=fingerprint(loaded.model), edits=edits,
-    )  # fmt: skip
-    report = describe_result(loaded, small, plan)
-    report = measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
-    return small, plan, replace(report, long_context=told)
-
-
 def layer_errors(small: PreTrainedModel, batches: Sequence[Batch], *, progress: Progress = silent) -> list[Layer]:
     """What grouping does to every attention alone, the others being exact: the better of first and second order."""
     modules: list[Any] = list(attention_modules(small, describe(small).family))
@@ -218,7 +236,7 @@ def _squares(x: Tensor) -> Tensor:
     return to_double(x).square().sum().cpu()
 
 
-def _state(small: PreTrainedModel, wanted: Wanted, length: int, layers: Sequence[Layer]) -> None:
+def _state(small: PreTrainedModel, wanted: LongContext, length: int, layers: Sequence[Layer]) -> None:
     """Write into the config what is grouped, and let the model run by it."""
     how = Grouping(wanted.k, wanted.window, wanted.kind)
     table: dict[str, Any] = {"format": FORMAT, "kind": wanted.kind, "k": wanted.k}
@@ -250,7 +268,7 @@ def _most(harm: Callable[[int], float], total: int, limit: float) -> int:
     return low
 
 
-def _require_long(batches: Sequence[Batch], wanted: Wanted, *, causal: bool) -> None:
+def _require_long(batches: Sequence[Batch], wanted: LongContext, *, causal: bool) -> None:
     exact = wanted.k + (wanted.window if causal else 0)
     longest = max(
         int(batch.mask.sum(1).max()) if batch.mask is not None else next(iter(batch.inputs.values())).shape[1]
@@ -264,7 +282,7 @@ def _require_long(batches: Sequence[Batch], wanted: Wanted, *, causal: bool) -> 
 
 
 def _told(
-    model: PreTrainedModel, small: PreTrainedModel, data: Data, wanted: Wanted, layers: Sequence[Layer],
+    model: PreTrainedModel, small: PreTrainedModel, data: Data, wanted: LongContext, layers: Sequence[Layer],
     trials: Sequence[dict[str, float]],
 ) -> dict[str, Any]:  # fmt: skip
     """For the report: what was chosen on the select split, and the harm on documents that took no part in it."""

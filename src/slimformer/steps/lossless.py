@@ -1,66 +1,94 @@
-"""The recipe that changes no output: rewrite, check that outputs are the same, and report what was saved."""
+"""Step `lossless`: rewrites that change no output, checked on a sample, with what each of them saved."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.distributed import lead_only
-from slimformer.calibrate.gather import sequence_length
 from slimformer.checkpoint.reload import outputs_of
 from slimformer.checkpoint.verify import default_sample, in_float32
 from slimformer.errors import NotLossless
-from slimformer.evaluate.assessment import describe_result
-from slimformer.evaluate.report import Report
-from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
-from slimformer.models import Architecture, describe
+from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
-from slimformer.models.load import Loaded
+from slimformer.nn.long_context import require_every_key
 from slimformer.plan import Edit, Plan, require_format
 from slimformer.plan.cost import block_cost
-from slimformer.plan.recipe import Recipe
 from slimformer.rewrite.exact import Scope
-from slimformer.rewrite.lossless import rewritten
+from slimformer.rewrite.lossless import offers, rewritten
+from slimformer.run import Run
+from slimformer.steps.step import Step
 
+RIDGE = 1e-3  # written into the plan; nothing is fitted
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5}  # the most an output may move, as a share of the largest
 
 
-def make_lossless(
-    loaded: Loaded, recipe: Recipe, *, format: str = "ragged", seq_len: int | None = None, progress: Progress = silent
-) -> tuple[PreTrainedModel, Plan, Report]:
-    """A copy with the same outputs and without what does nothing, the sizes it has, and what each rewrite saved.
+Rewrite = Literal[
+    "value-bias", "key-bias", "silent-heads", "value-ranks", "score-ranks", "duplicate-neurons", "dead-neurons",
+    "scales", "interpolation",
+]  # fmt: skip
 
-    No data are read. Cost: one pivoted QR of every head, one sort of every block's neurons, two forward passes on a
-    short random sample, on which outputs that moved by more than rounding are an error (`NotLossless`).
+
+class Lossless(Step):
+    """Rewrite the model so that its outputs stay the same. Needs no data and no budget: how small it gets follows
+    from the weights.
+
+    Cost: one pivoted QR of every head, one sort of every block's neurons, two forward passes on a short random sample,
+    on which outputs that moved by more than rounding are an error (`NotLossless`).
     """
-    lead_only()
-    require_format(format)
-    architecture = describe(loaded.model)
-    length = sequence_length(loaded.model, architecture, seq_len)
-    scope = Scope(format=format, dtype=loaded.dtype, multiple_of=recipe.multiple_of)
-    small, savings = rewritten(
-        loaded.model, recipe.rewrites, scope, seq_len=length,
-        progress=lambda done, total: progress("rewrite", done, total),
+
+    rewrites: tuple[Rewrite, ...] = Field(
+        default=(
+            "value-bias", "key-bias", "silent-heads", "value-ranks", "score-ranks", "duplicate-neurons", "dead-neurons",
+        ),
+        description="which, in this order",
     )  # fmt: skip
-    moved, dtype = largest_change(loaded.model, small)
-    if not moved <= ROUNDING[dtype]:
-        raise NotLossless(
-            f"the rewrites changed an output by {moved:.1e} of the largest, which is more than rounding; "
-            f"compute in another precision with {option('dtype', torch.float64)}"
-        )
-    plan = _plan(loaded.model, architecture, describe(small), recipe, small, length)
-    report = describe_result(loaded, small, plan)
-    found = {
-        "rewrites": [each.to_json() for each in savings],
-        "largest_change": moved,
-        "dtype": str(dtype).removeprefix("torch."),
-        "hint": _hint(plan),
-    }
-    return small, plan, replace(report, lossless=found)
+    multiple_of: int = Field(default=8, ge=1, description="neurons are kept in multiples of this")
+
+    reads_data: ClassVar[bool] = False
+    why_no_budget: ClassVar[str] = "it changes no output"
+
+    def require_possible(self, run: Run) -> None:
+        """Refuse a format that is not known, and a model that runs over groups of keys."""
+        require_every_key(run.dense)
+        require_format(run.format)
+
+    def preview(self, run: Run) -> list[dict[str, Any]]:
+        """What each rewrite would save, or why it is not to be had."""
+        found = offers(
+            run.dense, describe(run.dense), self._scope(run), seq_len=run.seq_len, names=self.rewrites
+        )  # fmt: skip
+        return [offer.to_json() for offer in found]
+
+    def _scope(self, run: Run) -> Scope:
+        return Scope(format=run.format, dtype=run.loaded.dtype, multiple_of=self.multiple_of)
+
+    def run(self, run: Run) -> Run:
+        """A copy with the same outputs and without what does nothing."""
+        lead_only()
+        model, length = run.dense, run.seq_len
+        small, savings = rewritten(
+            model, self.rewrites, self._scope(run), seq_len=length,
+            progress=lambda done, total: run.progress("rewrite", done, total),
+        )  # fmt: skip
+        moved, dtype = largest_change(model, small)
+        if not moved <= ROUNDING[dtype]:
+            raise NotLossless(
+                f"the rewrites changed an output by {moved:.1e} of the largest, which is more than rounding; "
+                f"compute in another precision with {option('dtype', torch.float64)}"
+            )
+        plan = _plan(model, small, self.name, length)
+        facts = {
+            "rewrites": [each.to_json() for each in savings], "largest_change": moved,
+            "dtype": str(dtype).removeprefix("torch."), "hint": _hint(plan),
+        }  # fmt: skip
+        return replace(run, model=small, plan=plan).reporting(lossless=facts)
 
 
 def _hint(plan: Plan) -> str | None:
@@ -86,19 +114,17 @@ def largest_change(dense: PreTrainedModel, small: PreTrainedModel) -> tuple[floa
     return moved, exact.dtype
 
 
-def _plan(
-    model: PreTrainedModel, before: Architecture, after: Architecture, recipe: Recipe, small: PreTrainedModel,
-    seq_len: int,
-) -> Plan:  # fmt: skip
+def _plan(model: PreTrainedModel, small: PreTrainedModel, name: str, seq_len: int) -> Plan:
     """The sizes the weights led to, in the words of a plan."""
+    before, after = describe(model), describe(small)
     dense, kept = block_cost(before, seq_len), block_cost(after, seq_len)
     edits = tuple(
-        Edit(new.name, recipe.name, new.units, old.units, new.units // max(1, new.group))
+        Edit(new.name, name, new.units, old.units, new.units // max(1, new.group))
         for old, new in zip(before, after, strict=True)
     )
     return Plan(
-        recipe=recipe.name, budget=kept.macs / dense.macs, macs=kept.macs / dense.macs,
+        recipe=name, budget=kept.macs / dense.macs, macs=kept.macs / dense.macs,
         params=kept.params / dense.params, seq_len=seq_len,
-        format="ragged" if getattr(small.config, "slimformer", None) else "plain", ridge=recipe.ridge,
-        absorb_mean=recipe.absorb_mean, fingerprint=fingerprint(model), edits=edits,
+        format="ragged" if getattr(small.config, "slimformer", None) else "plain", ridge=RIDGE, absorb_mean=True,
+        fingerprint=fingerprint(model), edits=edits,
     )  # fmt: skip

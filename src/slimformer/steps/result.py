@@ -1,19 +1,32 @@
-"""What every way to a smaller model ends in."""
+"""What every way to a smaller model ends in: the model, its plan, its report, and the one way to write them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
+from slimformer.checkpoint.pack import packed, unpacked
+from slimformer.checkpoint.save import save
+from slimformer.errors import OutputExists, PlanDoesNotFit
+from slimformer.evaluate.assessment import describe_result, evaluate, is_stored_packed
 from slimformer.evaluate.report import Report
+from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import read_bytes
 from slimformer.messages.arguments import check_arguments
 from slimformer.messages.short import Short
+from slimformer.models import Architecture, describe
+from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
-from slimformer.plan import Plan
+from slimformer.plan import Edit, Plan
+from slimformer.report.card import model_card
+from slimformer.report.page import html_page
 from slimformer.rewrite.quantize import Quantized
-from slimformer.steps.stages import save_result
+from slimformer.run import Run
+from slimformer.steps.size import bytes_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,8 +45,84 @@ class Result(Short):
 
     @check_arguments
     def save(self, folder: str | Path, *, force: bool = False, verify: bool = True) -> Path:
-        """Write a checkpoint that loads like any other; it is reloaded in a fresh process before it is put in place."""
-        return save_result(
-            self.loaded, self.model, self.plan, self.report, Path(folder),
-            force=force, verify=verify, quantized=self.quantized,
+        """Write a checkpoint that loads like any other; it is reloaded in a fresh process before it is put in place.
+
+        The precision is that of the original, or fewer bits; tokenizer, plan, report, page and card go with it.
+        """
+        folder, loaded = Path(folder), self.loaded
+        require_apart(folder, loaded.folder, loaded.name)
+        stored = self.model if self.model.dtype == loaded.dtype else _in_precision(self.model, loaded.dtype)
+        found = self.report.to_dict()
+        save(
+            unpacked(self.quantized, stored) if self.quantized else stored, folder, processor=loaded.processor,
+            source_folder=loaded.companions, plan=self.plan, report=found,
+            card=model_card(self.report, folder=folder.name), page=html_page(found, folder=folder.name), sample=None,
+            force=force, verify=verify, packed=packed(self.quantized, stored) if self.quantized else None,
         )  # fmt: skip
+        return folder
+
+
+def assessed(run: Run, recipe: str, *, fitted: bool, timing: bool) -> tuple[Run, Report]:
+    """What the smaller model does on the report split, and how it came about; what is known without data, if none
+    were read."""
+    own = run.plan is not None
+    run = run if own else replace(run, plan=plan_of(run.loaded, recipe, run.seq_len))
+    if run.data is None:
+        report = describe_result(run.loaded, run.model, run.decided)
+    else:
+        with run.timed("evaluate"):
+            report = evaluate(
+                run.loaded, run.model, run.decided, run.data, fitted=fitted, timing=timing, progress=run.progress
+            )
+    if not own:  # the plan of a folder is that of an earlier recipe
+        report = replace(report, recipe=recipe, warnings=[*report.warnings, *_rounded_before(run)])
+    if run.quantized is not None or "sizing" in run.sections:
+        report = replace(report, small=replace(report.small, bytes=bytes_of(run)))
+    corrections = [asdict(each) for each in run.corrections]
+    return run, replace(report, seconds=run.seconds, correction=corrections, **run.sections)
+
+
+def plan_of(loaded: Loaded, name: str, seq_len: int) -> Plan:
+    """The plan a compressed folder came with, which still says what was kept; for a dense model one that keeps all."""
+    if loaded.folder is not None and (loaded.folder / "plan.json").is_file():
+        require_unchanged(loaded.folder, "plan.json")
+        try:
+            return Plan.load(loaded.folder / "plan.json")
+        except PlanDoesNotFit:
+            if b"slimformer_plan" in read_bytes(loaded.folder / "plan.json"):
+                raise  # else it is somebody else's file of that name
+    ragged = bool(getattr(loaded.model.config, "slimformer", None))
+    return Plan(
+        recipe=name, budget=1.0, macs=1.0, params=1.0, seq_len=seq_len, format="ragged" if ragged else "plain",
+        ridge=0.0, absorb_mean=False, fingerprint=fingerprint(loaded.model), edits=_all(describe(loaded.model)),
+    )  # fmt: skip
+
+
+def _all(architecture: Architecture) -> tuple[Edit, ...]:
+    return tuple(
+        Edit(site.name, "none", site.units, site.units, site.units // max(1, site.group)) for site in architecture
+    )
+
+
+def _rounded_before(run: Run) -> list[str]:
+    """A note where what is rounded are not the weights of the trained model."""
+    if run.quantized is None or not is_stored_packed(run.loaded):
+        return []
+    return [
+        f"the weights of {run.loaded.name} were in fewer bits already, and what that lost is not in these figures; "
+        "quantize the model it was made from"
+    ]
+
+
+def _in_precision(model: PreTrainedModel, dtype: Any) -> PreTrainedModel:
+    out: Any = copy.deepcopy(model)
+    return out.to(dtype)
+
+
+def require_apart(target: Path, *inputs: str | Path | None) -> None:
+    """Refuse to write over what is being read: `force` must not destroy the dense model, its statistics or the data."""
+    place = target.resolve()
+    for given in inputs:
+        if given and Path(given).exists() and Path(given).resolve().is_relative_to(place):
+            what = "is" if Path(given).resolve() == place else f"holds {given}, which is"
+            raise OutputExists(f"{target} {what} read to make the result, so it is not replaced; choose another place")

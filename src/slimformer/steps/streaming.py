@@ -39,7 +39,6 @@ from slimformer.evaluate.report import Report
 from slimformer.files.disk import flush
 from slimformer.files.reading import read_bytes
 from slimformer.files.versions import versions
-from slimformer.messages.arguments import ON_DISK, check_arguments
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.short import Short
 from slimformer.models.architecture import Architecture
@@ -52,11 +51,14 @@ from slimformer.plan import Budget, Plan, allocate, check_budget
 from slimformer.plan.budget import budget_of
 from slimformer.plan.curve_file import read_curves
 from slimformer.plan.memory import Estimate, in_words
-from slimformer.plan.recipe import RECIPE, Recipe, load_recipe
+from slimformer.plan.settings import CutSettings
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
 from slimformer.rewrite.sizes import state_sizes
-from slimformer.steps.alternatives import menu
+from slimformer.run import Run, timed
+from slimformer.steps.alternatives import alternatives
+from slimformer.steps.calibration import block_curves, keep_curves, provenance_of
+from slimformer.steps.make import even_plan
 from slimformer.steps.memory import (
     Promise,
     anonymous_memory,
@@ -66,11 +68,10 @@ from slimformer.steps.memory import (
     require_disk,
 )
 from slimformer.steps.on_disk import OnDisk
+from slimformer.steps.result import require_apart
 from slimformer.steps.second_walk import Walked, second_walk
-from slimformer.steps.stages import block_curves, even_plan, keep_curves, provenance_of, require_apart
 from slimformer.steps.streaming_job import Job, asked_before, job_for, require_whole, work_folder
 from slimformer.steps.streaming_limits import on_the_cpu, streamable
-from slimformer.steps.workbench import timed
 
 NOTE = (
     "the model was read block by block, so errors were counted in squares and weighed by the energy of the stream "
@@ -99,7 +100,7 @@ class _Task:
     skeleton: Skeleton
     data: Data
     budget: Budget
-    recipe: Recipe
+    settings: CutSettings
     format: str
     refined: bool
     estimate: Estimate
@@ -107,8 +108,7 @@ class _Task:
     seconds: dict[str, float]
 
 
-@check_arguments(model=ON_DISK, recipe=RECIPE)
-def compress_streamed(
+def stream(
     model: str | Path,
     folder: str | Path,
     data: Source | torch.Tensor = UNNAMED,
@@ -116,7 +116,7 @@ def compress_streamed(
     memory: int,
     macs: float | None = None,
     params: float | None = None,
-    recipe: str | Path | Recipe = "balanced",
+    settings: CutSettings,
     format: str = "ragged",
     seq_len: int | None = None,
     tokens: int | None = None,
@@ -124,7 +124,7 @@ def compress_streamed(
     columns: Sequence[str] | None = None,
     only_data: bool = False,
     seed: int = 0,
-    refine: bool | None = None,
+    refine: bool = True,
     force: bool = False,
     verify: bool = True,
     progress: Progress = silent,
@@ -139,7 +139,7 @@ def compress_streamed(
     """
     folder, seconds = Path(folder), dict[str, float]()
     budget = budget_of(macs=macs, params=params)
-    chosen = streamable(load_recipe(recipe))
+    chosen = streamable(settings)
     require_apart(folder, model if isinstance(model, Path) or Path(model).exists() else None)
     require_free(folder, force)
     how = on_the_cpu(Opening(**opening))
@@ -147,9 +147,8 @@ def compress_streamed(
         skeleton = sketch(model, how)
     require_every_key(skeleton.loaded.model)
     length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
-    check_budget(skeleton.architecture, budget, seq_len=length, recipe=chosen, format=format)
-    refined = chosen.refine if refine is None else refine
-    promise = Promise(skeleton, length, memory, refined)
+    check_budget(skeleton.architecture, budget, seq_len=length, settings=chosen, format=format)
+    promise = Promise(skeleton, length, memory, refine)
     rows = promise.before_opening(data, asked_before(folder).get("batch_size")).batch_size
     with timed(seconds, "load"):
         skeleton.read_outside()
@@ -160,8 +159,8 @@ def compress_streamed(
         )  # fmt: skip
     estimate = promise.before_work(batches, rows)
     say(f"memory: {estimate}; allowed {in_words(memory)}")
-    require_disk(disk_needed(skeleton, batches.tokens, budget.fraction, refined=refined), work_folder(folder))
-    task = _Task(skeleton, batches, budget, chosen, format, refined, estimate, progress, seconds)
+    require_disk(disk_needed(skeleton, batches.tokens, budget.fraction, refined=refine), work_folder(folder))
+    task = _Task(skeleton, batches, budget, chosen, format, refine, estimate, progress, seconds)
     with timed(seconds, "read"):
         mark = _fingerprint(skeleton, progress)
     with job_for(folder, _asked(task, mark)) as job:
@@ -181,16 +180,16 @@ class Foreseen:
 
 def foresee(
     model: str | Path, data: Source | torch.Tensor = UNNAMED, *, memory: int, macs: float | None = None,
-    params: float | None = None, recipe: str | Path | Recipe = "balanced", format: str = "ragged",
-    seq_len: int | None = None, refine: bool | None = None, opening: Opening = Opening(),  # noqa: B008
+    params: float | None = None, settings: CutSettings, format: str = "ragged",
+    seq_len: int | None = None, refine: bool = True, opening: Opening = Opening(),  # noqa: B008
 ) -> Foreseen:  # fmt: skip
-    """Look without doing: refused where `compress_streamed` would be. Cost: reading config, tokenizer and headers."""
-    chosen = streamable(load_recipe(recipe))
+    """Look without doing: refused where `stream` would be. Cost: reading config, tokenizer and headers."""
+    chosen = streamable(settings)
     skeleton = sketch(model, on_the_cpu(opening))
     length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
     budget = budget_of(macs=macs, params=params)
-    plan = even_plan(skeleton.loaded.model, budget=budget, recipe=chosen, format=format, seq_len=seq_len)
-    promise = Promise(skeleton, length, memory, chosen.refine if refine is None else refine)
+    plan = even_plan(skeleton.loaded.model, budget=budget, settings=chosen, format=format, seq_len=seq_len)
+    promise = Promise(skeleton, length, memory, refine)
     return Foreseen(skeleton.architecture, plan, promise.before_opening(data))
 
 
@@ -213,7 +212,8 @@ def _asked(task: _Task, mark: str) -> dict[str, Any]:
         "fingerprint": mark, "files": _files(task.skeleton), "inputs": _inputs(task.data),
         "data": task.data.hash, "tokens": task.data.tokens, "seed": task.data.seed,
         "seq_len": task.data.seq_len, "batch_size": task.estimate.batch_size, "by": task.budget.by,
-        "fraction": task.budget.fraction, "recipe": task.recipe.model_dump(), "format": task.format,
+        "fraction": task.budget.fraction, "recipe": [task.settings.name, task.settings.model_dump()],
+        "format": task.format,
         "refine": task.refined, "dtype": str(task.skeleton.dtype), "stored": str(task.skeleton.loaded.dtype),
         "threads": torch.get_num_threads(), "versions": versions(),
     }  # fmt: skip
@@ -255,7 +255,7 @@ def _work(task: _Task, job: Job, mark: str, folder: Path, *, force: bool, whole:
     with timed(task.seconds, "calibrate and profile"):
         statistics, curves = first_walk(task, job, mark)
     plan = allocate(
-        task.skeleton.architecture, curves, budget=task.budget, seq_len=task.data.seq_len, recipe=task.recipe,
+        task.skeleton.architecture, curves, budget=task.budget, seq_len=task.data.seq_len, settings=task.settings,
         weights=statistics.weights(), format=task.format, fingerprint=mark,
         ranks=rank_sites(task.skeleton.loaded.model, task.skeleton.architecture),
     )  # fmt: skip
@@ -285,14 +285,14 @@ def first_walk(task: _Task, job: Job, mark: str) -> tuple[Statistics, dict[str, 
         begin(job.statistics, provenance_of(skeleton.loaded, architecture, task.data, known=mark))
         job.curves(0).parent.mkdir(exist_ok=True)
     splits = {split: task.data.splits[split] for split in ("fit", "select")}
-    ranks = rank_sites(model, architecture) if task.recipe.attention != "heads" else ()
+    ranks = rank_sites(model, architecture) if task.settings.attention != "heads" else ()
     task.progress("calibrate", first, n_blocks)
     there = OnDisk(skeleton, job, job.states)
     blocks = collect(model, architecture, splits, residence=there) if first < n_blocks else iter(())
     require_whole(*(moments_file(job.statistics, i) for i in range(first)))
     for block in blocks:
         write_block(job.statistics, block)
-        keep_curves(job.curves(block.block), block_curves(model, architecture, block, task.recipe, ranks, ()))
+        keep_curves(job.curves(block.block), block_curves(model, architecture, block, task.settings, ranks, ()))
         _settle(job, block.block)
         give_back()
         there.finish("calibrate", block.loudness)
@@ -336,9 +336,8 @@ def _reported(task: _Task, plan: Plan, walked: Walked, statistics: Statistics, c
     with ending_in(loaded.model, architecture, ends[0]), ending_in(walked.small, architecture, ends[1]):
         metrics = compare(loaded.model, walked.small, [batch for batch, _ in walked.report])
     task.progress("evaluate", 1, 1)
-    front = menu(
-        loaded.model, statistics, curves, recipe=task.recipe, budget=task.budget, format=task.format
-    )  # fmt: skip
+    run = Run(loaded, loaded.model, task.format, statistics=statistics, curves=curves)
+    front = alternatives(run, task.budget, task.settings)
     return replace(
         report, metrics=[metric.to_json() for metric in metrics], front=front, seconds=task.seconds,
         correction=[asdict(each) for each in walked.corrections],

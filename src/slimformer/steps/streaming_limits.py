@@ -11,7 +11,9 @@ import torch
 from slimformer.errors import BudgetOutOfReach, UnknownMethod
 from slimformer.messages.words import either, option
 from slimformer.models.opening import Opening
-from slimformer.plan.recipe import Recipe
+from slimformer.plan.settings import CutSettings
+
+NEED_ALL = ("eval_data", "head_data", "bits", "group", "k", "kind", "window", "keep_exact", "steps")
 
 
 def on_the_cpu(opening: Opening) -> Opening:
@@ -30,9 +32,9 @@ def on_the_cpu(opening: Opening) -> Opening:
     return replace(opening, device="cpu")
 
 
-def streamable(recipe: Recipe) -> Recipe:
-    """The recipe as far as it can be followed block by block; refused where it asks for something else."""
-    if recipe.rewrites or recipe.depth != "none" or recipe.sequence != "none" or recipe.ffn in ("bypass", "linear"):
+def streamable(recipe: CutSettings) -> CutSettings:
+    """The settings as far as they can be followed block by block; refused where they ask for something else."""
+    if recipe.ffn in ("bypass", "linear"):
         raise UnknownMethod(
             f"the recipe {recipe.name!r} cannot be followed block by block; use balanced, uniform or stat, or leave "
             f"{option('memory')} out"
@@ -40,7 +42,7 @@ def streamable(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"metric": "squares", "ffn": "neurons"})
 
 
-def require_streaming_possible(asked: dict[str, Any], **others: Any) -> None:
+def require_streaming_possible(asked: dict[str, Any]) -> None:
     """Refuse what cannot be had block by block."""
     if not {"macs", "params"} & asked.keys():
         raise BudgetOutOfReach(
@@ -48,6 +50,5 @@ def require_streaming_possible(asked: dict[str, Any], **others: Any) -> None:
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UnknownMethod(f"{option('memory')} is for one process; leave it or torchrun out")
-    given = [name for name, value in others.items() if value]
-    if given:
+    if given := [name for name in NEED_ALL if asked.get(name)]:
         raise UnknownMethod(f"{option(given[0])} needs the whole model; leave it or {option('memory')} out")

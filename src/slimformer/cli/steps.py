@@ -1,0 +1,43 @@
+"""The command that lists the steps of recipes, with their settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from slimformer.cli.frontier import emit
+from slimformer.cli.options import AsJson, NoSeed, Quiet
+
+
+def steps(
+    name: Annotated[str, typer.Argument(metavar="STEP", help="one step alone, with all its settings")] = "",
+    seed: NoSeed = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the steps a recipe can have, and what can be set in each: in a file, or by --set STEP.KEY=VALUE."""
+    from slimformer.errors import UnknownRecipe
+    from slimformer.steps import STEPS
+
+    if name and name not in STEPS:
+        raise UnknownRecipe(f"there is no step {name!r}; choose from {', '.join(STEPS)}")
+    found = {each: _described(step) for each, step in STEPS.items() if name in ("", each)}
+
+    def tables() -> None:
+        for each, told in found.items():
+            typer.echo(f"{each}: {told['summary']}")
+            for key, setting in told["settings"].items() if name else ():
+                typer.echo(f"  {key} = {setting['default']}: {setting['description']}")
+
+    emit(found, as_json, quiet, tables)
+
+
+def _described(step: Any) -> dict[str, Any]:
+    """First sentence of a step, and its settings with their defaults."""
+    fields = {key: field for key, field in step.model_fields.items() if key != "name"}
+    settings = {
+        key: {"default": None if field.is_required() else field.default, "description": field.description}
+        for key, field in fields.items()
+    }
+    return {"summary": " ".join((step.__doc__ or "").split("\n\n")[0].split()), "settings": settings}

@@ -1,0 +1,84 @@
+"""Step `cut`: fewer heads, ranks and neurons, at a budget.
+
+    model ──describe──▶ Sites ──calibrate──▶ Moments ──profile──▶ Curves ──allocate──▶ Plan ──apply──▶ model
+
+The budget is a fraction to keep (MACs, parameters, measured latency), or a search over such fractions: the smallest
+model whose divergence is certified (`max_kl`), or the best one that fits into so many bytes (`size`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from pydantic import Field
+
+from slimformer.errors import BudgetOutOfReach
+from slimformer.messages.words import either, option
+from slimformer.models import describe
+from slimformer.nn.long_context import require_every_key
+from slimformer.plan import Budget, Plan, check_budget
+from slimformer.plan.budget import BUDGETS, MEASURES, budget_of, require_one
+from slimformer.plan.settings import CutSettings
+from slimformer.run import Run
+from slimformer.steps.alternatives import alternatives
+from slimformer.steps.calibration import calibrated
+from slimformer.steps.certified import require_certifiable, smallest_certified
+from slimformer.steps.make import even_plan, make, priced
+from slimformer.steps.size import best_within, require_size_possible
+from slimformer.steps.step import Step
+
+
+class Cut(CutSettings, Step):
+    """Fewer heads, ranks and neurons in every block, as one budget allows; the readers of what is left are refitted."""
+
+    macs: float | None = Field(default=None, description="fraction of the block MACs to keep")
+    params: float | None = Field(default=None, description="or: fraction of the blocks' parameters to keep")
+    latency: float | None = Field(default=None, description="or: fraction of the blocks' measured latency to keep")
+    max_kl: float | None = Field(default=None, description="or: the smallest model whose mean KL is certified so")
+    size: int | None = Field(default=None, description="or: bytes all weights may take; bits are chosen, too")
+    group: int = Field(default=32, ge=0, description="with a size: weights of a row that share a step; 0: the row")
+
+    flags: ClassVar[dict[str, str]] = {name: name for name in (*BUDGETS, "group")}
+
+    @property
+    def budget(self) -> Budget:
+        """The fraction that was asked for; the whole model where it is searched for."""
+        given = {name: getattr(self, name) for name in BUDGETS}
+        by = require_one(given)
+        return budget_of(**{by: given[by]}) if by in MEASURES else Budget(1.0)
+
+    def require_possible(self, run: Run) -> None:
+        """Refuse a budget that cannot be reached, while nothing has been read."""
+        require_every_key(run.dense)
+        if self.budget.by != "latency":
+            self._require_affordable(run, self.budget)
+        if self.size is not None:
+            require_size_possible(run, self.size, self.group)
+
+    def _require_affordable(self, run: Run, budget: Budget) -> None:
+        check_budget(describe(run.dense), budget, seq_len=run.seq_len, settings=self, format=run.format)
+
+    def preview(self, run: Run) -> Plan:
+        """What would be kept if every block lost the same share."""
+        if self.max_kl is not None or self.size is not None:
+            raise BudgetOutOfReach(f"{option('dry_run', True)} shows sizes for a budget; give {either(*MEASURES)}")
+        return even_plan(
+            run.dense, budget=priced(run, self.budget), settings=self, format=run.format, seq_len=run.length
+        )
+
+    def run(self, run: Run) -> Run:
+        """Calibrate and make the model; the steps after the cut are carried out with it."""
+        require_certifiable(run, self.max_kl)
+        budget = priced(run, self.budget)
+        self._require_affordable(run, budget)
+        run = calibrated(run, self)
+        if self.max_kl is not None:
+            made = smallest_certified(run, self, self.max_kl)
+        elif self.size is not None:
+            made = best_within(run, self, self.size, self.group)
+        else:
+            made = make(run, budget, self)
+        plan = made.decided
+        chosen = replace(budget, fraction=plan.budget, by=plan.by)  # type: ignore[arg-type]
+        return made.reporting(front=alternatives(run, chosen, self))

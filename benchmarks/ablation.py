@@ -29,12 +29,14 @@ from torch import Tensor
 
 from cells import HERE, PACKAGE, Cell, code_hash, write_json
 from quality import Bench, Options, prepare
-from slimformer.calibrate.collect import BlockMoments, listening, real_rows, rehearse, through
+from slimformer.calibrate.collect import BlockMoments
 from slimformer.calibrate.store import Statistics, open_statistics, write_block
 from slimformer.files.versions import versions
 from slimformer.linalg.moments import Moments
 from slimformer.models import describe
-from slimformer.rewrite.apply import apply
+from slimformer.models.hooks import listening
+from slimformer.models.walk import real_rows, rehearse, through
+from slimformer.rewrite.apply import Cut, apply
 from slimformer.steps.refine import refine
 from verdicts import OURS, console_tables, summary
 
@@ -142,7 +144,7 @@ def cell(bench: Bench, name: str, budget: float) -> Cell:
     plan = make_plan(model, statistics, curves, macs=budget, recipe=recipe)
     small = apply(plan, model, curves, lambda i: variant.fitted(statistics.block(i)))
     if variant.refined:
-        refine(small, model, plan, statistics, curves, bench.subject.calibration)
+        refine(small, model, Cut(plan, curves, statistics.block), bench.subject.calibration)
     seconds = round(time.perf_counter() - started, 1)
     sizes = {edit.site: edit.keep for edit in plan.edits}
     scores = bench.measure(small, f"{name} {budget:g}")

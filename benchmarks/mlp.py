@@ -31,12 +31,13 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from mlp_methods import METHODS, Part, Rows, held_out
-from slimformer.calibrate.collect import Stage, listening, real_rows, rehearse, through
 from slimformer.calibrate.text import Batch
 from slimformer.errors import ScaleMatters
 from slimformer.evaluate import perplexity, state_similarity
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import ffn_entry
+from slimformer.models.hooks import listening
+from slimformer.models.walk import Stream, real_rows, rehearse, through
 from slimformer.nn.replaced import put_mlp
 from subjects import QUICK, SUBJECTS, Amount, Subject
 from truncation import minilm
@@ -77,7 +78,7 @@ def parts(subject: Subject, chosen: Container[int]) -> Iterator[Part]:
             stage.state = through(block, stage.state, stage.calls[i])
 
 
-def rows_of(model: PreTrainedModel, architecture: Architecture, i: int, stages: Sequence[Stage]) -> Rows:
+def rows_of(model: PreTrainedModel, architecture: Architecture, i: int, stages: Sequence[Stream]) -> Rows:
     """What went through the feed-forward part of block i; the stages move on by one block."""
     block = model.get_submodule(f"{architecture.blocks}.{i}")
     site = architecture[f"blocks.{i}.ffn.hidden"]

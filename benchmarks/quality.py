@@ -63,6 +63,7 @@ from slimformer.models.ranks import heads_of
 from slimformer.plan import Budget
 from slimformer.plan.cost import Size, kv_cache_bytes
 from slimformer.plan.curves import path_name
+from slimformer.rewrite.apply import Cut
 from slimformer.steps.depth import make_shallow
 from slimformer.steps.refine import refine
 from subjects import SUBJECTS, Scores, Subject, digest, subject
@@ -224,7 +225,7 @@ class Bench:
             plan = make_plan(model, self.statistics, curves(), macs=budget, recipe=recipe, format=format)
             small = carry_out(plan, model, self.statistics, curves())
             if recipe.refine and method != "nested":
-                refine(small, model, plan, self.statistics, curves(), self.subject.calibration)
+                refine(small, model, Cut(plan, curves(), self.statistics.block), self.subject.calibration)
         sizes = {path_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
         return Smaller(small, plan.macs, plan.params, sizes)
 

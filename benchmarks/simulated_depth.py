@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from simulated_evidence import Evidence, NotOffered, Smaller, listening, settings
-from slimformer.calibrate.collect import real_rows
 from slimformer.linalg.damped import damped
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import has_bias, weight_of
+from slimformer.models.walk import real_rows
 from slimformer.plan.cost import block_cost
 
 RIDGES = (1e-5, 1e-3, 1e-1)  # λ over the mean diagonal of MᵀM

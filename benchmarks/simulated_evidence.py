@@ -18,13 +18,13 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from baselines import Given
-from slimformer.calibrate.collect import real_rows, states_before_blocks
 from slimformer.calibrate.text import Batch
 from slimformer.evaluate import logit_divergence, perplexity
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture
 from slimformer.models.architecture import reads_windows
 from slimformer.models.family import Family
+from slimformer.models.walk import real_rows, record
 from slimformer.plan.cost import Cost, block_cost
 
 
@@ -95,7 +95,8 @@ class Evidence:
         """Every batch to fit on with its stream before every block and after the last. Cost: one forward pass."""
         self.given.model.eval()
         for batch in self.fit:
-            yield batch, states_before_blocks(self.given.model, self.architecture, batch)
+            (trail,) = record(self.given.model, self.architecture, [batch], "fit")
+            yield batch, trail.states
 
     def harm(self, small: PreTrainedModel) -> float:
         """How bad a model is on the select split: nats per token, or the divergence from the dense model."""

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from simulated_evidence import Evidence, NotOffered, Smaller
-from slimformer.calibrate.collect import Stage, real_rows, rehearse
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture
+from slimformer.models.walk import Stream, real_rows, rehearse
 from slimformer.plan.cost import Cost, block_cost
 
 
@@ -146,7 +146,7 @@ def sliced(evidence: Evidence, width: int) -> Smaller:
     return evidence.smaller(model, cost, {"residual": width})
 
 
-def _outputs(block: nn.Module, i: int, stages: Sequence[Stage]) -> list[Tensor]:
+def _outputs(block: nn.Module, i: int, stages: Sequence[Stream]) -> list[Tensor]:
     """What a block makes of the stream of every batch."""
     found = [block(stage.state, **stage.calls[i]) for stage in stages]
     return [output if isinstance(output, Tensor) else output[0] for output in found]
@@ -156,7 +156,7 @@ class _Reached(Exception):
     """The module that was listened to has its input; what comes after it need not run."""
 
 
-def _inputs(norm: nn.Module, block: nn.Module, i: int, stages: Sequence[Stage]) -> list[Tensor]:
+def _inputs(norm: nn.Module, block: nn.Module, i: int, stages: Sequence[Stream]) -> list[Tensor]:
     """What the norm between the halves of a block is given in every batch."""
     heard: list[Tensor] = []
 

@@ -30,7 +30,6 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from recipes import shared_file
-from slimformer.calibrate.collect import listening, real_rows, rehearse, through
 from slimformer.calibrate.documents import read_documents
 from slimformer.calibrate.respond import block_response, projections, sequences_of
 from slimformer.calibrate.splits import split_documents
@@ -39,7 +38,9 @@ from slimformer.decompose.response import Response
 from slimformer.evaluate import accuracy, perplexity, state_similarity
 from slimformer.linalg.moments import Moments
 from slimformer.models import describe
+from slimformer.models.hooks import listening
 from slimformer.models.load import load_model
+from slimformer.models.walk import forward, real_rows, rehearse
 from slimformer.nn.ragged import RankAttention
 from slimformer.rewrite.ranks import install, reduce_ranks
 from subjects import FULL, QUICK, SEED, SUBJECTS, Amount, Subject
@@ -90,25 +91,25 @@ def look(subject: Subject) -> list[Seen]:
     """What the attention of every block sees of the calibration data. Cost: one forward pass and two Gram matrices."""
     model = subject.model.eval()
     architecture = describe(model)
-    stages = list(rehearse(model, architecture, subject.calibration["fit"]))
+    streams = list(rehearse(model, architecture, subject.calibration["fit"]))
     found = []
-    for i, block in enumerate(model.get_submodule(architecture.blocks).children()):
-        site = architecture.of_block(i)[0]
+    for visit in forward(model, architecture):
+        i, site = visit.i, visit.sites[0]
         x, z, answers, sequences = Moments.zero(architecture.hidden), Moments.zero(site.width), None, 0
-        for stage in stages:
+        for stream in streams:
             heard: dict[str, Tensor] = {}
             names = projections(architecture, i)
             inputs = {name: partial(heard.__setitem__, f"in {name}") for name in (names[0], site.reader)}
             outputs = {name: partial(heard.__setitem__, name) for name in names}
             with listening(model, inputs=inputs, outputs=outputs):
-                stage.state = through(block, stage.state, stage.calls[i])
-            x += Moments.of(real_rows(heard[f"in {names[0]}"], stage.rows))
-            z += Moments.of(real_rows(heard[f"in {site.reader}"], stage.rows))
-            missing = sequences_of(stage.state.shape[1]) - sequences
+                visit.advance(stream)
+            x += Moments.of(real_rows(heard[f"in {names[0]}"], stream.rows))
+            z += Moments.of(real_rows(heard[f"in {site.reader}"], stream.rows))
+            missing = sequences_of(stream.state.shape[1]) - sequences
             if missing > 0:
-                new = block_response(model, architecture, i, heard, stage.calls[i], stage.rows, missing)
+                new = block_response(visit, heard, stream, missing)
                 answers = new if answers is None else answers + new if new is not None else answers
-                sequences += len(stage.state)
+                sequences += len(stream.state)
         assert isinstance(answers, Response)
         found.append(Seen(model, architecture, i, x, z, answers, subject.seq_len))
     return found

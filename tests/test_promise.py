@@ -16,15 +16,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from families import VOCABULARY, tiny
-from slimformer.calibrate.collect import Residence, rehearse
+from residences import OneBlock
 from slimformer.calibrate.gather import gather
-from slimformer.calibrate.shelf import Shelf
 from slimformer.cli.inputs import size_in_bytes
 from slimformer.compress import compress_streamed, foresee_streamed
 from slimformer.errors import ModelBroken, NotEnoughMemory, UnknownMethod
 from slimformer.models import architecture, describe
 from slimformer.models.load import load_model
 from slimformer.models.stream import Skeleton, sketch
+from slimformer.models.walk import rehearse
 from slimformer.plan.memory import Estimate, require_memory
 from slimformer.steps import memory as promise
 from terminal import compress, done, refused
@@ -106,17 +106,16 @@ def test_the_hash_of_parts_is_the_hash_of_the_whole(monkeypatch):
     assert architecture.fingerprint(model) == whole.hexdigest()
 
 
-def test_states_before_the_first_block_are_on_the_shelf(tmp_path):
+def test_states_before_the_first_block_are_in_files(tmp_path):
     model = tiny("llama")
     batches = gather(IDS, model, None, describe(model)).splits["fit"]
-    shelf = Shelf(tmp_path / "states")
-    residence = Residence(keep=shelf.keep, recall=shelf.recall)
-    for stage, other in zip(
+    residence = OneBlock(model, tmp_path)
+    for stream, other in zip(
         rehearse(model, describe(model), batches, "fit", residence), rehearse(model, describe(model), batches, "fit"),
         strict=True,
     ):  # fmt: skip
-        assert stage.state.data_ptr() == shelf.mapped[f"{stage.name}.start"].data_ptr()
-        assert torch.equal(stage.state, other.state)
+        assert stream.state.data_ptr() == residence.states.mapped[f"{stream.name}.start"].data_ptr()
+        assert torch.equal(stream.state, other.state)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])

@@ -14,28 +14,29 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from slimformer.plan.recipe import load_recipe
 from transformers import AutoModelForCausalLM
 
 import slimformer
 from families import VOCABULARY, tiny
 from slimformer.calibrate.collect import collect
 from slimformer.calibrate.gather import gather
-from slimformer.calibrate.shelf import Shelf
 from slimformer.cli.inputs import size_in_bytes
 from slimformer.compress import compress_streamed, foresee_streamed
 from slimformer.errors import ModelBroken, NotEnoughMemory, OutputExists, SlimformerError, UnknownMethod
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import load_model
+from slimformer.models.state_store import StateStore
 from slimformer.models.stream import sketch
 from slimformer.models.weight_files import INDEX
 from slimformer.plan import Budget
 from slimformer.recipe import cut_settings, load_recipe, with_arguments
+from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.surgery import round_weights
 from slimformer.steps.calibration import calibrate
 from slimformer.steps.make import carry_out, from_statistics, make_plan
 from slimformer.steps.memory import anonymous_memory
+from slimformer.steps.on_disk import OnDisk
 from slimformer.steps.refine import refine
 from slimformer.steps.streaming_job import job_for, work_folder
 from slimformer.steps.streaming_limits import streamable
@@ -66,7 +67,7 @@ def in_memory(folder: Path, recipe: Any, *, format: str, refined: bool, where: P
     plan = make_plan(run, Budget(0.5), recipe)
     small = carry_out(plan, loaded.model, run.known, run.curves)
     if refined:
-        refine(small, loaded.model, plan, run.known, run.curves, data.splits)
+        refine(small, loaded.model, Cut(plan, run.curves, run.known.block), data.splits)
     round_weights(small, loaded.dtype)
     return plan, small
 
@@ -108,17 +109,16 @@ def test_moments_are_the_same_to_the_last_bit(tmp_path):
     skeleton = sketch(saved(tmp_path / "dense", "llama")).read_outside()
     whole = load_model(tmp_path / "dense").model
     data = {"fit": gather(IDS, whole, None, describe(whole)).splits["fit"]}
-    from slimformer.calibrate.collect import Residence
-
-    shelf = Shelf(tmp_path / "states")
-    there = Residence(skeleton.resident, shelf.keep, shelf.recall)
     blocks = list(collect(whole, describe(whole), data))
-    for block in collect(skeleton.loaded.model, skeleton.architecture, data, residence=there):
-        for site, splits in block.sites.items():
-            assert torch.equal(splits["fit"].gram, blocks[block.block].sites[site]["fit"].gram)
-        if block.block == 1:
-            break
-    (last,) = collect(skeleton.loaded.model, skeleton.architecture, data, residence=there, first=2)
+    with job_for(tmp_path / "small", {}) as job:
+        there = OnDisk(skeleton, job, job.states)
+        for block in collect(skeleton.loaded.model, skeleton.architecture, data, residence=there):
+            there.finish("calibrate", None)
+            for site, splits in block.sites.items():
+                assert torch.equal(splits["fit"].gram, blocks[block.block].sites[site]["fit"].gram)
+            if block.block == 1:
+                break
+        (last,) = collect(skeleton.loaded.model, skeleton.architecture, data, residence=there)
     assert torch.equal(
         last.sites["blocks.2.ffn.hidden"]["fit"].gram, blocks[2].sites["blocks.2.ffn.hidden"]["fit"].gram
     )
@@ -314,12 +314,12 @@ def test_what_is_no_size_is_refused(text):
 
 def test_states_are_found_again_by_another_process(tmp_path):
     state = torch.randn(2, 3, 4)
-    kept = Shelf(tmp_path).keep("fit-00000.dense.1", state)
+    kept = StateStore(tmp_path).keep("fit-00000.dense.1", state)
     assert torch.equal(kept, state)
-    assert torch.equal(Shelf(tmp_path).recall("fit-00000.dense.1"), state)
+    assert torch.equal(StateStore(tmp_path).recall("fit-00000.dense.1"), state)
     with torch.inference_mode():
-        again = Shelf(tmp_path).keep("fit-00000.dense.1", state[:1])
-    assert torch.equal(Shelf(tmp_path).recall("fit-00000.dense.1"), again)
+        again = StateStore(tmp_path).keep("fit-00000.dense.1", state[:1])
+    assert torch.equal(StateStore(tmp_path).recall("fit-00000.dense.1"), again)
     again.add_(1)  # made in inference mode, and still to be written to
 
 

@@ -26,7 +26,7 @@ from slimformer.models import describe
 from slimformer.models.load import Loaded, open_for_work
 from slimformer.models.opening import OPTIONS, Opening, OpeningOptions
 from slimformer.plan import Plan
-from slimformer.plan.budget import BUDGETS
+from slimformer.plan.asked import BUDGETS
 from slimformer.recipe import RECIPE, Recipe, cut_settings, load_recipe, recipe_of, with_arguments, with_settings
 from slimformer.run import Run, timed
 from slimformer.steps import NAMES

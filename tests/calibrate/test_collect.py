@@ -7,11 +7,12 @@ import torch
 
 from calibrated import calibrated, doubled, stock
 from families import CLASSES, LENGTH, MODEL_TYPES, VOCABULARY, heads, tiny, tiny_batches, tiny_ragged
-from slimformer.calibrate.collect import collect, real_rows
+from slimformer.calibrate.collect import collect
 from slimformer.calibrate.text import Batch
 from slimformer.errors import NotFinite
 from slimformer.linalg.moments import Moments
 from slimformer.models import FAMILIES, describe
+from slimformer.models.walk import real_rows
 
 TEXT = [t for t in MODEL_TYPES if not FAMILIES[t].image]
 

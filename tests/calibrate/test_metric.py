@@ -4,13 +4,16 @@ import pytest
 import torch
 
 from calibrated import stock
-from families import MODEL_TYPES, tiny, tiny_batches
+from families import MODEL_TYPES, heads, tiny, tiny_batches
+from slimformer.calibrate import metric as metric_file
 from slimformer.calibrate.collect import collect
 from slimformer.calibrate.metric import fisher_metric
 from slimformer.calibrate.store import begin, open_statistics, write_block
 from slimformer.decompose.metric import metric_root
 from slimformer.models import describe
+from slimformer.models.hooks import nudged
 from slimformer.models.outputs import harm
+from slimformer.models.walk import real_rows
 
 
 def test_the_root_squares_to_the_shrunk_metric_and_shrinking_keeps_the_trace():
@@ -39,6 +42,31 @@ def test_the_same_seed_gives_the_same_metric():
     a, b, c = (fisher_metric(model, tiny_batches(model, 1), seed=seed) for seed in (1, 1, 2))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert any(not torch.equal(a[name], c[name]) for name in a)
+
+
+def by_one_backward_pass(model, batches) -> dict[str, torch.Tensor]:
+    """Σ g gᵀ over outputs, from the gradients of the whole model at once."""
+    sites, generator, outputs = list(describe(model)), torch.Generator().manual_seed(0), 0
+    sums = {site.name: torch.zeros(site.outer, site.outer, dtype=torch.float64) for site in sites}
+    for part in metric_file._parts(batches):
+        with torch.enable_grad(), nudged(model, [site.reader for site in sites]) as zeros:
+            loss, count = metric_file._surprise(model(**part.inputs), part.mask, generator)
+            gradients = torch.autograd.grad(loss, [zeros[site.reader] for site in sites])
+        for site, gradient in zip(sites, gradients, strict=True):
+            g = real_rows(gradient, part.mask).float()
+            sums[site.name] += (g.mT @ g).double()
+        outputs += count
+    return {name: metric_root(G / outputs) for name, G in sums.items()}
+
+
+@pytest.mark.parametrize(("kind", "head"), [(kind, head) for kind in MODEL_TYPES for head in heads(kind)])
+def test_the_backward_walk_gives_the_bits_of_one_backward_pass(kind, head):
+    """Branches of the residual stream meet inside blocks, so gradients are added up in the same order."""
+    model = tiny(kind, head)
+    batches = tiny_batches(model, 2)
+    found, expected = fisher_metric(model, batches), by_one_backward_pass(model, batches)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "vit"])

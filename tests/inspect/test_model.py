@@ -7,7 +7,7 @@ import torch
 
 from families import MODEL_TYPES, tiny, tiny_batches
 from ranked import ranked, settings
-from slimformer.calibrate.collect import collect, listening
+from slimformer.calibrate.collect import collect
 from slimformer.inspect.activations import STREAMS, StreamSpectrum, observe
 from slimformer.inspect.compressibility import compressibility
 from slimformer.inspect.heads import head_factors
@@ -15,6 +15,7 @@ from slimformer.inspect.parameters import parameter_formula
 from slimformer.inspect.weights import block_weights, gaussian_matrix
 from slimformer.linalg.moments import Moments
 from slimformer.models import FAMILIES, describe
+from slimformer.models.hooks import listening
 from slimformer.plan.cost import full_size, site_cost
 
 every_type = pytest.mark.parametrize("model_type", MODEL_TYPES)

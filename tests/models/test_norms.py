@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from families import MODEL_TYPES, tiny, tiny_batches
-from slimformer.calibrate.collect import listening
 from slimformer.decompose.sphere import on_sphere
 from slimformer.errors import ScaleMatters
 from slimformer.models import describe
+from slimformer.models.hooks import listening
 from slimformer.models.norms import affine_of, mlp_norms, require_scale_free
 
 SCALE_FREE = {"bert", "roberta", "distilbert"}

@@ -8,11 +8,11 @@ from torch import nn
 
 from calibrated import outputs
 from families import MODEL_TYPES, tiny, tiny_batches
-from slimformer.calibrate.collect import listening
 from slimformer.decompose.linear_map import AffineMap, linear_map, reduced_rank
 from slimformer.decompose.sphere import gegenbauer_features
 from slimformer.linalg.pairs import Pairs
 from slimformer.models import describe
+from slimformer.models.hooks import listening
 from slimformer.nn.replaced import NoMLP, SphereMLP, linear_mlp, low_rank_mlp, put_mlp
 
 every_type = pytest.mark.parametrize("model_type", MODEL_TYPES)

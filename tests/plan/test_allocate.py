@@ -20,6 +20,7 @@ from slimformer.plan.allocate import even, greedy, plain, uniform
 from slimformer.plan.cost import block_cost
 from slimformer.plan.plan import check_fits
 from slimformer.plan.profile import ladders, site_sizes
+from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.correct import correct
 
 RECIPES = ("balanced", "uniform", "stat")
@@ -193,7 +194,7 @@ def test_key_value_heads_may_go_whole_at_any_number(model_type, format):
     small = found.apply(plan, how)
     assert {(site.units, site.group) for site in describe(small) if site.kind == "attn.heads"} == {(6, 2)}
     assert block_cost(describe(small), LENGTH) == block_cost(found.architecture, LENGTH, plan.sizes)
-    correct(small, found.model, plan, found.curves(how), lambda i: found.blocks[i], found.data)
+    correct(small, found.model, Cut(plan, found.curves(how), lambda i: found.blocks[i]), found.data)
     if format == "plain":
         assert (small.config.num_attention_heads, small.config.num_key_value_heads) == (6, 3)
         again = type(small)(small.config).double()

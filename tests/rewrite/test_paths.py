@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 import slimformer
 from calibrated import calibrated, doubled, outputs, recipe
 from families import LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches
-from slimformer.calibrate.collect import collect, listening, real_rows
+from slimformer.calibrate.collect import collect
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.store import open_statistics
 from slimformer.checkpoint.load import load
@@ -23,13 +23,15 @@ from slimformer.inspect.linearity import how_linear, linearity
 from slimformer.linalg.pairs import Pairs
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import weight_of
+from slimformer.models.hooks import listening
 from slimformer.models.load import in_memory
+from slimformer.models.walk import real_rows
 from slimformer.plan import NEAR_ENOUGH, Budget, allocate
 from slimformer.plan.cost import block_cost
 from slimformer.plan.ffn import joint_of, path_curves, path_sizes
 from slimformer.plan.plan import check_fits
 from slimformer.plan.profile import ladders, site_curves
-from slimformer.rewrite.apply import apply
+from slimformer.rewrite.apply import Cut, apply
 from slimformer.rewrite.bypass import is_linear_apart, put_path
 from slimformer.rewrite.correct import correct
 from slimformer.rewrite.sizes import state_sizes
@@ -160,7 +162,7 @@ def test_at_every_price_the_choice_is_no_worse_than_neurons(model_type, format):
 def test_sequential_correction_refits_neurons_and_path_together(model_type):
     found, plan, small = with_paths(model_type, (16, 8), (0, 16 if model_type != "llama" else 32), (24, 4))
     _, blocks, curves = stock(model_type)
-    done, _ = correct(small, found.model, plan, curves, lambda i: blocks[i], found.data)
+    done = correct(small, found.model, Cut(plan, curves, lambda i: blocks[i]), found.data).corrections
     assert all(each.after <= each.before for each in done)
     assert any(each.after < each.before for each in done if each.site.endswith("hidden"))
     if model_type != "llama":  # pairs stay pairs
@@ -294,7 +296,8 @@ def test_a_model_with_a_path_can_be_cut_again():
     assert kept == plan.macs <= 0.8
     assert all(site.beside == 2 * 8 * 32 for site in describe(cut) if site.kind == "ffn.hidden")
     data = {split: doubled(tiny_batches(cut, 1, seed=n)) for n, split in enumerate(("fit", "select"))}
-    done, _ = correct(cut, again.model, plan, again.curves(how), lambda i: again.blocks[i], data)
+    known = Cut(plan, again.curves(how), lambda i: again.blocks[i])
+    done = correct(cut, again.model, known, data).corrections
     assert all(each.after <= each.before for each in done)
 
 

@@ -1,30 +1,17 @@
 import pytest
 import torch
 
-from calibrated import outputs, recipe, stock
+from calibrated import recipe, stock
 from families import MODEL_TYPES, heads
-from slimformer.calibrate.collect import starting_at, states_before_blocks
 from slimformer.decompose import Curve
 from slimformer.models import describe
 from slimformer.models.outputs import harm
 from slimformer.models.ranks import rank_sites
 from slimformer.plan.sensitivity import Probe, sensitivities
+from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.probe import knee, probe
 
 KINDS = [(kind, head) for kind in MODEL_TYPES for head in heads(kind)]
-
-
-@pytest.mark.parametrize("kind", MODEL_TYPES)
-def test_a_model_started_in_the_middle_ends_where_it_always_does(kind):
-    known = stock(kind)
-    batch = known.data["select"][0]
-    with torch.no_grad():
-        states = states_before_blocks(known.model, known.architecture, batch)
-    expected = outputs(known.model, batch)
-    for i, state in enumerate(states):
-        with starting_at(known.model, known.architecture, i, state):
-            assert torch.allclose(outputs(known.model, batch), expected, rtol=1e-12, atol=1e-12), i
-    assert torch.equal(outputs(known.model, batch), expected)
 
 
 @pytest.mark.parametrize(("kind", "head"), KINDS, ids=lambda value: value)
@@ -32,7 +19,7 @@ def test_probes_find_harm_and_leave_the_model_as_it_was(kind, head):
     known, how = stock(kind, head), recipe(ridge=1e-6, metric="squares")
     sites = {**known.architecture.by_name, **{site.name: site for site in rank_sites(known.model, known.architecture)}}
     before = {name: tensor.clone() for name, tensor in known.model.state_dict().items()}
-    found = probe(known.model, lambda i: known.blocks[i], known.curves(how), known.data["select"], how)
+    found = probe(known.model, Cut(how, known.curves(how), lambda i: known.blocks[i]), known.data["select"])
     assert set(found) == set(sites)
     assert all(each.harm > 0 and each.error > 0 and each.keep < sites[name].units for name, each in found.items())
     after = known.model.state_dict()
@@ -45,7 +32,7 @@ def test_a_probe_measures_what_cutting_that_site_alone_does(kind):
     """The same harm as applying a plan that cuts one site and keeps all others."""
     known, how = stock(kind), recipe(ridge=1e-6)
     curves = known.curves(how)
-    found = probe(known.model, lambda i: known.blocks[i], curves, known.data["select"], how)
+    found = probe(known.model, Cut(how, curves, lambda i: known.blocks[i]), known.data["select"])
     site = known.architecture.sites[-1]
     full = known.plan(1.0, how)
     edits = tuple(

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from families import tiny, tiny_batches, tiny_ragged
-from slimformer.calibrate.collect import rehearse
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.rounding import Grid
 from slimformer.decompose.sparse import Pattern
 from slimformer.errors import UnknownMethod
 from slimformer.models import describe
+from slimformer.models.walk import Visit, rehearse
 from slimformer.rewrite.in_turn import change_in_turn, linear_layers, readings
 from slimformer.rewrite.quantize import quantized, sparsified
 
@@ -29,7 +29,7 @@ def test_layers_that_read_the_same_share_one_reading(family):
     model = tiny(family)
     architecture = describe(model)
     (stage,) = rehearse(model, architecture, tiny_batches(model, 1))
-    found = readings(model, architecture, 0, stage)
+    found = readings(Visit(model, architecture, 0), stage)
     assert sorted(name for names in found for name in names) == sorted(linear_layers(model, architecture, 0))
     attention, ffn = architecture.of_block(0)
     together = {name: names for names in found for name in names}

@@ -4,7 +4,7 @@ import torch
 
 import slimformer
 from families import tiny
-from slimformer.steps import refine as refinement
+from slimformer.rewrite import refine as refinement
 
 IDS = torch.randint(0, 60, (80, 16), generator=torch.Generator().manual_seed(0))
 

@@ -1,7 +1,11 @@
-"""The Fisher metric where blocks write into the residual stream, from one backward pass (see `decompose.metric`).
+"""The Fisher metric where blocks write into the residual stream, from one backward walk (see `decompose.metric`).
 
 Outcomes are drawn from what the model itself predicts. Outputs without outcomes (embeddings, regression) are taken as
 the mean of a Gaussian, scaled so that ½ δᵀ G δ is the relative squared change that `evaluate.fidelity.harm` measures.
+
+A forward walk stores the state before every block. At the end stands the gradient of −log p at the last state; from the
+last block to the first each runs once more, from its stored state, and hands on the gradient of its input. So one
+block is needed at a time, weights and activations, and the gradients are those of one backward pass to the last bit.
 """
 
 from __future__ import annotations
@@ -13,50 +17,90 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import nudged, real_rows
 from slimformer.calibrate.distributed import world
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.metric import metric_root
 from slimformer.errors import NotFinite
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
-from slimformer.models import describe
+from slimformer.models import Architecture, describe
 from slimformer.models.outputs import has_outcomes, outcomes
+from slimformer.models.residence import IN_MEMORY, Residence
+from slimformer.models.walk import Trail, Visit, backward, ending_in, real_rows, record
 
 TOKENS = 4096
-ROWS = 2  # sequences that go through the model together: their activations are all kept until the way back
+ROWS = 2  # sequences that go through a block together: their activations are all kept until the way back
 
 
 def fisher_metric(
-    model: PreTrainedModel, batches: Sequence[Batch], *, seed: int = 0, progress: Progress = silent
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    *,
+    seed: int = 0,
+    residence: Residence = IN_MEMORY,
+    progress: Progress = silent,
 ) -> dict[str, Tensor]:
     """For every site the root R of its metric (Rᵀ R = G shrunk), fitted on the first `TOKENS` real tokens.
 
-    None where outputs are not finite. Cost: one forward and one backward pass over these tokens, without gradients
-    of weights.
+    None where outputs are not finite. What a run that was stopped had found whole is found again. Cost: two forward
+    passes and one backward pass over these tokens, without gradients of weights; memory tokens × hidden size × blocks.
     """
     model.eval()
-    sites = list(describe(model))
+    architecture = describe(model)
+    n_blocks = architecture.n_blocks
+    if notes := residence.notes("metric"):
+        return {name: residence.recall(f"metric.{name}") for name in notes[0]}
+    progress("metric", 0, 2 * n_blocks)
+    trails = record(
+        model, architecture, _parts(batches), "metric", residence, lambda i: progress("metric", i + 1, 2 * n_blocks)
+    )
+    outputs = _pull_back_outputs(model, architecture, trails, residence, seed)
+    roots: dict[str, Tensor] = {}
+    for visit in backward(model, architecture, residence) if outputs is not None else ():
+        for name, G in _of_block(visit, trails).items():
+            roots[name] = residence.keep(f"metric.{name}", metric_root(G / max(outputs or 0, 1)))
+        progress("metric", 2 * n_blocks - visit.i, 2 * n_blocks)
+    residence.forget("metric-")
+    found = {site.name: roots[site.name] for site in architecture} if roots else {}
+    residence.finish("metric", list(found))
+    return found
+
+
+def _pull_back_outputs(
+    model: PreTrainedModel, architecture: Architecture, trails: Sequence[Trail], residence: Residence, seed: int
+) -> int | None:
+    """Find the gradient of −log p at the state after the last block, batch by batch; how many outputs there are.
+
+    None where outputs are not finite: calibration says at which site, or evaluation that the outputs are to blame.
+    """
     generator = torch.Generator().manual_seed(seed)
-    sums = {site.name: torch.zeros(site.outer, site.outer, dtype=torch.float64) for site in sites}
-    parts = _parts(batches)
-    outputs = 0
-    progress("metric", 0, len(parts))
-    for n, part in enumerate(parts):
-        here = part.to(model.device)
-        with torch.enable_grad(), nudged(model, [site.reader for site in sites]) as nudges:
-            output = model(**here.inputs)
+    total = 0
+    for trail in trails:
+        batch = trail.batch
+        with torch.enable_grad():
+            state = trail.states[-1].detach().requires_grad_()
+            with ending_in(model, architecture, [(batch, state)]):
+                output = model(**batch.inputs)
             if not _finite(output):
-                return {}  # calibration says at which site, or evaluation that the outputs are to blame
-            loss, count = _surprise(output, here.mask, generator)
-            gradients = torch.autograd.grad(loss, [nudges[site.reader] for site in sites])
-        for site, gradient in zip(sites, gradients, strict=True):
-            g = real_rows(gradient, here.mask).float()
-            sums[site.name] += (g.mT @ g).cpu().double()
-        outputs += count
-        progress("metric", n + 1, len(parts))
+                return None
+            loss, count = _surprise(output, batch.mask, generator)
+            (gradient,) = torch.autograd.grad(loss, [state])
+        trail.keep_gradient(gradient, architecture.n_blocks, residence)
+        total += count
+    return total
+
+
+def _of_block(visit: Visit, trails: Sequence[Trail]) -> dict[str, Tensor]:
+    """Σ g gᵀ for every site of a block, g being the gradients at what its reader writes."""
+    readers = {site.name: site.reader for site in visit.sites}
+    sums = {site.name: torch.zeros(site.outer, site.outer, dtype=torch.float64) for site in visit.sites}
+    for trail in trails:
+        gradients = visit.pull_back(trail, list(readers.values()))
+        for name, reader in readers.items():
+            g = real_rows(gradients[reader], trail.batch.mask).float()
+            sums[name] += (g.mT @ g).cpu().double()
     _require_finite(sums)
-    return {name: metric_root(G / max(outputs, 1)) for name, G in sums.items()}
+    return sums
 
 
 def shared_metric(

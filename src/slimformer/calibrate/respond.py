@@ -19,6 +19,7 @@ from slimformer.decompose.rotary import turned
 from slimformer.models import Architecture
 from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of
+from slimformer.models.walk import Stream, Visit
 
 SEQUENCES = 8  # of a split at least
 POSITIONS = 4096  # and as many sequences as have that many together: sentences and images are short
@@ -44,28 +45,22 @@ def projections(architecture: Architecture, i: int) -> tuple[str, ...]:
 
 
 def block_response(
-    model: PreTrainedModel,
-    architecture: Architecture,
-    i: int,
-    heard: Mapping[str, Tensor],
-    call: Mapping[str, Any],
-    rows: Tensor | None,
-    sequences: int,
-    root: Tensor | None = None,
+    visit: Visit, outputs: Mapping[str, Tensor], stream: Stream, sequences: int, root: Tensor | None = None
 ) -> Response | None:
-    """The response of block i at the first `sequences` of a batch, from what its projections gave, in the metric."""
-    site = heads_of(architecture, i)
-    attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
-    q, k, v = _split(architecture, i, heard)
+    """The response of a block at the first `sequences` of a stream, from the `outputs` of its projections, in the
+    metric whose `root` is given."""
+    architecture, site = visit.architecture, heads_of(visit.architecture, visit.i)
+    attention: Any = visit.block.get_submodule(architecture.family.attention)
+    q, k, v = _split(architecture, visit.i, outputs)
     q, k, v = (x[:sequences].unflatten(-1, (-1, site.unit)).transpose(1, 2) for x in (q, k, v))
     if architecture.family.rotary:
-        cos, sin = (x[: len(q)].unsqueeze(1) for x in call["position_embeddings"])
+        cos, sin = (x[: len(q)].unsqueeze(1) for x in stream.calls[visit.i]["position_embeddings"])
         q, k = (turned(x, cos, sin) for x in (q, k))
-    W_o = weight_of(model.get_submodule(site.reader))
+    W_o = weight_of(visit.model.get_submodule(site.reader))
     W_o = _reader(W_o if root is None else root.to(W_o) @ W_o, site.unit)
     total: Response | None = None
     for n in range(len(q)):
-        real = torch.arange(q.shape[2]) if rows is None else rows[n].nonzero().flatten().cpu()
+        real = torch.arange(q.shape[2]) if stream.rows is None else stream.rows[n].nonzero().flatten().cpu()
         if len(real) > 1:
             found = _of_sequence(q[n], k[n], v[n], real, W_o, float(attention.scaling), architecture.family.causal)
             total = found if total is None else total + found
@@ -98,8 +93,8 @@ def _at(q: Tensor, k: Tensor, v: Tensor, last: Tensor | None, W_o: Tensor) -> Re
     return response(q, k, v, evened(scores.softmax(-1), scores > -torch.inf), W_o)
 
 
-def _split(architecture: Architecture, i: int, heard: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = (heard[writer.module] for writer in heads_of(architecture, i).writers)
+def _split(architecture: Architecture, i: int, outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = (outputs[writer.module] for writer in heads_of(architecture, i).writers)
     if not architecture.family.fused:
         return query, key, value
     a, b, c = query.chunk(3, dim=-1)

@@ -18,53 +18,18 @@ from torch import Tensor
 
 from slimformer.calibrate.documents import Document, Label
 from slimformer.errors import DataUnreadable
-from slimformer.messages.short import Short
+from slimformer.models.batch import ROWWISE
+from slimformer.models.batch import Batch as Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ENCODED_AT_ONCE = 64  # documents per call of the tokenizer: few enough to stop early, enough to be fast
 SEPARATOR = -1  # the document of tokens that set documents apart: they are of no text
-ROWWISE = ("mask", "labels", "documents")  # what a batch has for every row besides inputs
 CHARACTERS_PER_TOKEN = 64  # no text has longer tokens on average; what lies beyond is not even tokenized
 
 
 _Token = tuple[int, int]  # its id, and the number of its document
-
-
-@dataclass(frozen=True, repr=False)
-class Batch(Short):
-    """What a model is called with, on the CPU until `to` is called."""
-
-    inputs: dict[str, Tensor]  # input_ids, attention_mask, token_type_ids; or pixel_values
-    mask: Tensor | None  # bool, batch × length, True where a position is real; None for images
-    labels: Tensor | None = None
-    documents: Tensor | None = None  # number of the document of every row, or of every position; None: rows are apart
-
-    def facts(self) -> dict[str, str]:
-        """Shapes, never values."""
-        shapes = {name: " × ".join(map(str, tensor.shape)) for name, tensor in self.inputs.items()}
-        labelled = "" if self.labels is None else ", with labels"
-        return {"": f"{self.tokens:,} {'images' if self.mask is None else 'tokens'}{labelled}", **shapes}
-
-    @property
-    def tokens(self) -> int:
-        """Real positions; for images their number, since patches are the business of the model."""
-        if self.mask is not None:
-            return int(self.mask.sum())
-        return len(next(iter(self.inputs.values())))
-
-    def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
-        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        mask = None if self.mask is None else self.mask.to(device)
-        labels = None if self.labels is None else self.labels.to(device)
-        return replace(self, inputs=inputs, mask=mask, labels=labels)
-
-    def rows(self, part: slice) -> Batch:
-        """Some of the rows."""
-        cut = {name: None if (each := getattr(self, name)) is None else each[part] for name in ROWWISE}
-        return Batch({name: tensor[part] for name, tensor in self.inputs.items()}, **cut)
 
 
 def batches(

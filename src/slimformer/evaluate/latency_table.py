@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import Stage, rehearse, through
 from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.atomic import replacing
 from slimformer.decompose import Selection
@@ -31,6 +30,7 @@ from slimformer.evaluate.speed import compare_latency
 from slimformer.files.seals import read_sealed_json, sealed_json
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture, Site, describe
+from slimformer.models.walk import Stream, rehearse, through
 from slimformer.plan import Edit
 from slimformer.plan.budget import LatencyTable, Point, shape
 from slimformer.plan.cost import Size
@@ -88,28 +88,28 @@ def _measure(
     model: PreTrainedModel, architecture: Architecture, seq_len: int, progress: Progress
 ) -> dict[str, tuple[Point, ...]]:
     model.eval()
-    (stage,) = rehearse(model, architecture, [_input(model, architecture, seq_len)])
+    (stream,) = rehearse(model, architecture, [_input(model, architecture, seq_len)])
     representatives = {shape(site): site.block for site in architecture}
     blocks = sorted(set(representatives.values()))
     points: dict[str, tuple[Point, ...]] = {}
     progress("measure latency", 0, len(blocks))
     for n, i in enumerate(blocks):
-        points |= _block_points(model, architecture, i, stage)
+        points |= _block_points(model, architecture, i, stream)
         progress("measure latency", n + 1, len(blocks))
     return points
 
 
 def _block_points(
-    model: PreTrainedModel, architecture: Architecture, i: int, stage: Stage
+    model: PreTrainedModel, architecture: Architecture, i: int, stream: Stream
 ) -> dict[str, tuple[Point, ...]]:
     """Prices of the two sites of block i at their measured sizes."""
     blocks: Any = model.get_submodule(architecture.blocks)
-    calls = {"dense": partial(through, blocks[i], stage.state, stage.calls[i])}
+    calls = {"dense": partial(through, blocks[i], stream.state, stream.calls[i])}
     sizes = {site.name: _sizes(architecture, site) for site in architecture.of_block(i)}
     for site in architecture.of_block(i):
         for size in sizes[site.name][:-1]:
             cut = _cut(model, architecture, site, size)
-            calls[f"{site.name} {size.units} {size.groups}"] = partial(through, cut, stage.state, stage.calls[i])
+            calls[f"{site.name} {size.units} {size.groups}"] = partial(through, cut, stream.state, stream.calls[i])
     found = compare_latency(calls, repeats=REPEATS, warmup=WARMUP).timings
     full = found["dense"].median
     times = {

@@ -21,11 +21,12 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import Stage, listening, real_rows, rehearse, through
 from slimformer.calibrate.text import Batch
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.spectra import effective_rank, gram_values, rank_at, stable_rank
 from slimformer.models import Architecture
+from slimformer.models.hooks import Hook, listening
+from slimformer.models.walk import Stream, forward, real_rows, rehearse
 
 STREAMS = ("attention in", "context", "feed-forward in", "neurons")
 
@@ -77,15 +78,15 @@ def observe(
 ) -> Iterator[BlockActivations]:
     """Moments of the four streams, one block at a time. Cost: one pass through the blocks and n d² for every width."""
     model.eval()
-    stages = list(rehearse(model, architecture, batches))
-    for i, block in enumerate(model.get_submodule(architecture.blocks).children()):
+    streams = list(rehearse(model, architecture, batches))
+    for visit in forward(model, architecture):
         tallies: dict[str, Moments] = {}
-        for stage in stages:
-            ears = {path: _ear(tallies, name, stage) for name, path in _paths(architecture, i).items()}
-            with listening(model, inputs=ears):
-                stage.state = through(block, stage.state, stage.calls[i])
-        progress("activations", i + 1, architecture.n_blocks)
-        yield BlockActivations(i, tallies)
+        for stream in streams:
+            hooks = {path: _hook(tallies, name, stream) for name, path in _paths(architecture, visit.i).items()}
+            with listening(model, inputs=hooks):
+                visit.advance(stream)
+        progress("activations", visit.i + 1, architecture.n_blocks)
+        yield BlockActivations(visit.i, tallies)
 
 
 def significant(values: Tensor, digits: int = 5) -> list[float]:
@@ -100,9 +101,9 @@ def _paths(architecture: Architecture, i: int) -> dict[str, str]:
     return {name: f"{block}.{path}" for name, path in zip(STREAMS, inner, strict=True)}
 
 
-def _ear(tallies: dict[str, Moments], name: str, stage: Stage) -> Callable[[Tensor], None]:
-    def hear(X: Tensor) -> None:
-        new = Moments.of(real_rows(X, stage.rows))
+def _hook(tallies: dict[str, Moments], name: str, stream: Stream) -> Hook:
+    def add(X: Tensor) -> None:
+        new = Moments.of(real_rows(X, stream.rows))
         tallies[name] = tallies[name] + new if name in tallies else new
 
-    return hear
+    return add

@@ -25,14 +25,15 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import listening, rehearse, through
 from slimformer.calibrate.text import Batch
 from slimformer.errors import TooFewTokens
 from slimformer.inspect.nulls import allowed, iid_attention, logit_spread, low_rank_attention, shuffled_attention
 from slimformer.linalg.spectra import effective_rank, energies, singular_values
 from slimformer.messages.words import option
 from slimformer.models import Architecture
+from slimformer.models.hooks import listening
 from slimformer.models.ranks import heads_of
+from slimformer.models.walk import forward, rehearse
 
 PIXELS = 64  # a side of a map of mean attention at most
 NULLS = ("iid", "low_rank", "shuffled")
@@ -102,16 +103,15 @@ def attention_spectra(
     """
     model.eval()
     with _eager(model):
-        stages = list(rehearse(model, architecture, batches))
-        for i, block in enumerate(model.get_submodule(architecture.blocks).children()):
-            heard: list[Tensor] = []
-            name = f"{architecture.blocks}.{i}.{architecture.family.attention}"
-            ear = partial(_hear, heard)
-            for stage in stages:
-                with listening(model, outputs={name: ear}):
-                    stage.state = through(block, stage.state, stage.calls[i])
+        streams = list(rehearse(model, architecture, batches))
+        for visit in forward(model, architecture):
+            i, matrices = visit.i, list[Tensor]()
+            for stream in streams:
+                with listening(
+                    model, outputs={f"{visit.path}.{architecture.family.attention}": partial(_keep, matrices)}
+                ):
+                    visit.advance(stream)
             progress("attention", i + 1, architecture.n_blocks)
-            matrices = [weights.float().cpu() for weights in heard if weights is not None and weights.shape[1]]
             if matrices:  # a block that was cut to no heads has none
                 site = heads_of(architecture, i)
                 width = site.unit if site.fixed else site.writers[0].rows
@@ -170,8 +170,10 @@ def full_rows(batches: Sequence[Batch], length: int, most: int) -> list[Batch]:
     return found
 
 
-def _hear(heard: list[Tensor], output: Any) -> None:
-    heard.append(output[1])
+def _keep(matrices: list[Tensor], output: Any) -> None:
+    """Of what attention gives, its matrices."""
+    if output[1] is not None and output[1].shape[1]:
+        matrices.append(output[1].float().cpu())
 
 
 def _entropy(P: Float[Tensor, "s h n n"], mask: Tensor) -> Float[Tensor, " h"]:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import Stage, listening, real_rows, rehearse, through
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.linear_map import RankMaps, errors_at_every_rank, reduced_rank
 from slimformer.linalg.pairs import Pairs
 from slimformer.models import Architecture
+from slimformer.models.hooks import listening
+from slimformer.models.walk import Stream, Visit, forward, real_rows, rehearse
 from slimformer.rewrite.bypass import Reading
 
 SHARE = 0.95
@@ -50,10 +51,10 @@ def linearity(
     """One block at a time. Cost: one pass over both data sets, n D² for the sums and O(D³) for each block."""
     model.eval()
     walks = [list(rehearse(model, architecture, batches)) for batches in (fit, held)]
-    for i in range(architecture.n_blocks):
-        known, other = (_pairs(model, architecture, i, stages) for stages in walks)
-        progress("linearity", i + 1, architecture.n_blocks)
-        yield how_linear(i, known, other)
+    for visit in forward(model, architecture):
+        known, other = (_pairs(visit, streams) for streams in walks)
+        progress("linearity", visit.i + 1, architecture.n_blocks)
+        yield how_linear(visit.i, known, other)
 
 
 def how_linear(block: int, fit: Pairs, held: Pairs) -> Linearity:
@@ -70,15 +71,15 @@ def _explained(pairs: Pairs, maps: RankMaps) -> Tensor:
     return 1 - errors_at_every_rank(pairs, maps) / variance if variance > 0 else torch.ones(1 + len(maps.V))
 
 
-def _pairs(model: PreTrainedModel, architecture: Architecture, i: int, stages: Sequence[Stage]) -> Pairs:
-    """Sums over what the feed-forward part of block i reads and writes; the stages move on by one block."""
-    block, site = model.get_submodule(f"{architecture.blocks}.{i}"), architecture[f"blocks.{i}.ffn.hidden"]
-    total = Pairs.zero(architecture.hidden, site.outer)
-    for stage in stages:
-        heard: dict[str, Tensor] = {}
-        ears = {name: partial(heard.__setitem__, name) for name in ("read", "written")}
-        read, written = {site.writers[0].module: ears["read"]}, {Reading(site).exit: ears["written"]}
-        with listening(model, inputs=read, outputs=written):
-            stage.state = through(block, stage.state, stage.calls[i])
-        total += Pairs.of(*(real_rows(heard[name], stage.rows) for name in ("read", "written")))
+def _pairs(visit: Visit, streams: Sequence[Stream]) -> Pairs:
+    """Sums over what the feed-forward part of a block reads and writes; the streams go through the block."""
+    site = visit.architecture[f"blocks.{visit.i}.ffn.hidden"]
+    total = Pairs.zero(visit.architecture.hidden, site.outer)
+    for stream in streams:
+        seen: dict[str, Tensor] = {}
+        hooks = {name: partial(seen.__setitem__, name) for name in ("read", "written")}
+        read, written = {site.writers[0].module: hooks["read"]}, {Reading(site).exit: hooks["written"]}
+        with listening(visit.model, inputs=read, outputs=written):
+            visit.advance(stream)
+        total += Pairs.of(*(real_rows(seen[name], stream.rows) for name in ("read", "written")))
     return total

@@ -1,43 +1,37 @@
 """Sequential correction of a smaller model: every reader is refitted on what really reaches it.
 
-Dense and small model are walked side by side, block by block. Of the dense one the streams before and after each
-sublayer are kept for one block (tokens × hidden size); the small one is run once for each of its readers, so that
-each sees what the corrected ones before it send. The formulas are in `decompose.sequential`.
+Dense and small model are walked side by side, block by block: teacher and student. Of the teacher the streams before
+and after each sublayer are kept for one block (tokens × hidden size); the student is run once for each of its readers,
+so that each sees what the corrected ones before it send. The formulas are in `decompose.sequential`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import (
-    IN_MEMORY,
-    BlockMoments,
-    Residence,
-    Stage,
-    listening,
-    real_rows,
-    rehearse,
-    state_name,
-    through,
-)
+from slimformer.calibrate.collect import BlockMoments
 from slimformer.calibrate.text import Batch
-from slimformer.decompose import Curve
 from slimformer.decompose.low_rank import on_values
 from slimformer.decompose.reduction import coordinates
 from slimformer.decompose.sequential import sequential_change
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.residuals import Residuals
-from slimformer.models import Architecture, Site, describe
+from slimformer.models import Site, describe
 from slimformer.models.architecture import ffn_entry, weight_of
+from slimformer.models.hooks import Hook, listening
+from slimformer.models.residence import IN_MEMORY, Residence
+from slimformer.models.walk import Stream, Visit, forward, real_rows, rehearse
 from slimformer.plan import Plan
 from slimformer.plan.curves import order_of
 from slimformer.plan.ranks import attention_of
+from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.bypass import Reading
 
 
@@ -53,174 +47,189 @@ class Correction:
     cosine: float | None = None  # of the stream, where a direction was fitted (fewer blocks)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pair:
-    """One batch in both models: how blocks are called, and the two streams before the next block."""
+    """The streams of one batch in both models."""
 
-    stage: Stage
-    dense: Tensor
-    small: Tensor
+    teacher: Stream
+    student: Stream
+
+    @property
+    def rows(self) -> Tensor | None:
+        """Which positions are real."""
+        return self.teacher.rows
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What the dense model did at one sublayer, at real positions: the stream it added to, and what it added."""
+class Target:
+    """What the teacher did at one sublayer, at real positions: the stream it added to, and what it added."""
 
     stream: Tensor
     added: Tensor
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """What was done, both streams after the last block, and the parameters as they were before they were changed."""
+
+    corrections: list[Correction]
+    pairs: list[Pair]
+    uncorrected: dict[str, Tensor]
 
 
 @torch.no_grad()
 def correct(
     small: PreTrainedModel,
     dense: PreTrainedModel,
-    plan: Plan,
-    curves: Mapping[str, Curve],
-    moments: Callable[[int], BlockMoments],
+    cut: Cut[Plan],
     data: Mapping[str, Sequence[Batch]],
     *,
+    residence: Residence = IN_MEMORY,
     progress: Callable[[int], None] = lambda _block: None,
-) -> tuple[list[Correction], list[Pair]]:
+) -> Corrected:
     """Correct the readers of `small` in place; fitted on `data["fit"]`, chosen on `data["select"]`.
 
-    Also returned: both streams after the last block. Cost: about four forward passes and one Gram matrix per width.
+    A walk that was stopped goes on at the first block that is not finished ("correct"). Cost: about four forward passes
+    and one Gram matrix per width.
     """
-    architecture = describe(dense)
+    architecture, home = describe(dense), residence.of_copy
+    notes = residence.notes("correct")
     pairs = [
-        Pair(stage, stage.state, stage.state)
+        Pair(stream.fork("dense"), stream.fork("small"))
         for split in ("fit", "select")
-        for stage in rehearse(dense, architecture, data[split], split)
+        for stream in rehearse(dense, architecture, data[split], split, residence)
     ]
-    done = []
-    for i in range(architecture.n_blocks):
-        done += correct_block(small, dense, architecture, i, plan, curves, moments(i), pairs)
-        progress(i)
-    return done, pairs
+    uncorrected = {name: residence.recall(_old(name)) for note in notes for name in note["changed"]}
+    if notes:
+        for stream in (stream for pair in pairs for stream in (pair.teacher, pair.student)):
+            stream.state = residence.recall(stream.label(len(notes)))
+    for visit in forward(dense, architecture, residence, first=len(notes)):
+        with home.block(visit.i):
+            student = Visit(small, architecture, visit.i, home)
+            note, old = _correct_block(student, visit, cut, pairs)
+            home.settle(visit.i)
+        notes.append(note)
+        residence.finish("correct", note)
+        uncorrected |= old
+        progress(visit.i)
+    done = [Correction(**each) for note in notes for each in note["corrections"]]
+    return Corrected(done, pairs, uncorrected)
 
 
-def correct_block(
-    small: PreTrainedModel,
-    dense: PreTrainedModel,
-    architecture: Architecture,
-    i: int,
-    plan: Plan,
-    curves: Mapping[str, Curve],
-    of_block: BlockMoments,
-    pairs: Sequence[Pair],
-    residence: Residence = IN_MEMORY,
-) -> list[Correction]:
-    """Correct the readers of block i of `small` in place, and let both streams of every pair through the block."""
-    sizes = plan.sizes
-    lessons = [_teach(dense, architecture, i, pair, residence) for pair in pairs]
+def _old(name: str) -> str:
+    """The name under which a parameter is kept as it was before correction."""
+    return f"uncorrected.{name}"
+
+
+def _correct_block(
+    small: Visit, dense: Visit, cut: Cut[Plan], pairs: Sequence[Pair]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Correct the readers of a block in place and let both streams of every pair through it.
+
+    Returned are a note of what was done, and the parameters that were changed as they were before.
+    """
+    before = dict(small.block.named_parameters(small.path))
+    done = correct_readers(small, dense, cut, pairs)
+    for pair in pairs:
+        small.advance(pair.student)
+    now = dict(small.block.named_parameters(small.path))
+    changed = [name for name, parameter in before.items() if now[name] is not parameter]
+    old = {name: dense.residence.keep(_old(name), before[name].detach()) for name in changed}
+    return {"corrections": [asdict(each) for each in done], "changed": changed}, old
+
+
+def correct_readers(small: Visit, dense: Visit, cut: Cut[Plan], pairs: Sequence[Pair]) -> list[Correction]:
+    """Correct the readers of a block in place; the streams of the teacher go through it, those of the student stay."""
+    plan, of_block = cut.how, cut.moments(dense.i)
+    targets = [_targets(dense, pair.teacher) for pair in pairs]
     done = []
-    for site in architecture.of_block(i):
+    for site in dense.sites:
         if site.fixed:
             continue
-        reading = Reading(site, sizes[site.name].rank)
-        seen = _compare(small, architecture, reading, pairs, [lesson[site.name] for lesson in lessons])
+        size = plan.sizes[site.name]
+        reading = Reading(site, size.rank)
+        seen = _compare(small, reading, pairs, [target[site.name] for target in targets])
         if reading.rank:
-            J = coordinates(sorted(curves[site.name].order[: sizes[site.name].units]), 1)
-            kept = reading.moments(small, of_block.joint["fit"], J)
+            J = coordinates(sorted(cut.curves[site.name].order[: size.units]), 1)
+            kept = reading.moments(small.model, of_block.joint["fit"], J)
         else:
-            kept = _kept(dense, architecture, site, of_block, curves, plan)
-        done.append(_correct(small, reading, seen, kept, ridge=plan.ridge))
-    block = small.get_submodule(f"{architecture.blocks}.{i}")
-    for pair in pairs:
-        after = through(block, pair.small, pair.stage.calls[i])
-        pair.small = residence.keep(state_name(pair.stage, "small", i + 1), after)
+            kept = _kept(dense, site, of_block, cut)
+        done.append(_correct(small.model, reading, seen, kept, ridge=plan.ridge))
     return done
 
 
-def _teach(
-    dense: PreTrainedModel, architecture: Architecture, i: int, pair: Pair, residence: Residence
-) -> dict[str, Lesson]:
-    """Run block i of the dense model on and note what its sublayers did."""
-    block = f"{architecture.blocks}.{i}"
-    attention, ffn = architecture.of_block(i)
-    heard: dict[str, Tensor] = {}
+def _targets(dense: Visit, stream: Stream) -> dict[str, Target]:
+    """Let a stream through a block of the teacher and note what its sublayers did."""
+    attention, ffn = dense.sites
+    seen = {"before": stream.state}
     with listening(
-        dense,
-        inputs={f"{block}.{ffn_entry(dense, architecture.family)}": _note(heard, "stream")},
-        outputs={attention.reader: _note(heard, "attention"), Reading(ffn).exit: _note(heard, "ffn")},
+        dense.model,
+        inputs={f"{dense.path}.{ffn_entry(dense.model, dense.architecture.family)}": _note(seen, "stream")},
+        outputs={attention.reader: _note(seen, "attention"), Reading(ffn).exit: _note(seen, "ffn")},
     ):
-        after = through(dense.get_submodule(block), pair.dense, pair.stage.calls[i])
+        dense.advance(stream)
     rows = {
-        name: residence.keep(f"{pair.stage.name}.lesson.{name}", real_rows(X, pair.stage.rows))
-        for name, X in {**heard, "before": pair.dense}.items()
+        name: dense.residence.keep(f"{stream.name}.target.{name}", real_rows(X, stream.rows))
+        for name, X in seen.items()
     }
-    pair.dense = residence.keep(state_name(pair.stage, "dense", i + 1), after)
     return {
-        attention.name: Lesson(rows["before"], rows["attention"]),
-        ffn.name: Lesson(rows["stream"], rows["ffn"]),
+        attention.name: Target(rows["before"], rows["attention"]),
+        ffn.name: Target(rows["stream"], rows["ffn"]),
     }
 
 
-class _Heard(Exception):
-    """Raised once a sublayer has been heard: what follows in the block need not run."""
+class _Seen(Exception):
+    """Raised once a sublayer has given its output: what follows in the block need not run."""
 
 
-def _compare(
-    small: PreTrainedModel,
-    architecture: Architecture,
-    reading: Reading,
-    pairs: Sequence[Pair],
-    lessons: Sequence[Lesson],
-) -> dict[str, Residuals]:
-    """What is missing in the small model after the sublayer of a site, by split."""
-    site = reading.site
-    path = f"{architecture.blocks}.{site.block}"
-    entry = f"{path}.{ffn_entry(small, architecture.family)}" if site.kind == "ffn.hidden" else path
+def _compare(small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Sequence[Target]) -> dict[str, Residuals]:
+    """What is missing in the student after the sublayer of a site, by split."""
+    is_ffn = reading.site.kind == "ffn.hidden"
+    entry = f"{small.path}.{ffn_entry(small.model, small.architecture.family)}" if is_ffn else small.path
     found: dict[str, Residuals] = {}
-    places = {"stream": entry, **reading.heard_at(small)}
-    for pair, lesson in zip(pairs, lessons, strict=True):
-        heard: dict[str, Tensor] = {}
+    places = {"stream": entry, **reading.heard_at(small.model)}
+    for pair, target in zip(pairs, targets, strict=True):
+        seen: dict[str, Tensor] = {}
         with (
-            suppress(_Heard),
+            suppress(_Seen),
             listening(
-                small,
-                inputs={place: _note(heard, name) for name, place in places.items()},
-                outputs={reading.exit: _note(heard, "added", last=True)},
+                small.model,
+                inputs={place: _note(seen, name) for name, place in places.items()},
+                outputs={reading.exit: _note(seen, "added", last=True)},
             ),
         ):
-            through(small.get_submodule(path), pair.small, pair.stage.calls[site.block])
-        X = real_rows(reading.features(heard), pair.stage.rows)
-        stream, added = (real_rows(heard[name], pair.stage.rows) for name in ("stream", "added"))
-        missing = lesson.added - added
-        split, new = pair.stage.split, Residuals.of(X, missing, missing + lesson.stream - stream)
+            small.run(pair.student)
+        X = real_rows(reading.features(seen), pair.rows)
+        stream, added = (real_rows(seen[name], pair.rows) for name in ("stream", "added"))
+        missing = target.added - added
+        split, new = pair.student.split, Residuals.of(X, missing, missing + target.stream - stream)
         found[split] = found[split] + new if split in found else new
     return found
 
 
-def _note(heard: dict[str, Tensor], name: str, *, last: bool = False) -> Callable[[Tensor], None]:
-    def ear(X: Tensor) -> None:
-        heard[name] = X
+def _note(seen: dict[str, Tensor], name: str, *, last: bool = False) -> Hook:
+    def hook(X: Tensor) -> None:
+        seen[name] = X
         if last:
-            raise _Heard
+            raise _Seen
 
-    return ear
+    return hook
 
 
-def _kept(
-    dense: PreTrainedModel,
-    architecture: Architecture,
-    site: Site,
-    block: BlockMoments,
-    curves: Mapping[str, Curve],
-    plan: Plan,
-) -> Moments:
+def _kept(dense: Visit, site: Site, block: BlockMoments, cut: Cut[Plan]) -> Moments:
     """Moments, in the dense model, of the features the small one keeps: selected coordinates, or values turned."""
-    moments = block.sites[site.name]["fit"]
+    plan, moments = cut.how, block.sites[site.name]["fit"]
     sizes = plan.sizes
     rank = sizes[values].units if (values := f"blocks.{site.block}.attn.vo") in sizes else site.unit
     if site.kind == "attn.heads" and rank < site.unit:
-        W_o = weight_of(dense.get_submodule(site.reader))
+        W_o = weight_of(dense.model.get_submodule(site.reader))
         attention = attention_of(
-            architecture, site.block, W_o, block,
+            dense.architecture, site.block, W_o, block,
             ridge=plan.ridge, absorb_mean=plan.absorb_mean, metric=plan.metric,
         )  # fmt: skip
         return on_values(moments, attention.values(rank).S, group=site.group)
     size = sizes[site.name]
-    J = coordinates(sorted(order_of(curves, site.name, size)[: size.units]), site.unit)
+    J = coordinates(sorted(order_of(cut.curves, site.name, size)[: size.units]), site.unit)
     return Moments(moments.count, moments.sum[J], moments.gram[J][:, J])
 
 

@@ -2,13 +2,13 @@
 
 The model is walked block by block, and inside a block reading by reading: layers that are given the same tensor (q, k
 and v; gate and up) share one Gram matrix and are changed together, then the block is run again for the next. So every
-layer is fitted on what really reaches it. Which layers share is heard, not looked up: it holds for every family, and
+layer is fitted on what really reaches it. Which layers share is seen, not looked up: it holds for every family, and
 for the paths and ranks of models that were cut before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from slimformer.calibrate.collect import Stage, listening, real_rows, rehearse, through
 from slimformer.calibrate.text import Batch
 from slimformer.errors import NotFinite
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture
+from slimformer.models.hooks import Hook, listening
+from slimformer.models.walk import Stream, Visit, forward, real_rows, rehearse
 
 Change = Callable[[str, Moments], None]  # the name of a layer and the moments of its input: change its weight in place
 
 
-class _Heard(Exception):
-    """Raised once an input has been heard: what follows in the block need not run."""
+class _Seen(Exception):
+    """Raised once an input has been seen: what follows in the block need not run."""
 
 
 @torch.no_grad()
@@ -44,15 +45,15 @@ def change_in_turn(
     hidden size and one Gram matrix.
     """
     model.eval()
-    stages = list(rehearse(model, architecture, batches))
-    for i, block in enumerate(model.get_submodule(architecture.blocks).children()):
-        for names in readings(model, architecture, i, stages[0]):
-            moments = _moments(model, block, i, names[0], stages)
+    streams = list(rehearse(model, architecture, batches))
+    for visit in forward(model, architecture):
+        for names in readings(visit, streams[0]):
+            moments = _moments(visit, names[0], streams)
             for name in names:
                 change(name, moments)
-        for stage in stages:
-            stage.state = through(block, stage.state, stage.calls[i])
-        progress(i)
+        for stream in streams:
+            visit.advance(stream)
+        progress(visit.i)
 
 
 def linear_layers(model: PreTrainedModel, architecture: Architecture, i: int) -> list[str]:
@@ -70,43 +71,43 @@ def linear_layers(model: PreTrainedModel, architecture: Architecture, i: int) ->
 
 
 @torch.no_grad()
-def readings(model: PreTrainedModel, architecture: Architecture, i: int, stage: Stage) -> list[tuple[str, ...]]:
-    """Layers of block i that read the same tensor, in the order they run; heard on one batch."""
-    heard: list[tuple[Tensor, list[str]]] = []
+def readings(visit: Visit, stream: Stream) -> list[tuple[str, ...]]:
+    """Layers of a block that read the same tensor, in the order they run; seen on one batch."""
+    inputs: list[tuple[Tensor, list[str]]] = []
 
-    def ear(name: str) -> Callable[[Tensor], None]:
-        def hear(X: Tensor) -> None:
-            for seen, names in heard:
+    def hook(name: str) -> Hook:
+        def note(X: Tensor) -> None:
+            for seen, names in inputs:
                 if seen is X:
                     return names.append(name)
-            heard.append((X, [name]))
+            inputs.append((X, [name]))
 
-        return hear
+        return note
 
-    ears = {name: ear(name) for name in linear_layers(model, architecture, i)}
-    with listening(model, inputs=ears):
-        through(model.get_submodule(f"{architecture.blocks}.{i}"), stage.state, stage.calls[i])
-    return [tuple(names) for _, names in heard]
+    hooks = {name: hook(name) for name in linear_layers(visit.model, visit.architecture, visit.i)}
+    with listening(visit.model, inputs=hooks):
+        visit.run(stream)
+    return [tuple(names) for _, names in inputs]
 
 
-def _moments(model: PreTrainedModel, block: nn.Module, i: int, name: str, stages: Sequence[Stage]) -> Moments:
+def _moments(visit: Visit, name: str, streams: Sequence[Stream]) -> Moments:
     total: list[Moments] = []
-    for stage in stages:
-        for X in _input_of(model, block, i, name, stage):
-            new = Moments.of(real_rows(X, stage.rows))
+    for stream in streams:
+        for X in _input_of(visit, name, stream):
+            new = Moments.of(real_rows(X, stream.rows))
             total[:] = [total[0] + new] if total else [new]
     if not bool(torch.isfinite(total[0].gram.diagonal()).all()):
         raise NotFinite(f"{name}: NaN or infinite activations during calibration; check the weights")
     return total[0]
 
 
-def _input_of(model: PreTrainedModel, block: nn.Module, i: int, name: str, stage: Stage) -> Iterator[Tensor]:
-    heard: list[Tensor] = []
+def _input_of(visit: Visit, name: str, stream: Stream) -> list[Tensor]:
+    seen: list[Tensor] = []
 
-    def ear(X: Tensor) -> None:
-        heard.append(X)
-        raise _Heard
+    def hook(X: Tensor) -> None:
+        seen.append(X)
+        raise _Seen
 
-    with suppress(_Heard), listening(model, inputs={name: ear}):
-        through(block, stage.state, stage.calls[i])
-    yield from heard
+    with suppress(_Seen), listening(visit.model, inputs={name: hook}):
+        visit.run(stream)
+    return seen

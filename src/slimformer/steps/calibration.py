@@ -38,12 +38,14 @@ from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint, weight_of
 from slimformer.models.load import Loaded
 from slimformer.models.ranks import heads_of, rank_sites
+from slimformer.models.residence import InMemory
 from slimformer.plan.curve_file import curves_from, plain_curves, read_curves
 from slimformer.plan.curves import group_names
 from slimformer.plan.ffn import joint_of, path_curves, path_names
 from slimformer.plan.profile import site_curves
 from slimformer.plan.ranks import attention_of
 from slimformer.plan.settings import CutSettings
+from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.bypass import is_linear_apart
 from slimformer.rewrite.forbidden import activation_name
 from slimformer.rewrite.probe import probe
@@ -97,7 +99,8 @@ def calibrate(
     weights: dict[str, float] = {}
     progress("calibrate", 0, architecture.n_blocks)
     here = world()
-    for own in collect(loaded.model, architecture, splits, metric, joint=joint, share=(here.rank, here.size)):
+    share = InMemory((here.rank, here.size))
+    for own in collect(loaded.model, architecture, splits, metric, joint=joint, residence=share):
         block = here.total(own, architecture, list(splits))
         if here.leads or here.deals(block.block):  # the others keep what they will factorise
             write_block(folder, block)
@@ -203,7 +206,7 @@ def keep_probes(
     """Probe, and write what was found beside the statistics, where every later plan reads it."""
     curves = profile(model, statistics, PROBED, progress=progress)
     lead_only()
-    found = probe(model, statistics.block, curves, batches, PROBED, progress=progress)
+    found = probe(model, Cut(PROBED, curves, statistics.block), batches, progress=progress)
     write_probes(statistics.folder, {name: asdict(each) for name, each in found.items()})
 
 

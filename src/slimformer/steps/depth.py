@@ -18,7 +18,6 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import listening, real_rows, rehearse, through
 from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.text import Batch
@@ -38,6 +37,8 @@ from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import fingerprint, is_pre_norm
+from slimformer.models.hooks import listening
+from slimformer.models.walk import real_rows, rehearse, through
 from slimformer.nn.long_context import require_every_key
 from slimformer.plan import Budget, Edit, Plan
 from slimformer.plan.asked import MEASURES

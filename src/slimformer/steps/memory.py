@@ -19,19 +19,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import Residence, rehearse
 from slimformer.calibrate.documents import source_names
 from slimformer.calibrate.gather import Data, vocabulary
-from slimformer.calibrate.shelf import Shelf
 from slimformer.errors import CannotWrite
 from slimformer.messages.words import option
 from slimformer.models.architecture import reads_windows
 from slimformer.models.stream import Skeleton
+from slimformer.models.walk import rehearse
 from slimformer.plan.memory import DOUBLE, Estimate, Load, estimate_memory, in_words, require_memory
 
 BATCHES = (8, 4, 2, 1)  # rows at a time: as many as fit
 TEXT = 8  # times the size of its file that a text takes while it is cut into documents; more than half for non-Latin
-TRIMMED = 16 * 10**6  # bytes of states after which free memory is returned
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def anonymous_memory() -> int:
 def give_back() -> None:
     """Let the allocator return what is free, where it can: it would be counted as in use."""
     gc.collect()
-    _trim()
+    trim()
 
 
 @contextmanager
@@ -111,23 +109,8 @@ def past_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def residence(skeleton: Skeleton, shelf: Shelf) -> Residence:
-    """Weights in their files and states on a shelf. What batches leave free in the allocator is returned now and then:
-    it reuses large pieces badly, so it would grow with the number of tokens."""
-    kept = [0]
-
-    def keep(name: str, state: torch.Tensor) -> torch.Tensor:
-        place = shelf.keep(name, state)
-        kept[0] += state.nbytes
-        if kept[0] >= TRIMMED:
-            kept[0] = 0
-            _trim()
-        return place
-
-    return Residence(skeleton.resident, keep, shelf.recall)
-
-
-def _trim() -> None:
+def trim() -> None:
+    """Let the allocator return what is free, where it can."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError, TypeError):  # other systems have other allocators

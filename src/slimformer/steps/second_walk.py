@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import Residence, Stage, ending_in, rehearse, state_name, through
 from slimformer.calibrate.store import Statistics
 from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.shards import block_tensors, read_block, restore_shapes, write_block, write_tensors
@@ -23,14 +22,16 @@ from slimformer.messages.progress import Progress
 from slimformer.models.architecture import base_path, reads_windows
 from slimformer.models.outputs import harm
 from slimformer.models.stream import Skeleton, put, release
+from slimformer.models.walk import Stream, Visit, ending_in, rehearse
 from slimformer.plan import Plan
-from slimformer.rewrite.apply import cut_block
-from slimformer.rewrite.correct import Correction, Pair, correct_block
+from slimformer.rewrite.apply import Cut, cut_block
+from slimformer.rewrite.correct import Correction, Pair, correct_readers
 from slimformer.rewrite.probe import short_batches
+from slimformer.rewrite.refine import TOKENS, refit_final_norm
 from slimformer.rewrite.sizes import keep_attributes_true
 from slimformer.rewrite.surgery import round_weights
-from slimformer.steps.memory import give_back, residence
-from slimformer.steps.refine import TOKENS, refit_final_norm
+from slimformer.steps.memory import give_back
+from slimformer.steps.on_disk import OnDisk
 from slimformer.steps.streaming_job import Job, require_whole
 
 
@@ -43,14 +44,6 @@ class Walked:
     report: list[tuple[Batch, Pair]]
 
 
-@dataclass
-class _Trail:
-    """One batch in the model before correction."""
-
-    stage: Stage
-    state: Tensor
-
-
 @dataclass(frozen=True)
 class _Walk:
     skeleton: Skeleton
@@ -59,10 +52,11 @@ class _Walk:
     plan: Plan
     curves: Mapping[str, Curve]
     statistics: Statistics
-    residence: Residence
+    residence: OnDisk
     fitted: list[Pair]  # fit and select; none without correction
     report: list[Pair]
-    trails: list[_Trail] = field(default_factory=list)
+    batches: Sequence[Batch]  # of the report
+    trails: list[Stream] = field(default_factory=list)  # in the model before correction
 
 
 @torch.no_grad()
@@ -80,8 +74,7 @@ def second_walk(
             done = _through_block(walk, i, corrected=corrected)
         release(walk.small, architecture, i)
         give_back()
-        job.shelf.flush(i + 1)
-        job.finish("rewrite", i + 1, [asdict(each) for each in done])
+        walk.residence.finish("rewrite", [asdict(each) for each in done])
         progress("cut and correct", i + 1, n_blocks)
     corrections = [Correction(**each) for block in job.notes("rewrite") for each in block]
     if corrected:
@@ -94,25 +87,25 @@ def _start(
     splits: Mapping[str, Sequence[Batch]], *, corrected: bool, first: int,
 ) -> _Walk:  # fmt: skip
     """Streams before the block `first`, and a small skeleton with the shapes of what is finished."""
-    dense, architecture, shelf = skeleton.loaded.model, skeleton.architecture, job.shelf
-    there = residence(skeleton, shelf)
+    dense, architecture = skeleton.loaded.model, skeleton.architecture
+    there = OnDisk(skeleton, job, job.states)
     small = skeleton.twin()
     require_whole(*(where(i) for i in range(first) for where in (job.shard, *([job.nested] if corrected else []))))
     for i in range(first):
         restore_shapes(job.shard(i), small, architecture, i)
     names = ("fit", "select", "report") if corrected else ("report",)
     stages = {split: list(rehearse(dense, architecture, splits[split], split, there)) for split in names}
-    pairs = {split: [Pair(s, s.state, s.state) for s in found] for split, found in stages.items()}
+    pairs = {split: [Pair(s.fork("dense"), s.fork("small")) for s in found] for split, found in stages.items()}
     short = _short(dense, skeleton, splits["select"]) if corrected else []
-    trails = [_Trail(stage, stage.state) for stage in rehearse(dense, architecture, short, "before", there)]
+    trails = [stream.fork("nested") for stream in rehearse(dense, architecture, short, "before", there)]
     if first:
-        for pair in (pair for found in pairs.values() for pair in found):
-            pair.dense = shelf.recall(state_name(pair.stage, "dense", first))
-            pair.small = shelf.recall(state_name(pair.stage, "small", first))
-        for trail in trails:
-            trail.state = shelf.recall(state_name(trail.stage, "nested", first))
+        both = (stream for found in pairs.values() for pair in found for stream in (pair.teacher, pair.student))
+        for stream in (*both, *trails):
+            stream.state = there.recall(stream.label(first))
     fitted = [*pairs["fit"], *pairs["select"]] if corrected else []
-    return _Walk(skeleton, small, job, plan, curves, statistics, there, fitted, pairs["report"], trails)
+    return _Walk(
+        skeleton, small, job, plan, curves, statistics, there, fitted, pairs["report"], splits["report"], trails
+    )
 
 
 def _short(dense: PreTrainedModel, skeleton: Skeleton, select: Sequence[Batch]) -> list[Batch]:
@@ -128,9 +121,8 @@ def _through_block(walk: _Walk, i: int, *, corrected: bool) -> list[Correction]:
     path = f"{architecture.blocks}.{i}"
     round_weights(small.get_submodule(path), skeleton.loaded.dtype)
     for pair in walk.report:
-        for stream, model in (("dense", dense), ("small", small)):
-            after = through(model.get_submodule(path), getattr(pair, stream), pair.stage.calls[i])
-            setattr(pair, stream, walk.residence.keep(state_name(pair.stage, stream, i + 1), after))
+        Visit(dense, architecture, i, walk.residence).advance(pair.teacher)
+        Visit(small, architecture, i, walk.residence).advance(pair.student)
     write_block(walk.job.shard(i), small, architecture, i, skeleton.loaded.dtype)
     return done
 
@@ -140,16 +132,19 @@ def _cut_and_correct(walk: _Walk, i: int, *, corrected: bool) -> list[Correction
     skeleton, small = walk.skeleton, walk.small
     dense, architecture = skeleton.loaded.model, skeleton.architecture
     moments = walk.statistics.block(i, ["fit"])
-    cut_block(small, dense, architecture, i, walk.plan, walk.curves, lambda _i: moments)
+    student, teacher = (Visit(model, architecture, i, walk.residence) for model in (small, dense))
+    cut = Cut(walk.plan, walk.curves, lambda _i: moments)
+    cut_block(student, teacher, cut)
     keep_attributes_true(small, architecture)
     if not corrected:
         return []
     write_tensors(walk.job.nested(i), _readers(walk, i), skeleton.loaded.dtype)
-    block = small.get_submodule(f"{architecture.blocks}.{i}")
     for trail in walk.trails:
-        after = through(block, trail.state, trail.stage.calls[i])
-        trail.state = walk.residence.keep(state_name(trail.stage, "nested", i + 1), after)
-    return correct_block(small, dense, architecture, i, walk.plan, walk.curves, moments, walk.fitted, walk.residence)
+        student.advance(trail)
+    done = correct_readers(student, teacher, cut, walk.fitted)
+    for pair in walk.fitted:
+        student.advance(pair.student)
+    return done
 
 
 def _readers(walk: _Walk, i: int) -> dict[str, Tensor]:
@@ -163,7 +158,7 @@ class _Ends:
     """How far two streams are apart at the outputs, on some of the select split."""
 
     def __init__(self, walk: _Walk, batches: Sequence[Batch], states: Sequence[Tensor]) -> None:
-        select = [pair.dense for pair in walk.fitted if pair.stage.split == "select"]
+        select = [pair.teacher.state for pair in walk.fitted if pair.teacher.split == "select"]
         self.model, self.architecture = walk.skeleton.loaded.model, walk.skeleton.architecture
         self.batches, self.states = batches, [state[:, : _length(b, state)] for b, state in _zip(batches, states)]
         self.dense = [state[:, : _length(b, state)] for b, state in _zip(batches, select)]
@@ -194,8 +189,8 @@ def _finish(walk: _Walk, splits: Mapping[str, Sequence[Batch]], done: list[Corre
     dense, small = walk.skeleton.loaded.model, walk.small
     batches = _short(dense, walk.skeleton, splits["select"])
     before = _Ends(walk, batches, [trail.state for trail in walk.trails]).harm(small)
-    ends = _Ends(walk, batches, [pair.small for pair in walk.fitted if pair.stage.split == "select"])
-    found = refit_final_norm(small, dense, walk.fitted, ends)
+    ends = _Ends(walk, batches, [pair.student.state for pair in walk.fitted if pair.student.split == "select"])
+    found = refit_final_norm(small, dense, walk.fitted, lambda: ends.harm(small))
     if ends.harm(small) > before:
         _go_back(walk)
         return [Correction("all", 0.0, None, before, before)]
@@ -219,14 +214,13 @@ def _go_back(walk: _Walk) -> None:
     if (norm := _final_norm(walk)) is not None:
         for name, parameter in skeleton.loaded.model.get_submodule(norm).named_parameters():
             put(small, f"{norm}.{name}", parameter.detach())
-    for pair in walk.report:
-        pair.small = pair.stage.state
+    start = rehearse(skeleton.loaded.model, architecture, walk.batches, "report", walk.residence)
+    for pair, stream in zip(walk.report, start, strict=True):
+        pair.student.state = stream.state
     for i in range(architecture.n_blocks):
         read_block(walk.job.shard(i), small, skeleton.dtype)
         read_block(walk.job.nested(i), small, skeleton.dtype)
-        block = small.get_submodule(f"{architecture.blocks}.{i}")
         for pair in walk.report:
-            after = through(block, pair.small, pair.stage.calls[i])
-            pair.small = walk.residence.keep(state_name(pair.stage, "small", i + 1), after)
+            Visit(small, architecture, i, walk.residence).advance(pair.student)
         write_block(walk.job.shard(i), small, architecture, i, dtype)
         release(small, architecture, i)

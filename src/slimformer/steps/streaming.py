@@ -3,7 +3,7 @@
     first walk      moments and error curves of every block                              → plan
     second walk     dense block and cut copy side by side: cut, correct, write a shard   → checkpoint
 
-Between blocks only states are kept, in mapped files (`calibrate.shelf`). Both walks go on at the last finished block
+Between blocks only states are kept, in mapped files (`models.state_store`). Both walks go on at the last finished block
 when they were killed. What needs the whole model at once is done without: errors are counted in squares and weighed by
 the energy of the stream they are added to, in place of the Fisher metric and of probes; linear paths are not offered.
 """
@@ -19,7 +19,7 @@ from typing import Any, Unpack
 import torch
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import collect, ending_in
+from slimformer.calibrate.collect import collect
 from slimformer.calibrate.documents import UNNAMED, Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.calibrate.store import Statistics, begin, moments_file, open_statistics, write_block, write_weights
@@ -45,6 +45,7 @@ from slimformer.models.architecture import Architecture
 from slimformer.models.opening import Opening, OpeningOptions
 from slimformer.models.ranks import rank_sites
 from slimformer.models.stream import Skeleton, sketch
+from slimformer.models.walk import ending_in
 from slimformer.nn.long_context import require_every_key
 from slimformer.plan import Budget, Plan, allocate, check_budget
 from slimformer.plan.budget import budget_of
@@ -65,8 +66,8 @@ from slimformer.steps.memory import (
     give_back,
     past_frozen,
     require_disk,
-    residence,
 )
+from slimformer.steps.on_disk import OnDisk
 from slimformer.steps.second_walk import Walked, second_walk
 from slimformer.steps.streaming_job import Job, asked_before, job_for, require_whole, work_folder
 from slimformer.steps.streaming_limits import on_the_cpu, streamable
@@ -276,7 +277,7 @@ def _work(task: _Task, job: Job, mark: str, folder: Path, *, force: bool, whole:
 
 def first_walk(task: _Task, job: Job, mark: str) -> tuple[Statistics, dict[str, Curve]]:
     """Moments and curves of every block, each written as soon as it is there."""
-    skeleton, shelf, n_blocks = task.skeleton, job.shelf, task.skeleton.architecture.n_blocks
+    skeleton, n_blocks = task.skeleton, task.skeleton.architecture.n_blocks
     model, architecture = skeleton.loaded.model, skeleton.architecture
     first = job.done("calibrate")
     if not first:
@@ -285,15 +286,15 @@ def first_walk(task: _Task, job: Job, mark: str) -> tuple[Statistics, dict[str, 
     splits = {split: task.data.splits[split] for split in ("fit", "select")}
     ranks = rank_sites(model, architecture) if task.settings.attention != "heads" else ()
     task.progress("calibrate", first, n_blocks)
-    there = residence(skeleton, shelf)
-    blocks = collect(model, architecture, splits, residence=there, first=first) if first < n_blocks else iter(())
+    there = OnDisk(skeleton, job, job.states)
+    blocks = collect(model, architecture, splits, residence=there) if first < n_blocks else iter(())
     require_whole(*(moments_file(job.statistics, i) for i in range(first)))
     for block in blocks:
         write_block(job.statistics, block)
         keep_curves(job.curves(block.block), block_curves(model, architecture, block, task.settings, ranks, ()))
         _settle(job, block.block)
         give_back()
-        job.finish("calibrate", block.block + 1, block.loudness)
+        there.finish("calibrate", block.loudness)
         task.progress("calibrate", block.block + 1, n_blocks)
     loudness = job.notes("calibrate")
     write_weights(job.statistics, {site.name: loudness[site.block] for site in architecture})
@@ -311,7 +312,6 @@ def _settle(job: Job, i: int) -> None:
     if not job.curves(i).is_file():
         raise CannotWrite(f"{job.curves(i)} cannot be written; free some space there")
     with one_clear_line(job.folder):
-        job.shelf.flush(i + 1)
         for path in (job.statistics / "stats.json", moments_file(job.statistics, i), job.curves(i)):
             flush(path)
 
@@ -329,8 +329,8 @@ def _reported(task: _Task, plan: Plan, walked: Walked, statistics: Statistics, c
     task.progress("evaluate", 0, 1)
     report = describe_result(loaded, walked.small, plan)
     ends = (
-        [(batch, pair.dense) for batch, pair in walked.report],
-        [(batch, pair.small) for batch, pair in walked.report],
+        [(batch, pair.teacher.state) for batch, pair in walked.report],
+        [(batch, pair.student.state) for batch, pair in walked.report],
     )
     with ending_in(loaded.model, architecture, ends[0]), ending_in(walked.small, architecture, ends[1]):
         metrics = compare(loaded.model, walked.small, [batch for batch, _ in walked.report])

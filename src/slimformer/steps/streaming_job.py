@@ -17,13 +17,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from slimformer.calibrate.shelf import Shelf
 from slimformer.checkpoint.atomic import one_clear_line
 from slimformer.checkpoint.lock import alone
 from slimformer.errors import OutputExists, WorkTorn
 from slimformer.files.disk import flush
 from slimformer.files.reading import read_own_json, require_regular
 from slimformer.files.seals import read_sealed_json, sealed_json
+from slimformer.models.state_store import StateStore
 
 FORMAT = 1
 FIRST, LAST = ("done.json", ".done.json"), (".job.json", "job.json", "lock")
@@ -38,8 +38,8 @@ class Job:
     resumed: bool
 
     @property
-    def shelf(self) -> Shelf:
-        return Shelf(self.folder / "states")
+    def states(self) -> StateStore:
+        return StateStore(self.folder / "states")
 
     @property
     def statistics(self) -> Path:

@@ -17,7 +17,7 @@ from slimformer.files.disk import flush
 
 
 @dataclass(frozen=True)
-class Shelf:
+class StateStore:
     """Tensors by name, one file each, which a later process finds again."""
 
     folder: Path
@@ -44,9 +44,16 @@ class Shelf:
         return self._found(name) is not None
 
     def flush(self, turn: int) -> None:
-        """Let the states whose turn it is (see `collect.state_name`) be on the disk, not only on their way to it."""
+        """Let the states whose turn it is (see `walk.Stream.label`) be on the disk, not only on their way to it."""
         for path in self.folder.glob(f"*.{turn % 2}.*.state"):
             flush(path)
+
+    def forget(self, prefix: str) -> None:
+        """Remove the files of states whose names begin so."""
+        for name in [name for name in self.mapped if name.startswith(prefix)]:
+            del self.mapped[name]
+        for path in self.folder.glob(f"{prefix}*.state"):
+            path.unlink()
 
     def _found(self, name: str) -> tuple[Path, torch.Size, torch.dtype] | None:
         """File, shape and kind of numbers of a state, if all of it is there."""

@@ -1,0 +1,245 @@
+"""Go through a model block by block: forward with the states of all batches, backward over states that were stored.
+
+All batches go through block 0, then all through block 1, and so on, so the weights of one block are needed at a time
+and, between blocks, nothing but the residual stream of every batch (tokens × hidden size). A `Residence` says where
+weights and states live; in memory it has nothing to do.
+
+    for visit in forward(model, architecture, residence):      # the weights of block visit.i are there
+        for stream in streams:
+            visit.advance(stream)
+
+To know how the model calls its blocks (masks, rotary angles, positions), it is rehearsed once per batch with every
+block replaced by an echo that notes its arguments. No forward pass is copied, so none can go stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from slimformer.models.architecture import Architecture, Site
+from slimformer.models.batch import Batch
+from slimformer.models.hooks import answering, nudged
+from slimformer.models.residence import IN_MEMORY, Residence
+
+Split = str
+
+
+@dataclass
+class Stream:
+    """The hidden states of one batch on their way through a model, and how each block is to be called."""
+
+    state: Tensor  # before block 0, until it moves on
+    calls: list[dict[str, Any]]
+    rows: Tensor | None  # which positions are real; None where all are
+    split: Split = ""
+    name: str = ""  # one of its own for every batch of every split
+    before: int = 0  # sequences of its split that come before it
+
+    def fork(self, name: str) -> Stream:
+        """Another stream of the same batch that starts where this one is now."""
+        return replace(self, name=f"{self.name}.{name}")
+
+    def label(self, i: int) -> str:
+        """The name of the state before block i. Two take turns, so that a block that is stopped halfway can start
+        again."""
+        return f"{self.name}.{i % 2}"
+
+
+@dataclass
+class Trail:
+    """One batch with its states before every block and after the last; on the way back, the gradient where it is."""
+
+    batch: Batch
+    stream: Stream
+    states: list[Tensor]
+    gradient: Tensor | None = None
+
+    def keep_gradient(self, gradient: Tensor, i: int, residence: Residence) -> None:
+        """The gradient before block i. Two places take turns: what a block wrote may have the gradient after it."""
+        self.gradient = residence.keep(f"{self.stream.name}.gradient.{i % 2}", gradient)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A block while its weights are there."""
+
+    model: PreTrainedModel
+    architecture: Architecture
+    i: int
+    residence: Residence = IN_MEMORY
+
+    @property
+    def path(self) -> str:
+        """The name of the block."""
+        return f"{self.architecture.blocks}.{self.i}"
+
+    @property
+    def block(self) -> nn.Module:
+        return self.model.get_submodule(self.path)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return self.architecture.of_block(self.i)
+
+    def run(self, stream: Stream) -> Tensor:
+        """The state after the block; the stream stays where it is."""
+        return through(self.block, stream.state, stream.calls[self.i])
+
+    def advance(self, stream: Stream) -> None:
+        """Let a stream through the block."""
+        stream.state = self.residence.keep(stream.label(self.i + 1), self.run(stream))
+
+    def pull_back(self, trail: Trail, names: Sequence[str]) -> dict[str, Tensor]:
+        """The gradients at the outputs of the modules named, from that after the block; the trail's becomes the one
+        before it. The block runs once more, from its stored state."""
+        first = self.i == 0  # nothing before it wants a gradient
+        with torch.enable_grad(), nudged(self.model, names) as zeros:
+            state = trail.states[self.i].detach().requires_grad_(not first)
+            after = through(self.block, state, trail.stream.calls[self.i])
+            at = [zeros[name] for name in names]
+            found = torch.autograd.grad(after, at if first else [*at, state], trail.gradient)
+        if not first:
+            trail.keep_gradient(found[-1], self.i, self.residence)
+        return dict(zip(names, found, strict=False))
+
+
+def forward(
+    model: PreTrainedModel, architecture: Architecture, residence: Residence = IN_MEMORY, *, first: int = 0
+) -> Iterator[Visit]:
+    """Every block from the `first` on, in the order of the forward pass."""
+    for i in range(first, architecture.n_blocks):
+        with residence.block(i):
+            yield Visit(model, architecture, i, residence)
+
+
+def backward(model: PreTrainedModel, architecture: Architecture, residence: Residence = IN_MEMORY) -> Iterator[Visit]:
+    """Every block, from the last to the first."""
+    for i in reversed(range(architecture.n_blocks)):
+        with residence.block(i):
+            yield Visit(model, architecture, i, residence)
+
+
+def rehearse(
+    model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], split: Split = "",
+    residence: Residence = IN_MEMORY,
+) -> Iterator[Stream]:  # fmt: skip
+    """For every batch the state before block 0 and the keyword arguments of every block, without running the blocks."""
+    blocks = list(model.get_submodule(architecture.blocks).children())
+    before = 0
+    for n, batch in enumerate(batches):
+        here = batch.to(model.device)
+        states: list[Tensor] = []
+        calls: list[dict[str, Any]] = []
+        with _echoing(blocks, states, calls):
+            model.base_model(**here.inputs, **plain_call(architecture))
+        rows = None if here.mask is None or bool(here.mask.all()) else here.mask  # nothing to pick where all are real
+        name = f"{split}-{n:05d}"
+        yield Stream(residence.keep(f"{name}.start", states[0]), calls, rows, split, name, before)
+        before += len(next(iter(here.inputs.values())))
+
+
+def plain_call(architecture: Architecture) -> dict[str, Any]:
+    """What a model is called with besides its inputs, so that it stores nothing for later calls."""
+    return {} if architecture.family.image else {"use_cache": False}
+
+
+def through(block: nn.Module, state: Tensor, call: Mapping[str, Any]) -> Tensor:
+    """The stream after a block; some blocks hand it back in a tuple."""
+    output = block(state, **call)
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def real_rows(X: Tensor, mask: Tensor | None) -> Tensor:
+    """The rows of X (batch × length × d) at real positions: padding never counts."""
+    rows = X.flatten(0, -2)  # OPT hands its feed-forward part rows, not batches
+    return rows if mask is None else rows[mask.flatten().to(rows.device)]  # blocks may be on several devices
+
+
+def last_states(
+    model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], name: str,
+    residence: Residence = IN_MEMORY,
+) -> list[Tensor]:  # fmt: skip
+    """The residual stream of every batch after the last block, kept under this name. Cost: one forward pass."""
+    streams = list(rehearse(model, architecture, batches, name, residence))
+    for visit in forward(model, architecture, residence):
+        for stream in streams:
+            visit.advance(stream)
+    return [stream.state for stream in streams]
+
+
+@torch.no_grad()
+def record(
+    model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], name: str,
+    residence: Residence = IN_MEMORY, progress: Callable[[int], None] = lambda _block: None,
+) -> list[Trail]:  # fmt: skip
+    """The states of every batch before every block and after the last, kept under this name.
+
+    Cost: one forward pass; memory tokens × hidden size × blocks.
+    """
+    here = [batch.to(model.device) for batch in batches]
+    streams = rehearse(model, architecture, here, name, residence)
+    trails = [Trail(batch, stream, [stream.state]) for batch, stream in zip(here, streams, strict=True)]
+    for visit in forward(model, architecture, residence):
+        for trail in trails:
+            state = residence.keep(f"{trail.stream.name}.after.{visit.i}", visit.run(trail.stream))
+            trail.states.append(state)
+            trail.stream.state = state
+        progress(visit.i)
+    return trails
+
+
+@contextmanager
+def ending_in(
+    model: PreTrainedModel, architecture: Architecture, states: Sequence[tuple[Batch, Tensor]]
+) -> Iterator[None]:
+    """Let the model give, for each of these batches, the outputs that belong to its state after the last block.
+
+    No block runs, so none need be in memory. Batches are told by their tensors: they must be the ones given here.
+    """
+    known = {_key(next(iter(batch.inputs.values()))): state for batch, state in states}
+    running: list[Tensor] = []
+
+    def note(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and _key(value) in known]
+        running[:] = [known[_key(value)] for value in given[:1]] or running
+
+    handles = [  # some heads call a part of the headless model, some callers the headless model itself
+        module.register_forward_pre_hook(note, with_kwargs=True) for module in {model, model.base_model}
+    ]
+    try:
+        blocks = list(model.get_submodule(architecture.blocks).children())
+        with answering(blocks, lambda _block: lambda _hidden_states, *_args, **_kwargs: running[0]):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _key(X: Tensor) -> tuple[int, torch.Size]:
+    return X.data_ptr(), X.shape
+
+
+@contextmanager
+def _echoing(blocks: Sequence[nn.Module], states: list[Tensor], calls: list[dict[str, Any]]) -> Iterator[None]:
+    """Let every block hand back its input and note how it was called."""
+
+    def echo(block: nn.Module) -> Any:
+        names = [p for p in inspect.signature(block.forward).parameters if p != "hidden_states"]
+
+        def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            states.append(hidden_states)
+            calls.append({**dict(zip(names, args, strict=False)), **kwargs})
+            return hidden_states
+
+        return forward
+
+    with answering(blocks, echo):
+        yield

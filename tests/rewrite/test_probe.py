@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from calibrated import recipe, stock
-from families import MODEL_TYPES, heads
+from families import HEADS
 from slimformer.decompose import Curve
 from slimformer.models import describe
 from slimformer.models.outputs import harm
@@ -11,10 +11,8 @@ from slimformer.plan.sensitivity import Probe, sensitivities
 from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.probe import knee, probe
 
-KINDS = [(kind, head) for kind in MODEL_TYPES for head in heads(kind)]
 
-
-@pytest.mark.parametrize(("kind", "head"), KINDS, ids=lambda value: value)
+@pytest.mark.parametrize(("kind", "head"), HEADS)
 def test_probes_find_harm_and_leave_the_model_as_it_was(kind, head):
     known, how = stock(kind, head), recipe(ridge=1e-6, metric="squares")
     sites = {**known.architecture.by_name, **{site.name: site for site in rank_sites(known.model, known.architecture)}}

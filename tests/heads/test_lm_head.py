@@ -10,6 +10,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import HeadDoesNotFit
 from slimformer.evaluate.perplexity import perplexity
 from slimformer.heads import adapt as lm_adapt
+from slimformer.heads.asked import ADAPTATIONS
 from slimformer.heads.lm_head import (
     TokenMoments,
     bohning_step,
@@ -94,7 +95,7 @@ def test_a_bias_is_written_into_states_that_know_a_constant():
     )
 
 
-@pytest.mark.parametrize("method", lm_adapt.METHODS)
+@pytest.mark.parametrize("method", ADAPTATIONS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_head_adapts_to_text_it_has_not_seen(method, tied, monkeypatch):
     monkeypatch.setattr(lm_adapt, "SWEEPS", 2)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from calibrated import recipe, stock
-from families import HEADS
+from families import HEADS, MODEL_TYPES
 from slimformer.decompose import Curve
 from slimformer.models import describe
 from slimformer.models.outputs import harm

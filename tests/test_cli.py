@@ -228,7 +228,7 @@ def test_every_command_says_something(shelf, stats, plan, tmp_path):
 
 
 def test_numbers_json_cannot_say_become_null(monkeypatch):
-    monkeypatch.setattr("slimformer.plan.recipe.Recipe.model_dump", lambda _: {"a": [float("nan"), float("inf"), 1.0]})
+    monkeypatch.setattr("slimformer.recipe.Recipe.to_json", lambda _: {"a": [float("nan"), float("inf"), 1.0]})
     assert json.loads(done("recipes", "show", "stat", "--json").out) == {"a": [None, None, 1.0]}
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSequenceCl
 
 import slimformer
 from families import CLASSES
-from slimformer.heads.analytic import AnalyticHead
+from slimformer.heads.head_file import read_head
 from slimformer.heads.match_file import read_match
 from terminal import done, refused, save_tiny, texts
 
@@ -40,7 +40,7 @@ def test_probe_saves_a_stock_classifier_and_says_how_good_it_is(shelf, rows, tmp
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert model.config.id2label == {0: "even", 1: "odd"}
     assert model.config.num_hidden_layers == report["reading"]["layer"]
-    assert AnalyticHead.load(tmp_path / "out" / "head.safetensors").classes_.tolist() == ["even", "odd"]
+    assert read_head(tmp_path / "out" / "head.safetensors").classes_.tolist() == ["even", "odd"]
     again = done("probe", shelf / "bert", *how, "--out", tmp_path / "out", "--force")
     assert "confusion" in again.out
     assert "not held-out figures" in again.out

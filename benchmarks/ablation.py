@@ -23,12 +23,10 @@ from typing import Any
 import torch
 import transformers
 from rich.console import Console
-from slimformer.plan.recipe import Recipe, load_recipe
-from slimformer.steps.stages import keep_probes, make_plan, profile
 from torch import Tensor
 
 from cells import HERE, PACKAGE, Cell, code_hash, write_json
-from quality import Bench, Options, prepare
+from quality import Bench, Options, prepare, run_of
 from slimformer.calibrate.collect import BlockMoments
 from slimformer.calibrate.store import Statistics, open_statistics, write_block
 from slimformer.files.versions import versions
@@ -36,7 +34,12 @@ from slimformer.linalg.moments import Moments
 from slimformer.models import describe
 from slimformer.models.hooks import listening
 from slimformer.models.walk import real_rows, rehearse, through
+from slimformer.plan import Budget
+from slimformer.plan.settings import CutSettings
+from slimformer.recipe import cut_settings
 from slimformer.rewrite.apply import Cut, apply
+from slimformer.steps.calibration import keep_probes, profile
+from slimformer.steps.make import make_plan
 from slimformer.steps.refine import refine
 from verdicts import OURS, console_tables, summary
 
@@ -141,7 +144,7 @@ def cell(bench: Bench, name: str, budget: float) -> Cell:
     curves = profile(model, statistics, recipe)
     if recipe.allocation == "greedy" and not statistics.probes():
         keep_probes(model, statistics, bench.subject.calibration["select"])
-    plan = make_plan(model, statistics, curves, macs=budget, recipe=recipe)
+    plan = make_plan(run_of(bench.subject, statistics, curves), Budget(budget), recipe)
     small = apply(plan, model, curves, lambda i: variant.fitted(statistics.block(i)))
     if variant.refined:
         refine(small, model, Cut(plan, curves, statistics.block), bench.subject.calibration)
@@ -156,12 +159,12 @@ def cell(bench: Bench, name: str, budget: float) -> Cell:
 @cache
 def own_code() -> str:
     """What is decided here, and the metric."""
-    return code_hash([HERE / "ablation.py", PACKAGE / "fisher.py"])
+    return code_hash([HERE / "ablation.py", PACKAGE / "calibrate" / "metric.py"])
 
 
-def varied(variant: Variant) -> Recipe:
+def varied(variant: Variant) -> CutSettings:
     """The default recipe with the change."""
-    return load_recipe(OURS).model_copy(update=variant.change)
+    return cut_settings(OURS).model_copy(update=variant.change)
 
 
 def results_of(bench: Bench, dense: Cell, cells: list[Cell], threads: int) -> Mapping[str, Any]:

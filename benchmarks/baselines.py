@@ -22,7 +22,6 @@ from functools import partial
 from typing import Literal
 
 import torch
-from slimformer.plan.recipe import Recipe
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -37,6 +36,7 @@ from slimformer.plan import Budget, Edit, Plan, check_budget
 from slimformer.plan.allocate import Sizes, uniform
 from slimformer.plan.plan import kept_fractions
 from slimformer.plan.profile import Ladder, ladders, site_width
+from slimformer.plan.settings import CutSettings
 from slimformer.plan.stat import stat_bert, stat_opt
 from slimformer.rewrite.apply import apply, cut_site
 from slimformer.rewrite.sizes import keep_attributes_true, state_sizes
@@ -54,7 +54,7 @@ class Given:
     moments: Callable[[int], BlockMoments]
     weights: Mapping[str, float]  # what an error at each site counts for in our allocation
     seq_len: int
-    recipe: Recipe
+    recipe: CutSettings
 
     def width(self, site: Site) -> Width:
         """A site as the decompositions see it."""
@@ -231,7 +231,7 @@ def baseline_plan(name: str, given: Given, curves: Curves, macs: float) -> Plan:
     rungs = ladders(
         architecture, curves, seq_len=given.seq_len, weights=weights, multiple_of=recipe.multiple_of, plain=False
     )
-    budget = check_budget(architecture, Budget(macs), seq_len=given.seq_len, recipe=recipe, format="ragged")
+    budget = check_budget(architecture, Budget(macs), seq_len=given.seq_len, settings=recipe, format="ragged")
     allocation = method.allocation
     if allocation is stat_allocation:
         allocation = partial(stat_allocation, causal=architecture.family.causal)

@@ -26,7 +26,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,9 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.stages import keep_probes, profile
 
 from cells import HERE, deciding_code, write_json
-from quality import statistics_of
+from quality import calibrated_run
 from recipes import shared_file
 from slimformer.calibrate.documents import read_documents
 from slimformer.calibrate.text import Batch, padded_batches
@@ -55,7 +53,9 @@ from slimformer.evaluate.routing import (
     threshold_for_macs,
 )
 from slimformer.files.versions import versions
-from slimformer.steps.cascade import cut, observe
+from slimformer.plan import Budget
+from slimformer.steps.cascade import observe
+from slimformer.steps.make import make
 from subjects import Subject, digest, subject
 
 BUDGETS = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)  # of the cuts; the dense model is 1
@@ -142,21 +142,14 @@ def sst2(made: Subject, part: str, most: int | None) -> list[Batch]:
 
 def members(given: Setting, budgets: Sequence[float], refined: bool, say: Say) -> list[Member]:
     """Every cut, and last the dense model, with their answers; one model is in memory at a time."""
-    model, loaded = given.subject.model, given.subject.loaded
-    statistics = statistics_of(given.subject, say)
-    recipe = load_recipe("balanced")
-    say("curves and probes")
-    curves = profile(model, statistics, recipe)
-    if not statistics.probes():
-        keep_probes(model, statistics, given.subject.calibration["select"])
+    run, settings = calibrated_run(given.subject, "balanced", say)
+    run = run if refined else replace(run, after=())
     out = []
     for budget in (*budgets, 1.0):
         say(f"cut {budget:g}")
-        small, plan = cut(
-            loaded, statistics, curves, budget, recipe, refine_on=given.subject.calibration if refined else None
-        )
-        answers = {name: observe(small, batches) for name, batches in given.sets.items()}
-        out.append(Member(budget, plan.macs if plan else 1.0, answers))
+        made = make(run, Budget(budget), settings) if budget < 1 else run
+        answers = {name: observe(made.model.eval(), batches) for name, batches in given.sets.items()}
+        out.append(Member(budget, made.plan.macs if made.plan else 1.0, answers))
     return out
 
 

@@ -68,8 +68,8 @@ def deciding_code() -> str:
     """The code and the recipes that decide what a method does."""
     files = [file for folder in DECIDING for file in (PACKAGE / folder).glob("*.py")]
     recipes = (PACKAGE / "recipes").glob("*.yaml")
-    alone = [PACKAGE / "stages.py", PACKAGE / "probe.py", PACKAGE / "refine.py", HERE / "baselines.py"]
-    return code_hash([*files, *recipes, *alone])
+    alone = [PACKAGE / "steps" / f"{name}.py" for name in ("calibration", "make", "refine", "depth")]
+    return code_hash([*files, *recipes, *alone, HERE / "baselines.py"])
 
 
 @cache

@@ -18,14 +18,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.stages import make_plan, profile
-
 from cells import HERE, deciding_code, write_json
 from recipes import shared_file
 from slimformer.calibrate.store import Statistics, open_statistics
 from slimformer.files.versions import versions
 from slimformer.models.load import load_model
+from slimformer.plan import Budget
+from slimformer.recipe import cut_settings
+from slimformer.steps.make import from_statistics, make_plan
 
 MOST = 1e-6
 
@@ -66,8 +66,9 @@ def main() -> int:
         load = os.getloadavg()[0]
         seconds = {n: run(n, "calibrate", str(model), *how, "--out", f"{scratch}/{n}") for n in (1, 2)}
         found = {n: open_statistics(Path(scratch) / str(n)) for n in (1, 2)}
-        worst, recipe, dense = difference(found[1], found[2]), load_recipe("balanced"), load_model(model).model
-        plans = [make_plan(dense, s, profile(dense, s, recipe), recipe=recipe, macs=0.6) for s in found.values()]
+        worst, settings, dense = difference(found[1], found[2]), cut_settings("balanced"), load_model(model)
+        runs = [from_statistics(dense, statistics, settings) for statistics in found.values()]
+        plans = [make_plan(run, Budget(0.6), settings) for run in runs]
     result = {
         "benchmark": "distributed", "versions": versions(), "code": deciding_code(), "model": "stories15M",
         "tokens": options.tokens, "seconds": seconds, "ratio": seconds[2] / seconds[1], "difference": worst,

@@ -33,8 +33,6 @@ import numpy as np
 import torch
 import transformers
 from scipy.stats import spearmanr
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.workbench import workbench
 from torch import Tensor
 
 from cells import HERE, write_json
@@ -46,10 +44,13 @@ from slimformer.calibrate.text import Batch, packed_batches
 from slimformer.evaluate.intervals import mean_interval, paired_difference, score_interval
 from slimformer.evaluate.perplexity import perplexity
 from slimformer.files.versions import versions
-from slimformer.messages.progress import silent
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model
 from slimformer.plan import Budget
+from slimformer.recipe import cut_settings, load_recipe
+from slimformer.run import Run
+from slimformer.steps.calibration import calibrated
+from slimformer.steps.make import make
 from stsb import embeddings
 
 SEED = 0
@@ -286,14 +287,15 @@ def run(name: str, amount: Amount, file: Path, only: str | None, budgets: Sequen
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="elsewhere-") as scratch:
             data = data_of(fit, loaded, amount)
-            bench = workbench(loaded, data, Path(scratch), load_recipe(fit.recipe), "ragged", None, silent, {})
+            settings, after = cut_settings(fit.recipe), load_recipe(fit.recipe).after_cut
+            run = calibrated(Run(loaded, loaded.model, data=data, folder=Path(scratch), after=after), settings)
             for budget in wanted:
-                made = bench.make(Budget(budget))
+                made = make(run, Budget(budget), settings)
                 scores = judge(made.model)
                 seconds, started = time.monotonic() - started, time.monotonic()
                 cell = {
                     "model": name, "fit": fit.name, "recipe": fit.recipe, "broad": fit.broad, "budget": budget,
-                    "macs": made.plan.macs, "tokens": data.tokens, "seconds": round(seconds), "scores": scores,
+                    "macs": made.decided.macs, "tokens": data.tokens, "seconds": round(seconds), "scores": scores,
                 }  # fmt: skip
                 keep(file, key(name, fit, budget), cell)
                 brief = {text: round(score.get("excess", score.get("value")), 3) for text, score in scores.items()}

@@ -19,6 +19,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,9 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.stages import keep_probes, profile
 
 from cells import HERE, deciding_code, write_json
-from quality import statistics_of
+from quality import calibrated_run
 from slimformer.evaluate.compare import first_tokens
 from slimformer.files.versions import versions
 from slimformer.steps.frontier import correlation, frontier, sweep
@@ -45,19 +44,16 @@ RESULTS = HERE / "results"
 
 def front(name: str, tokens: int, least: float, console: Console) -> dict[str, Any]:
     """Predicted and measured divergence at every point of the front of one model, down to the budget `least`."""
-    made, recipe = subject(name, quick=False), load_recipe("balanced")
+    made = subject(name, quick=False)
     say = lambda text: console.print(f"{time.strftime('%H:%M:%S')} {name}: {text}")  # noqa: E731
-    statistics = statistics_of(made, say)
-    say("curves and probes")
-    curves = profile(made.model, statistics, recipe)
-    if not statistics.probes():
-        keep_probes(made.model, statistics, made.calibration["select"])
-    whole = frontier(made.model, statistics, curves, recipe)
+    run, settings = calibrated_run(made, "balanced", say)
+    run = replace(run, after=())  # predicted is what the cut alone does
+    whole = frontier(run, settings)
     points = [point for point in whole if point.plan.macs < 1 and point.plan.budget >= least]
     report, batches = next(iter(made.reports.items()))
     held_out = first_tokens(batches, tokens)
     rows = []
-    for row in sweep(made.model, statistics, curves, points, held_out):
+    for row in sweep(run, settings, points, held_out):
         kl = next(metric["small"] for metric in row["metrics"] if metric["name"] == "kl")
         rows.append({**{key: row[key] for key in ("budget", "macs", "params", "predicted_kl")}, "kl": kl})
         say(f"{row['budget']:g}: predicted {row['predicted_kl']:.4g}, measured {kl:.4g}")

@@ -26,8 +26,6 @@ from typing import Any
 import torch
 import transformers
 from rich.console import Console
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.stages import calibrate, carry_out, keep_probes, make_plan
 
 from cells import HERE, deciding_code, weights_hash, write_json
 from models import model_folder
@@ -36,12 +34,15 @@ from slimformer import compress
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.metric import fisher_metric
 from slimformer.calibrate.store import open_statistics
-from slimformer.cli.inputs import curves_of, loaded_for
-from slimformer.cli.options import AS_USUAL
+from slimformer.cli.frontier import loaded_for
 from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.models.load import load_model
-from slimformer.rewrite.surgery import round_weights
+from slimformer.models.opening import Opening
+from slimformer.plan import Budget
+from slimformer.recipe import cut_settings
+from slimformer.steps.calibration import calibrate, keep_probes
+from slimformer.steps.make import from_statistics, make
 
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5)
 MOST = 0.10
@@ -66,13 +67,9 @@ def clock(times: list[dict[str, float]]) -> Iterator[None]:
 
 def by_cut(stats: Path, budget: float) -> str:
     """What `slimformer cut` does up to saving; a hash of the weights."""
-    statistics, recipe = open_statistics(stats), load_recipe(RECIPE)
-    loaded = loaded_for(statistics, "", AS_USUAL)
-    curves = curves_of(loaded, statistics, recipe, lambda *_: None)
-    plan = make_plan(loaded.model, statistics, curves, macs=budget, recipe=recipe)
-    small = carry_out(plan, loaded.model, statistics, curves)
-    round_weights(small, loaded.dtype)
-    return weights_hash(small)
+    statistics, settings = open_statistics(stats), cut_settings(RECIPE)
+    run = from_statistics(loaded_for(statistics, "", Opening()), statistics, settings)
+    return weights_hash(make(run, Budget(budget), settings).model)
 
 
 def measured(name: str, tokens: int | None, console: Console) -> dict[str, Any]:

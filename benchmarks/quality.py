@@ -32,8 +32,6 @@ import torch
 import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from slimformer.plan.recipe import Recipe, load_recipe
-from slimformer.steps.stages import calibrate, carry_out, keep_probes, make_plan, profile
 from transformers import PreTrainedModel
 
 from baselines import BASELINES, Curves, Given, baseline_model, baseline_plan
@@ -63,8 +61,13 @@ from slimformer.models.ranks import heads_of
 from slimformer.plan import Budget
 from slimformer.plan.cost import Size, kv_cache_bytes
 from slimformer.plan.curves import path_name
+from slimformer.plan.settings import CutSettings
+from slimformer.recipe import cut_settings, load_recipe
 from slimformer.rewrite.apply import Cut
-from slimformer.steps.depth import make_shallow
+from slimformer.run import Run
+from slimformer.steps.calibration import calibrate, keep_probes, profile
+from slimformer.steps.depth import Depth, make_shallow
+from slimformer.steps.make import carry_out, make_plan
 from slimformer.steps.refine import refine
 from subjects import SUBJECTS, Scores, Subject, digest, subject
 from verdicts import OURS, console_tables, holds, summary
@@ -102,7 +105,7 @@ class Options:
 def statistics_of(subject: Subject, say: Say) -> Statistics:
     """What one calibration pass found, kept on disk until the model, the tokens or the code changes."""
     places = ("calibrate/collect.py", "calibrate/respond.py", "decompose/response.py", "decompose/metric.py",
-              "decompose/bypass.py", "fisher.py", "linalg/moments.py", "linalg/pairs.py")  # fmt: skip
+              "decompose/bypass.py", "calibrate/metric.py", "linalg/moments.py", "linalg/pairs.py")  # fmt: skip
     code = code_hash([PACKAGE / place for place in places])
     key = settings_hash(
         {
@@ -220,11 +223,10 @@ class Bench:
             plan = baseline_plan(method, given, curves(), budget)
             small = baseline_model(method, given, curves(), plan)
         else:
-            recipe = recipe_for(method)
-            format = "plain" if method == "plain" else "ragged"
-            plan = make_plan(model, self.statistics, curves(), macs=budget, recipe=recipe, format=format)
+            run = run_of(self.subject, self.statistics, curves(), "plain" if method == "plain" else "ragged")
+            plan = make_plan(run, Budget(budget), recipe_for(method))
             small = carry_out(plan, model, self.statistics, curves())
-            if recipe.refine and method != "nested":
+            if load_recipe(OWN[method]).after_cut and method != "nested":
                 refine(small, model, Cut(plan, curves(), self.statistics.block), self.subject.calibration)
         sizes = {path_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
         return Smaller(small, plan.macs, plan.params, sizes)
@@ -233,10 +235,8 @@ class Bench:
         """Fewer blocks: chosen on streams of the calibration text, so moments are of no use."""
         made = self.subject
         data = Data(dict(made.calibration), made.data, "", made.settings()["seed"], made.seq_len)
-        recipe = recipe_for("depth")
-        if not is_pre_norm(made.model, self.given.architecture.family):
-            recipe = recipe.model_copy(update={"depth": "drop"})
-        small, plan, _ = make_shallow(made.model, data, recipe, Budget(budget))
+        by = "cosine" if is_pre_norm(made.model, self.given.architecture.family) else "drop"
+        small, plan, _ = make_shallow(made.model, data, Depth(by=by, macs=budget, name="depth"))
         return Smaller(small, plan.macs, plan.params, {edit.site: edit.keep for edit in plan.edits})
 
     def _step(self, method: str) -> float:
@@ -245,9 +245,27 @@ class Bench:
         return 1 / self.given.architecture.n_blocks if coarse else 0.05 if method == "plain" else 0.01
 
 
-def recipe_for(method: str) -> Recipe:
-    """The recipe behind a row of ours."""
-    return load_recipe(OWN[method]).model_copy(update=CHANGES.get(method, {}))
+def recipe_for(method: str) -> CutSettings:
+    """The settings behind a row of ours."""
+    return cut_settings(OWN[method]).model_copy(update=CHANGES.get(method, {}))
+
+
+def run_of(subject: Subject, statistics: Statistics, curves: Curves, format: str = "ragged") -> Run:
+    """What one calibration gave: from here every budget is one plan away."""
+    return Run(subject.loaded, subject.model, format, statistics=statistics, curves=curves)
+
+
+def calibrated_run(subject: Subject, recipe: str, say: Say) -> tuple[Run, CutSettings]:
+    """A run from kept statistics, with probes and what the recipe does after its cut, and the settings of that."""
+    statistics, settings = statistics_of(subject, say), cut_settings(recipe)
+    say(f"{recipe}: curves and probes")
+    curves = profile(subject.model, statistics, settings)
+    if settings.allocation == "greedy" and not statistics.probes():
+        keep_probes(subject.model, statistics, subject.calibration["select"])
+    splits = {split: list(batches) for split, batches in subject.calibration.items()}
+    data = Data(splits, subject.data, "", subject.settings()["seed"], subject.seq_len)
+    run = run_of(subject, statistics, curves)
+    return replace(run, data=data, after=load_recipe(recipe).after_cut), settings
 
 
 def prepare(options: Options, say: Say) -> Bench:
@@ -257,7 +275,7 @@ def prepare(options: Options, say: Say) -> Bench:
     statistics = statistics_of(made, say)
     given = Given(
         made.model, describe(made.model), cache(statistics.block), statistics.weights(), made.seq_len,
-        load_recipe(OURS),
+        cut_settings(OURS),
     )  # fmt: skip
     settings = settings_hash({**made.settings(), "fingerprint": fingerprint(made.model)})
     store = Cache(quality_folder(made.name), settings, deciding_code(), options.keep_cells)
@@ -296,7 +314,7 @@ def run(options: Options, console: Console) -> tuple[Subject, Cell, list[Cell]]:
 
 def write_results(subject: Subject, options: Options, dense: Cell, cells: Sequence[Cell]) -> Path:
     """benchmarks/results/quality-<model>.json, from which the tables are rendered."""
-    recipe = load_recipe(OURS)
+    recipe = cut_settings(OURS)
     settings = {
         **subject.settings(),
         "ridge": recipe.ridge,

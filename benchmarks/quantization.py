@@ -30,13 +30,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.stages import carry_out, keep_probes, make_plan, profile
 from transformers import PreTrainedModel
 
 from cells import HERE, PACKAGE, code_hash, deciding_code, settings_hash, write_json
 from models import cache_folder
-from quality import statistics_of
+from quality import calibrated_run
 from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.pack import packed, stored_bytes
 from slimformer.checkpoint.save import save
@@ -48,6 +46,7 @@ from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.plan import Budget
 from slimformer.rewrite.quantize import Quantized, quantized, sparsified
+from slimformer.steps.make import carry_out, make_plan
 from subjects import Score, Subject, digest, subject
 from verdicts import excess_statement, level_statement
 
@@ -101,7 +100,10 @@ class Table:
         self.held_out = first_tokens(batches, windows * made.seq_len)
         self.dense_weights = _linear_weights(made.model)
         self.code = code_hash(
-            [*(PACKAGE / "quantize").glob("*.py"), *(PACKAGE / "decompose" / f"{name}.py" for name in SOLVE)]
+            [
+                *(PACKAGE / "rewrite" / name for name in ("quantize.py", "in_turn.py")),
+                *(PACKAGE / "decompose" / f"{name}.py" for name in SOLVE),
+            ]
         )
 
     def row(self, job: Job) -> Row:
@@ -151,12 +153,8 @@ def _linear_weights(model: PreTrainedModel) -> int:
 
 def cut_to(made: Subject, budget: Budget, say: Callable[[str], None]) -> PreTrainedModel:
     """The model cut to a budget as `slimformer cut` does."""
-    statistics, recipe = statistics_of(made, say), load_recipe("balanced")
-    curves = profile(made.model, statistics, recipe)
-    if not statistics.probes():
-        keep_probes(made.model, statistics, made.calibration["select"])
-    plan = make_plan(made.model, statistics, curves, budget=budget, recipe=recipe)
-    return carry_out(plan, made.model, statistics, curves)
+    run, settings = calibrated_run(made, "balanced", say)
+    return carry_out(make_plan(run, budget, settings), run.dense, run.known, run.curves)
 
 
 def reloaded(narrow: Quantized, ids: torch.Tensor) -> dict[str, Any]:

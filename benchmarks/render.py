@@ -1,4 +1,4 @@
-"""Tables of README and docs, rendered from benchmarks/results/*.json.
+"""Tables of README and docs, rendered from benchmarks/results/*.json, and those of steps from the code.
 
     python benchmarks/render.py             write them
     python benchmarks/render.py --check     only say which files are out of date (exit code 1)
@@ -7,6 +7,8 @@ A table stands between two comments, the first of which names a result file, and
 
     <!-- results:quality-smollm2/wikitext2 -->
     <!-- /results -->
+
+`results:steps` are the steps of recipes, `results:steps/cut` one of them.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from rank_tables import attention_speed, truncation
 from render_heads import HEADS
 from retrofit_tables import retrofit
 from spectra_tables import spectra_table
+from step_tables import steps
 from streaming_tables import distributed, streaming
 from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
 from task_tables import tasks
@@ -220,6 +223,8 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
 def table(name: str) -> str:
     """The table called `file` or `file/report`."""
     stem, _, report = name.partition("/")
+    if stem == "steps":
+        return steps(report or None)
     file = RESULTS / f"{stem}.json"
     if not file.is_file():
         raise NothingToRender(f"there is no {file.relative_to(ROOT)}")

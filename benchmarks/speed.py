@@ -25,8 +25,6 @@ from typing import Any
 
 import scipy.linalg
 import torch
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.stages import calibrate, carry_out, make_plan, profile
 
 from slimformer.calibrate.gather import gather
 from slimformer.evaluate import model_latency
@@ -34,7 +32,11 @@ from slimformer.linalg.moments import Moments
 from slimformer.linalg.pivoted_cholesky import pivots
 from slimformer.models import describe
 from slimformer.models.load import load_model
+from slimformer.plan import Budget
 from slimformer.plan.cost import block_cost
+from slimformer.recipe import cut_settings
+from slimformer.steps.calibration import calibrate, profile
+from slimformer.steps.make import carry_out, from_statistics, make_plan
 
 RESULTS = Path(__file__).parent / "results" / "speed.json"
 
@@ -64,7 +66,7 @@ def calibration(model: str = "demo:smollm2", tokens: int = 16_384) -> dict[str, 
         start = time.perf_counter()
         statistics = calibrate(loaded, data, Path(scratch))
         middle = time.perf_counter()
-        profile(loaded.model, statistics, load_recipe("balanced"))
+        profile(loaded.model, statistics, cut_settings("balanced"))
         end = time.perf_counter()
     speed = (before + sgemm_flops()) / 2
     bound = (forward + grams) / speed
@@ -94,14 +96,15 @@ def latency(model: str = "demo:smollm2", macs: float = 0.5, seq_len: int = 512, 
     loaded = load_model(model)
     architecture = describe(loaded.model)
     data = gather("builtin", loaded.model, loaded.processor, architecture, tokens=2048, seq_len=seq_len)
-    recipe = load_recipe("balanced").model_copy(update={"selector": "interpolative"})  # sizes matter here, not quality
+    # sizes matter here, not quality
+    settings = cut_settings("balanced").model_copy(update={"selector": "interpolative"})
     out = []
     with tempfile.TemporaryDirectory() as scratch:
         statistics = calibrate(loaded, data, Path(scratch))
-        curves = profile(loaded.model, statistics, recipe)
         for format in ("ragged", "plain"):
-            plan = make_plan(loaded.model, statistics, curves, macs=macs, recipe=recipe, format=format)
-            small = carry_out(plan, loaded.model, statistics, curves)
+            run = from_statistics(loaded, statistics, settings, format=format)
+            plan = make_plan(run, Budget(macs), settings)
+            small = carry_out(plan, loaded.model, statistics, run.curves)
             for batch in (1, 4):
                 measured = model_latency(
                     loaded.model,

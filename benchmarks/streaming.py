@@ -31,13 +31,12 @@ import torch
 import transformers
 from rich.console import Console
 from safetensors.torch import save_file
-from slimformer.plan.recipe import load_recipe
 
 from cells import HERE, deciding_code, write_json
-from slimformer import compress
+from slimformer import compress, compress_streamed
 from slimformer.files.versions import versions
 from slimformer.models.weight_files import INDEX
-from slimformer.steps.streaming import anonymous_memory, compress_streamed
+from slimformer.steps.memory import anonymous_memory
 
 LARGE = {
     "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
@@ -144,7 +143,7 @@ def timed(scratch: Path, console: Console) -> dict[str, Any]:
         params = write_checkpoint(folder / "dense", SMALL)
         ids = token_ids(SMALL["vocab_size"], 64, 128)
         for refine in (False, True):
-            how: dict[str, Any] = {"macs": 0.5, "recipe": load_recipe("uniform"), "refine": refine}
+            how: dict[str, Any] = {"macs": 0.5, "recipe": "uniform", "refine": refine}
             found: dict[str, list[float]] = {"in memory": [], "streamed": []}
             for n in range(REPEATS):
                 started = time.process_time()

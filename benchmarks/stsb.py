@@ -30,14 +30,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import rankdata, spearmanr
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.stages import keep_probes, profile
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
 from cells import HERE, deciding_code, write_json
-from quality import statistics_of
+from quality import calibrated_run
 from recipes import shared_file
 from slimformer.calibrate.documents import Document, read_documents
 from slimformer.calibrate.splits import split_documents
@@ -45,7 +43,8 @@ from slimformer.calibrate.text import padded_batches
 from slimformer.evaluate import mean_interval
 from slimformer.files.versions import versions
 from slimformer.models.load import load_model
-from slimformer.steps.cascade import cut
+from slimformer.plan import Budget
+from slimformer.steps.make import make
 from subjects import FULL, QUICK, SEED, Subject
 
 BUDGETS = (0.7, 0.5)
@@ -131,21 +130,15 @@ def all_embeddings(
     made: Subject, pairs: Pairs, say: Say
 ) -> tuple[Tensor, dict[tuple[str, float], tuple[float, Tensor]]]:
     """Embeddings of the dense model, and of every recipe at every budget with the MACs it keeps."""
-    model, loaded = made.model, made.loaded
-    statistics = statistics_of(made, say)
-    dense = embeddings(model, loaded.processor, pairs.sentences)
+    processor = made.loaded.processor
+    dense = embeddings(made.model, processor, pairs.sentences)
     out = {}
     for name in RECIPES:
-        recipe = load_recipe(name)
-        say(f"{name}: curves")
-        curves = profile(model, statistics, recipe)
-        if recipe.allocation == "greedy" and not statistics.probes():
-            keep_probes(model, statistics, made.calibration["select"])
+        run, settings = calibrated_run(made, name, say)
         for budget in BUDGETS:
             say(f"{name} {budget:g}")
-            refine_on = made.calibration if recipe.refine else None
-            small, plan = cut(loaded, statistics, curves, budget, recipe, refine_on=refine_on)
-            out[name, budget] = (plan.macs if plan else 1.0, embeddings(small, loaded.processor, pairs.sentences))
+            small = make(run, Budget(budget), settings)
+            out[name, budget] = (small.decided.macs, embeddings(small.model.eval(), processor, pairs.sentences))
     return dense, out
 
 

@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from slimformer.plan.recipe import load_recipe
-from slimformer.steps.workbench import Bench, workbench
 
 from cells import write_json
 from models import model_folder
@@ -39,6 +37,10 @@ from slimformer.evaluate.task import Options, evaluate_task
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model
 from slimformer.plan import Budget
+from slimformer.recipe import cut_settings, load_recipe
+from slimformer.run import Run
+from slimformer.steps import calibration
+from slimformer.steps.make import make
 
 RESULTS = Path(__file__).parent / "results" / "tasks.json"
 TOKENS, DOCUMENTS = 16_384, 4_000  # to fit on, to read
@@ -97,25 +99,27 @@ def sentences() -> Iterator[Subject]:
 SUBJECTS: dict[str, Callable[[], Any]] = {"sst2": sst2, "xquad": xquad, "sentences": sentences}
 
 
-def calibrated(subject: Subject, folder: Path, seconds: dict[str, float]) -> Bench:
+def calibrated(subject: Subject, folder: Path, seconds: dict[str, float]) -> Run:
     """All that is needed for every budget, from one pass."""
     loaded = subject.loaded
     data = gather(
         subject.calibration, loaded.model, loaded.processor, describe(loaded.model), seq_len=subject.seq_len,
         tokens=TOKENS, seed=SEED,
     )  # fmt: skip
-    return workbench(loaded, data, folder, load_recipe(RECIPE), "ragged", None, lambda *_: None, seconds)
+    after = load_recipe(RECIPE).after_cut
+    start = Run(loaded, loaded.model, data=data, folder=folder, seconds=seconds, after=after)
+    return calibration.calibrated(start, cut_settings(RECIPE))
 
 
-def scored(bench: Bench, subject: Subject, budget: float) -> dict[str, Any]:
+def scored(start: Run, subject: Subject, budget: float) -> dict[str, Any]:
     """One budget: what was kept, and every task."""
-    made = bench.make(Budget(budget))
+    made = make(start, Budget(budget), cut_settings(RECIPE))
     small = replace(subject.loaded, model=made.model, name=f"{RECIPE} {budget:g}")
     reports = {}
     for task, how in subject.tasks.items():
         found = evaluate_task(task, subject.loaded, small, replace(how, seed=SEED)).to_dict()
         reports[task] = {key: found[key] for key in ("examples", "unit", "metrics", "settings", "notes")}
-    return {"budget": budget, "macs": round(made.plan.macs, 5), "tasks": reports}
+    return {"budget": budget, "macs": round(made.decided.macs, 5), "tasks": reports}
 
 
 def record(name: str, found: dict[str, Any], threads: int) -> None:
@@ -132,10 +136,10 @@ def run(name: str, budgets: list[float], threads: int) -> None:
     """One subject at all budgets."""
     seconds: dict[str, float] = {}
     with SUBJECTS[name]() as subject, tempfile.TemporaryDirectory() as scratch:
-        bench = calibrated(subject, Path(scratch), seconds)
+        start = calibrated(subject, Path(scratch), seconds)
         cells = []
         for budget in sorted(budgets, reverse=True):
-            cells.append(scored(bench, subject, budget))
+            cells.append(scored(start, subject, budget))
             for task, report in cells[-1]["tasks"].items():
                 for m in report["metrics"]:
                     line = f"{m['name']} {m['dense']:.2f} → {m['small']:.2f} (recovery {m['recovery']:.1f} %)"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from slimformer.plan.recipe import Recipe, names
 
 from slimformer.calibrate.store import Provenance
 from slimformer.calibrate.tasks import TASKS
@@ -19,6 +18,9 @@ from slimformer.decompose import METHODS, Curve
 from slimformer.evaluate.report import Footprint, Report
 from slimformer.models import FAMILIES
 from slimformer.plan import Edit, Plan
+from slimformer.recipe import Recipe
+from slimformer.recipes import names
+from slimformer.steps import STEPS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -136,9 +138,37 @@ def test_the_readme_is_short():
 
 @pytest.mark.parametrize("kind", [Recipe, Plan, Edit, Report, Footprint, Provenance, Curve], ids=lambda k: k.__name__)
 def test_every_field_of_every_file_is_explained(kind):
-    known = Recipe.model_fields if kind is Recipe else [field.name for field in dataclasses.fields(kind)]
+    known = [field.name for field in dataclasses.fields(kind)]
     said = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")))
     assert set(known) <= said, f"docs/formats.md does not explain {', '.join(sorted(set(known) - said))}"
+
+
+def test_every_step_and_setting_is_explained():
+    text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    for name, step in STEPS.items():
+        _, found, table = text.partition(f"**`{name}`**: ")
+        assert found, f"docs/formats.md does not explain the step {name}; run `python benchmarks/render.py`"
+        said = set(re.findall(r"^\| `(\w+)` \|", table.split("**`")[0], re.MULTILINE))
+        assert step.model_fields.keys() - {"name"} <= said, f"{name}: run `python benchmarks/render.py`"
+
+
+def test_the_walk_of_compress_names_functions_that_are_there():
+    """docs/design.md: at most twenty hops from the shell to the folder, each a file and a function in it."""
+    rows = re.findall(r"^\| \d+ \| `([\w/.]+)` \| `(\w+)` \|", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+    assert 10 < len(rows) <= 20
+    for file, function in rows:
+        text = (ROOT / "src" / "slimformer" / file).read_text(encoding="utf-8")
+        assert re.search(rf"^\s*def {function}\(", text, re.MULTILINE), f"{file} has no {function}"
+
+
+@identified(DOCUMENTS)
+def test_files_of_the_package_that_are_named_are_there(path):
+    """`steps/cut.py` and the like, below the package or the repository; not what only used to be so."""
+    if path.name == "CHANGELOG.md":
+        return
+    for name in re.findall(r"`(\w+/[\w/]*\w+\.py)`", prose(path)):
+        places = [ROOT / name, ROOT / "src" / "slimformer" / name, path.parent / name]
+        assert any(place.exists() for place in places) or name.endswith("phi.py"), f"there is no {name}"
 
 
 def test_every_family_method_recipe_and_data_set_is_named():

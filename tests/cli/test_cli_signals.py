@@ -110,7 +110,7 @@ def test_progress_is_shown_until_something_goes_wrong(shelf, tmp_path, monkeypat
     def fails(*_: object, **__: object) -> None:
         raise SlimformerError("it goes wrong here")
 
-    monkeypatch.setattr("slimformer.steps.workbench.make_plan", fails)
+    monkeypatch.setattr("slimformer.steps.make.make_plan", fails)
     assert "it goes wrong here" in refused(*compress(shelf / "llama", shelf, tmp_path / "y"))
 
 

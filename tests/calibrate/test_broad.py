@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from families import tiny
-from slimformer.calibrate.broad import shuffled
+from slimformer.calibrate.broad import broad_documents, shares_nothing_with, shuffled
 from slimformer.calibrate.builtin import KINDS, builtin_documents, role_of
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.gather import Data, gather
@@ -65,3 +68,51 @@ def test_whoever_reads_the_beginning_reads_every_text() -> None:
 
 WORDS = [f"alpha {i} " for i in range(60)]
 OTHERS = [f"omega {i} " for i in range(60)]
+
+
+def words_in_a_row(text: str, n: int = 24) -> set[tuple[str, ...]]:
+    words = text.split()
+    return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+@pytest.mark.parametrize("sources", ["{mine},builtin", "builtin,{mine}", "builtin:code,{mine}", "builtin:code+stories"])
+def test_nothing_held_out_is_fitted_when_the_builtin_text_is_one_of_several(
+    tmp_path: Path, model_type: str, sources: str
+) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("\n\n".join(" ".join(f"{word}{i}" for word in "abcdefghijklmnopqrstuvwxyz" * 9) for i in range(90)))
+    model = tiny(model_type, vocab_size=384, max_position_embeddings=256)
+    data = gather(sources.format(mine=mine), model, of_bytes(), describe(model), tokens=60_000, seq_len=256, broad=True)
+    fitted = words_in_a_row(read([*data.splits["fit"], *data.splits["select"]]), 12)
+    for split in ("report", "certify"):
+        held_out = words_in_a_row(read(data.splits[split]), 12)
+        assert held_out and len(held_out & fitted) <= 0.01 * len(held_out)  # phrases of code
+
+
+def test_kinds_of_the_builtin_text_get_broad_text_of_the_other_kinds(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("\n\n".join(texts(80)))
+    assert gathered("llama", f"builtin:code,{mine}", broad=True).mixed == "builtin"
+    assert gathered("llama", f"{mine},builtin", broad=True).mixed is None
+    code = pieces(builtin_documents(("code",)))
+    left = broad_documents("fit", rows=False, allowed=shares_nothing_with(builtin_documents(("code",))))
+    assert left and not pieces(left) & code
+
+
+def test_text_that_is_the_users_own_is_not_called_other_text(tmp_path: Path) -> None:
+    whales = [document.text for document in builtin_documents(("stories",), "other")]
+    mine = tmp_path / "whales.txt"
+    mine.write_text("\n<|endoftext|>\n".join(text.replace("\n", "  \n") for text in whales))
+    every, left = (set(gathered("llama", source, broad=True).other) for source in ("builtin", str(mine)))
+    assert every - left == {"moby-dick"}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_other_text_is_of_many_documents_of_every_source(model_type: str) -> None:
+    model = tiny(model_type, vocab_size=384)
+    own = [Document(text) for text in texts(80)]
+    data = gather(own, model, of_bytes(), describe(model), tokens=32_768, seq_len=64, broad=True)
+    for name, batches in data.other.items():
+        numbers = torch.cat([batch.documents.flatten() for batch in batches])  # type: ignore[union-attr]
+        assert len(numbers[numbers >= 0].unique()) >= 5, name  # of bytes; of usual tokens four times as many

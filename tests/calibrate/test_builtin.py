@@ -77,6 +77,7 @@ def test_without_a_name_the_text_kinds_come_in_equal_shares():
 def test_kinds_are_named_after_a_colon():
     assert kinds_of(read_documents("builtin:code")) == {"code"}
     assert kinds_of(read_documents("builtin:code+stories")) == {"code", "stories"}
+    assert kinds_of(read_documents("builtin:code + stories")) == {"code", "stories"}
     assert kinds_of(read_documents("builtin:code,builtin:sentences")) == {"code", "sentences"}
 
 

@@ -162,3 +162,11 @@ def test_data_that_nobody_named_are_said_to_be_so():
     assert "no data were named" in unnamed_data(data.reading, data.name)[0]
     assert unnamed_data(named.reading, named.name) == []
     assert data.hash == named.hash
+
+
+def test_a_list_of_files_is_recorded_as_its_files(lines, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(LINES[:200]))
+    model = tiny("llama")
+    data = gather([lines, str(other)], model, tiny_tokenizer(), describe(model), tokens=400, seq_len=16)
+    assert data.name == f"{lines},{other}" and data.reading["sources"] == [str(lines), str(other)]

@@ -1,5 +1,6 @@
 """Every kind of model is measured by what it is for, on all of the data or with a word on how much of it."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from families import CLASSES, HEADS, tiny, tiny_batches, tiny_compressed
 from slimformer.evaluate import compare as comparing
 from slimformer.evaluate import logit_divergence
 from slimformer.evaluate.compare import compare
+from slimformer.evaluate.intervals import Interval
 from slimformer.evaluate.language import language_pair
 from slimformer.evaluate.perplexity import perplexity
 
@@ -83,3 +85,18 @@ def test_labels_a_model_does_not_know_are_no_mistakes_of_it():
     dense = tiny("bert", "classify")
     batches = [replace(batch, labels=torch.full((8,), -1)) for batch in tiny_batches(dense)]
     assert [metric.name for metric in compare(dense, tiny_compressed(dense), batches)] == DIVERGENCE
+
+
+@pytest.mark.parametrize("head", ["bare", "causal"])
+def test_intervals_over_few_documents_stay_within_what_is_possible(head, monkeypatch):
+    """Two documents, one far worse than the other: the factor of a positive interval knows no bound."""
+    monkeypatch.setattr(comparing, "positive_interval", lambda values, weights: Interval(values[0], -0.1, 16.0, 0.95))
+    monkeypatch.setattr(comparing, "smooth_interval", lambda *_, **__: Interval(0.1, -0.1, 16.0, 0.95))
+    dense = tiny("bert" if head == "bare" else "llama", head)
+    for metric in compare(dense, tiny_compressed(dense), tiny_batches(dense, 2)):
+        if metric.name.startswith("cosine"):
+            assert (metric.low, metric.high) == (-2.0, 0.0)
+        elif metric.name == "cka":
+            assert (metric.low, metric.high) == (-1.0, 0.0)
+        elif metric.name == "kl":
+            assert metric.low == 0.0 and metric.high == pytest.approx(math.log(dense.config.vocab_size))

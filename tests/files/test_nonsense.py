@@ -99,7 +99,9 @@ STATISTICS: dict[str, tuple[Damage, str]] = {
     "another type": (says("stats.json", model_type="bert"), "model_type is said to be bert, and is llama"),
     "less than no tokens": (says("stats.json", tokens={"fit": -5, "select": 3}), "tokens.fit: Input should be"),
     "other numbers of tokens": (says("stats.json", tokens={"fit": 7, "select": 3}), "stats.json speaks of 7 tokens"),
-    "no precision": (says("stats.json", dtype="zzz"), "dtype: String should match"),
+    "no precision": (says("stats.json", dtype="zzz"), "dtype: should be float64 or"),
+    "read at no length": (says("stats.json", reading={"seq_len": -1}), "reading.seq_len: Input should be greater"),
+    "read at any length": (says("stats.json", reading={"seq_len": 10**15}), "reading.seq_len: Input should be less"),
     "a field too many": (says("stats.json", x=1), "x: Unexpected keyword"),
     "a number as text": (says("stats.json", seed="0"), "seed: Input should be a valid integer"),
     "no weights": (text("loudness.json", "{}"), "loudness.json cannot be read"),
@@ -154,10 +156,10 @@ def twice(plan: dict[str, Any]) -> dict[str, Any]:
 
 PLANS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "a budget below nothing": (lambda _: {"budget": -7}, "budget: Input should be greater than 0"),
-    "a budget of nothing known": (lambda _: {"by": "zzz"}, "by: String should match"),
+    "a budget of nothing known": (lambda _: {"by": "zzz"}, "by: should be macs or params"),
     "a length of no model": (lambda _: {"seq_len": 10**15}, "seq_len: Input should be less"),
     "longer than this model": (lambda _: {"seq_len": 10**6}, "positions"),
-    "another metric": (lambda _: {"metric": "zzz"}, "metric: String should match"),
+    "another metric": (lambda _: {"metric": "zzz"}, "metric: should be squares or fisher"),
     "fractions of nothing": (lambda _: {"macs": math.nan}, "it holds NaN"),
     "an edit twice": (twice, "names blocks.0.attn.heads twice"),
 }
@@ -182,7 +184,29 @@ def test_an_edit_stands_once_in_python_too():
         Plan("x", 0.5, 0.5, 0.5, 8, "ragged", 0.0, True, "", (edit, edit))
 
 
+def row(name: str, small: float, better: str = "lower", **more: Any) -> dict[str, Any]:
+    return {"name": name, "dense": 2.0 if better == "lower" else 1.0, "small": small, "better": better, **more}
+
+
+PACE = {"dense": 1.0, "small": 0.5, "ratio": 0.5}
+LATENCY = {"body": PACE, "end_to_end": {**PACE, "ratio": -1}, "repeats": 5, "threads": 1}
+PROMISE = {"epsilon": 0.1, "delta": 0.05, "clip": 0.4, "documents": -4, "promise": "all is well"}
 REPORTS = {
+    "a budget of nothing known": ({"budget_by": "zzz"}, "budget_by: should be macs or params or latency"),
+    "less than no tokens": ({"data": {"tokens": {"fit": -5}}}, "data.tokens.fit: Input should be greater"),
+    "data of no length": ({"data": {"reading": {"seq_len": -1}}}, "data.reading.seq_len: Input should be greater"),
+    "no perplexity": ({"metrics": [row("perplexity", -3)]}, "metrics: perplexity cannot be -3"),
+    "more than all": ({"metrics": [row("agreement", 1.5, "higher")]}, "metrics: agreement cannot be 1.5"),
+    "less than no tokens measured on": ({"metrics": [row("kl", 0.1, on=-4)]}, "metrics.0.on: Input should be greater"),
+    "an interval turned round": ({"metrics": [row("kl", 1, low=2, high=1)]}, "the interval of kl ends before"),
+    "nonsense elsewhere": ({"other_data": [{"name": "x", "metrics": [row("kl", -1)]}]}, "other_data, x: kl cannot be"),
+    "time that runs back": ({"latency": LATENCY}, "latency.end_to_end.ratio: Input should be greater"),
+    "another quotient": (
+        {"latency": {**LATENCY, "end_to_end": {**PACE, "ratio": 0.7}}},
+        "latency.end_to_end.ratio is said to be 0.7",
+    ),
+    "a certificate of no documents": ({"certificate": PROMISE}, "certificate.documents: Input should be greater"),
+    "negative seconds": ({"seconds": {"load": -1}}, "seconds.load: Input should be greater"),
     "a budget below nothing": ({"budget": -7}, "budget: Input should be greater"),
     "a length below nothing": ({"seq_len": -1}, "seq_len: Input should be greater"),
     "another ratio": ({"macs_kept": 0.123}, "macs_kept is said to be 0.123"),
@@ -200,3 +224,17 @@ def test_reports_that_make_no_sense_are_not_shown(name, made, tmp_path):
     assert message in refused("report", folder, "--force")
     said = slimformer("eval", folder, "--against", made / "llama", "--data", made / "text.txt", "--tokens", 300)
     assert said.code == 2 and message in said.err
+
+
+def test_what_follows_from_other_fields_is_computed_anew(made):
+    """The losses at home and elsewhere are printed large, and nobody's word is taken for them."""
+    from slimformer.evaluate.report_file import read_report
+
+    report = json.loads((made / "small" / "report.json").read_text())
+    other = {"name": "builtin: x", "unfitted": True, "metrics": [row("kl", 0.4) | {"dense": 0.0}]}
+    said = {"metric": "KL", "home": -5, "elsewhere": 0.0, "sources": 99, "worst": {"name": "y", "loss": 0}}
+    changes = {"metrics": [row("kl", 0.1) | {"dense": 0.0}], "other_data": [other], "elsewhere": said}
+    place = made / "told.json"
+    place.write_text(json.dumps({**report, **changes}))
+    found = read_report(place)["elsewhere"]
+    assert (found["home"], found["elsewhere"], found["sources"]) == (0.1, 0.4, 1)

@@ -5,7 +5,7 @@ What is in it, from where and under which licence: `builtin/sources.json`; `benc
 
 import json
 import lzma
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -27,10 +27,13 @@ MEASURED_ON = ("perl-faq", "moby-dick", "handbook", "express")
 Role = Literal["fit", "select", "other"]
 
 
-def builtin_documents(kinds: Sequence[str] | None = None, role: Role = "fit") -> list[Document]:
+def builtin_documents(
+    kinds: Sequence[str] | None = None, role: Role = "fit", *, allowed: Callable[[Document], bool] = lambda _: True
+) -> list[Document]:
     """Documents of the kinds named, mixed in equal shares of characters; without names, the English text kinds.
 
-    Every source has one role: its documents are fitted, chosen on, or only measured on.
+    Every source has one role: its documents are fitted, chosen on, or only measured on. Those that are not `allowed`
+    are left out before the others are mixed, and so is a kind of which that is most.
     """
     chosen = TEXT_KINDS if kinds is None else tuple(kinds)
     for kind in chosen:
@@ -40,7 +43,9 @@ def builtin_documents(kinds: Sequence[str] | None = None, role: Role = "fit") ->
     for kind, document in _all_documents():
         if kind in by_kind and role_of(document.source) == role:
             by_kind[kind].append(document)
-    return mix_documents([documents for documents in by_kind.values() if documents])
+    left = [(list(filter(allowed, documents)), documents) for documents in by_kind.values()]
+    # the rest of a kind would end the mixture early, because none may outweigh another
+    return mix_documents([some for some, documents in left if some and 2 * len(some) >= len(documents)])
 
 
 def role_of(source: str | None) -> Role:
@@ -49,14 +54,15 @@ def role_of(source: str | None) -> Role:
 
 
 def names_builtin(source: Any) -> bool:
-    """Whether a source is `builtin`, or kinds of it: `builtin:code`."""
-    return isinstance(source, str) and (source == BUILTIN or source.startswith(f"{BUILTIN}:")) and "\n" not in source
+    """Whether one source is `builtin`, or kinds of it: `builtin:code`. Several between commas are not one."""
+    one = isinstance(source, str) and not any(sign in source for sign in ",\n")
+    return one and (source == BUILTIN or source.startswith(f"{BUILTIN}:"))
 
 
 def builtin_kinds(name: str) -> tuple[str, ...] | None:
     """The kinds that `builtin` (None: the default), `builtin:code` or `builtin:code+stories` names."""
     _, _, kinds = name.partition(":")
-    return tuple(kinds.split("+")) if name != BUILTIN else None
+    return tuple(kind.strip() for kind in kinds.split("+")) if name != BUILTIN else None
 
 
 @lru_cache(maxsize=1)

@@ -59,14 +59,10 @@ def read_documents(
     anything else means texts. Several sources are mixed evenly, see `mix_documents`. With `rows` plain text is read
     for a model of examples, not of running text (`text_documents`); what was taken for an example `say` is told.
     """
-    if isinstance(source, str | Path):
-        names: list[Any] = source_names(source)
-    else:
-        names = list(source)
-        if not names:
-            raise DataEmpty("the list of texts is empty; give at least one text or file")
-        if not _names_a_source(names[0]):
-            return _in_memory(names)
+    listed = source if isinstance(source, str | Path) else list(source)
+    names = named_sources(listed)
+    if names is None:
+        return _in_memory([] if isinstance(listed, str | Path) else listed)
     wanted = (columns,) if isinstance(columns, str) else columns
     return mix_documents([_read_one(name, wanted, label, rows, say) for name in names])
 
@@ -76,6 +72,13 @@ def source_names(source: str | Path) -> list[str | Path]:
     if isinstance(source, Path) or os.path.isfile(source):  # os.path, as a text may be too long for a name
         return [source]
     return [name.strip() for name in source.split(",") if name.strip()] or [source]
+
+
+def named_sources(source: str | Path | Sequence[Any]) -> list[Any] | None:
+    """The sources that are named, between commas or in a list; None where a list has the texts themselves."""
+    if isinstance(source, str | Path):
+        return source_names(source)
+    return list(source) if len(source) and _names_a_source(source[0]) else None
 
 
 def text_documents(lines: Iterable[str], *, rows: bool = False) -> list[Document]:
@@ -143,7 +146,7 @@ def _label(value: Any, kind: Callable[[str], Label]) -> Label:
 
 
 def _names_a_source(item: Any) -> bool:
-    if isinstance(item, Path) or names_builtin(item):
+    if isinstance(item, Path) or names_builtin(item) or item == SELF:
         return True
     if not isinstance(item, str) or len(item) > 1_000 or "\n" in item:
         return False
@@ -152,6 +155,8 @@ def _names_a_source(item: Any) -> bool:
 
 
 def _in_memory(items: Sequence[Any]) -> list[Document]:
+    if not items:
+        raise DataEmpty("the list of texts is empty; give at least one text or file")
     for item in items:
         if not isinstance(item, str | Document):
             raise DataUnreadable(f"texts in memory must be strings, and one is a {type(item).__name__}")

@@ -19,14 +19,17 @@ from slimformer.calibrate.broad import (
     SELECT_SHARE,
     broad_documents,
     other_documents,
+    pieces_of,
+    shares_nothing_with,
     shuffled,
 )
 from slimformer.calibrate.builtin import BUILTIN, names_builtin
-from slimformer.calibrate.documents import SELF, Document, Source, Unnamed, source_names
+from slimformer.calibrate.document import mix_documents
+from slimformer.calibrate.documents import SELF, Document, Source, Unnamed, named_sources
 from slimformer.calibrate.images import image_batches, read_images
 from slimformer.calibrate.own_text import own_documents
 from slimformer.calibrate.splits import SHARES, SPLITS, cut_documents, numbered, one_of_each, split_documents
-from slimformer.calibrate.tasks import TASKS, Purpose, read_data, require_there
+from slimformer.calibrate.tasks import TASKS, Purpose, read_data, require_there, spread
 from slimformer.calibrate.text import Batch, batches, data_hash, in_turn, padded_batches, token_batches, unread
 from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
 from slimformer.messages.short import Short
@@ -132,6 +135,7 @@ def gather(
     # without a padding token a decoder cannot tell where a row ends, so it reads one at a time
     batch_size = 1 if in_rows and model.config.pad_token_id is None else batch_size
     notes: list[str] = []
+    source = source if isinstance(source, str | Path | Tensor) else list(source)  # what gives texts gives them once
     if isinstance(source, Tensor):
         data = _from_ids(source, architecture, length, tokens=tokens, samples=samples, seed=seed, batch_size=batch_size)
     else:
@@ -158,7 +162,8 @@ def gather(
             _require_all(data.splits, least=2)  # of the user's own text
             same = {"model": model, "processor": processor, "architecture": architecture, "length": length}
             make = partial(_batches, **same, batch_size=batch_size)
-            data = _with_broad_text(data, make, tokens or TOKENS, builtin=names_builtin(source), batch_size=batch_size)
+            builtin = BUILTIN in (named_sources(source) or ())
+            data = _with_broad_text(data, documents, make, tokens or TOKENS, builtin=builtin, batch_size=batch_size)
     _require_all(data.splits, least=1 if family.image else 2)
     _require_readable(data.splits, model, architecture)
     asked = {"tokens": tokens, "samples": samples, "columns": list(columns) if columns else None, "purpose": purpose}
@@ -168,36 +173,43 @@ def gather(
 
 
 def _with_broad_text(
-    data: Data, make: Callable[..., list[Batch]], tokens: int, *, builtin: bool, batch_size: int
-) -> Data:
-    """The data with broad text fitted beside them (none beside the built-in text itself), chosen on and measured on."""
-    rows = not data.windows
-    own = data.splits
-    select = make(broad_documents("select", rows=rows), tokens=int(SELECT_SHARE * SHARE["select"] * tokens))
-    parts = {"select": [own["select"], select]}
+    data: Data, documents: Sequence[Document], make: Callable[..., list[Batch]], tokens: int, *, builtin: bool,
+    batch_size: int,
+) -> Data:  # fmt: skip
+    """The data with broad text fitted beside them, chosen on and measured on, without what the data hold themselves.
+
+    Where all of the `builtin` text is among the sources, no more of it is fitted: what was held out of it stays so.
+    """
+    allowed, own = shares_nothing_with(documents), data.splits
+    broad = partial(broad_documents, rows=not data.windows, allowed=allowed)
+    parts = {"select": [own["select"], make(broad("select"), tokens=int(SELECT_SHARE * SHARE["select"] * tokens))]}
     if not builtin:
-        parts["fit"] = [own["fit"], make(broad_documents("fit", rows=rows), tokens=int(FIT_SHARE * tokens))]
+        parts["fit"] = [own["fit"], make(broad("fit"), tokens=int(FIT_SHARE * tokens))]
     mixed = {split: shuffled(part, seed=data.seed, batch_size=batch_size) for split, part in parts.items()}
     amount = max(int(OTHER_SHARE * tokens), 2 * data.seq_len)
-    other = {name: make(documents, tokens=amount) for name, documents in other_documents(rows=rows).items()}
+    others = other_documents(rows=not data.windows, allowed=allowed)
+    pieces = {name: pieces_of(each, characters=CHARACTERS * amount) for name, each in others.items()}
+    other = {name: batches for name, each in pieces.items() if (batches := make(each, tokens=amount))}
     alone = {} if builtin else {split: own[split] for split in ("fit", "select")}
     return replace(data, splits=own | mixed, other=other, mixed=None if builtin else BUILTIN, own=alone)
 
 
 def describe_source(source: Any) -> str:
     """A short name for reports; never the data themselves."""
-    if isinstance(source, str | Path):
-        return str(source)
     if isinstance(source, Tensor):
         return "token ids in memory"
+    names = None if isinstance(source, str | Path) else named_sources(source)
+    if isinstance(source, str | Path) or names:
+        return ",".join(map(str, names or [source]))
     return f"{type(source).__name__} in memory"
 
 
 def places(source: Any) -> list[str] | None:
     """Where the data are, for this machine and from any folder of it; None for what is in memory."""
-    if not isinstance(source, str | Path):
+    names = None if isinstance(source, Tensor) else named_sources(source)
+    if names is None:
         return None
-    return [str(name) if _names_no_place(name) else str(Path(name).resolve()) for name in source_names(source)]
+    return [str(name) if _names_no_place(name) else str(Path(name).resolve()) for name in names]
 
 
 def _names_no_place(name: str | Path) -> bool:
@@ -220,11 +232,16 @@ def _documents(
             "there is no tokenizer with the model, so it cannot read text; put its tokenizer.json beside config.json "
             "(from Python: give a tokenizer as `processor`, or token ids as data)"
         )
-    if source == SELF:
-        return own_documents(model, processor, tokens=wanted, seed=seed)
-    if source == BUILTIN and not reads_windows(model, architecture.family):
-        return broad_documents("fit", rows=True)
-    return read(source, rows=reads_examples(model, architecture.family))
+    read = partial(read, rows=reads_examples(model, architecture.family))
+    made: dict[str, Callable[[], list[Document]]] = {
+        SELF: partial(own_documents, model, processor, tokens=wanted, seed=seed)
+    }
+    if not reads_windows(model, architecture.family):
+        made[BUILTIN] = partial(broad_documents, "fit", rows=True)
+    names = named_sources(source if isinstance(source, str | Path) else list(source)) or []
+    if not any(name in made for name in names):
+        return read(source)
+    return spread(mix_documents([made[name]() if name in made else read(name) for name in names]), samples)
 
 
 def _batches(
@@ -277,6 +294,11 @@ def _sides(size: Any) -> tuple[int, int]:
 
 
 def _folder(source: Any) -> str | Path:
+    if source == SELF and not Path(SELF).is_dir():
+        raise DataNotFound(
+            f"a vision model reads images and writes none, so it has no data of its own; give a folder of images with "
+            f"{option('data')}"
+        )
     if not isinstance(source, str | Path) or names_builtin(source):
         raise DataNotFound(f"a vision model is calibrated on images; give a folder of them with {option('data')}")
     if Path(source).is_file():

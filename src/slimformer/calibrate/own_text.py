@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,15 @@ def own_documents(
     """At least `tokens` tokens of text by the model itself; the same seed, the same text. From the cache, if there."""
     require_writer(model)
     key = hashlib.blake2b(
-        json.dumps([fingerprint(model), tokens, seed, ROWS, LENGTH, LEFT_OUT, STEPS]).encode(), digest_size=12
+        json.dumps([fingerprint(model), _words(tokenizer), tokens, seed, ROWS, LENGTH, LEFT_OUT, STEPS]).encode(),
+        digest_size=12,
     ).hexdigest()
     file = cache_folder() / f"{key}.json"
     texts = _cached(file)
     if texts is None:
         texts = [text for rows in _written(model, tokenizer, tokens, seed) for text in rows]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
-        draft.write_text(sealed_json({"texts": texts}), encoding="utf-8")
-        os.replace(draft, file)
+        with suppress(OSError):  # where nothing can be kept, it is written again the next time
+            _keep(file, texts)
     return [Document(text, source=SELF) for text in texts]
 
 
@@ -74,6 +74,19 @@ def require_writer(model: PreTrainedModel) -> None:
 def cache_folder() -> Path:
     """Where texts are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slimformer" / "text"
+
+
+def _keep(file: Path, texts: list[str]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    draft.write_text(sealed_json({"texts": texts}), encoding="utf-8")
+    os.replace(draft, file)
+
+
+def _words(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What decides how tokens are drawn and decoded: the vocabulary and the special tokens."""
+    known = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_ids)]
+    return hashlib.blake2b(json.dumps(known).encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
 def _cached(file: Path) -> list[str] | None:

@@ -10,13 +10,29 @@ from pydantic import ConfigDict, Field
 
 from slimformer.errors import PlanDoesNotFit
 from slimformer.files.manifest import require_unchanged
-from slimformer.files.reading import checked, read_own_json
+from slimformer.files.reading import checked, one_of, read_own_json
 
 FORMAT = 2
 MOST_BLOCKS, LONGEST = 10_000, 100_000_000  # of any model there will be for a while
 
 Count = Annotated[int, Field(ge=1, le=10**15)]
-Precision = Annotated[str, Field(pattern="^(float64|float32|bfloat16|float16)$")]
+Precision = Annotated[str, one_of("float64", "float32", "bfloat16", "float16")]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How data were read, so that they can be read again."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    sources: list[str] | None = None  # where they are; None for data that were in memory
+    named: bool = True  # did anybody name them?
+    seq_len: Annotated[int, Field(ge=1, le=LONGEST)] | None = None
+    broad: bool = False  # was broad text fitted beside them?
+    tokens: Count | None = None
+    samples: Count | None = None
+    columns: list[str] | None = None
+    purpose: Annotated[str, one_of("calibration", "evaluation")] = "calibration"
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,13 @@ def read_provenance(folder: str | Path) -> Provenance:
     return _checked(folder, data)
 
 
+def _require_reading(found: Provenance) -> None:
+    try:
+        checked(Reading, found.reading)
+    except ValueError as error:
+        raise ValueError(f"reading.{error}") from None
+
+
 def _checked(folder: Path, data: Any) -> Provenance:
     found = data.get("slimformer_stats") if isinstance(data, dict) else None
     if found != FORMAT:
@@ -64,6 +87,8 @@ def _checked(folder: Path, data: Any) -> Provenance:
             "make them with `slimformer calibrate`"
         )
     try:
-        return checked(Provenance, data)
+        found = checked(Provenance, data)
+        _require_reading(found)
+        return found
     except ValueError as error:
         raise PlanDoesNotFit(f"{folder / 'stats.json'}: {error}; make it with `slimformer calibrate`") from None

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Literal
 
@@ -128,13 +129,16 @@ def require_there(source: str) -> None:
         return
     for name in source_names(source):
         _require_known(str(name))
-        if name not in TASKS and not names_builtin(name):
+        if name not in TASKS and name != SELF and not names_builtin(name):
             require_exists(name)
 
 
 def _require_known(name: str) -> None:
-    if re.fullmatch(r"\w+", name) and name != BUILTIN and name not in TASKS and not os.path.exists(name):
-        raise UnknownTask(f"there is neither a file nor a data set {name!r}; data sets: {', '.join(TASKS)}")
+    known = (BUILTIN, SELF, *TASKS)
+    if re.fullmatch(r"\w+", name) and name not in known and not os.path.exists(name):
+        near = next(iter(get_close_matches(name.lower(), known, 1, 0.8)), None)
+        hint = f"did you mean {near}? " if near else ""
+        raise UnknownTask(f"there is neither a file nor a data set {name!r}; {hint}data sets: {', '.join(TASKS)}")
 
 
 def load_rows(name: str, task: Task, part: str, limit: int | None = None) -> list[dict[str, Any]]:

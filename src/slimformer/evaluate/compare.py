@@ -105,17 +105,30 @@ def first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:
 def _divergence(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
     part = batches if dense.get_output_embeddings() is None else first_tokens(batches, KL_TOKENS)
     on = sum(batch.tokens for batch in part) if len(part) < len(batches) else None
-    return _apart(logit_divergence(dense, small, part), on)
+    return _apart(logit_divergence(dense, small, part), on, dense)
 
 
-def _apart(found: Divergence, on: int | None) -> list[Metric]:
+def _apart(found: Divergence, on: int | None, dense: PreTrainedModel) -> list[Metric]:
+    """KL has no upper bound, but a model that guesses evenly is log C away at most: beyond that, and beyond what any
+    document shows, an interval over few documents says nothing."""
     n, documents = found.positions_per_document, len(found.positions_per_document)
-    apart = _bounds(positive_interval, found.kl_per_document, n)
+    outcomes = _outcomes(dense)
+    most = max(math.log(outcomes), *found.kl_per_document) if outcomes else math.inf
+    apart = _clipped(_bounds(positive_interval, found.kl_per_document, n), 0.0, most)
     alike = _bounds(share_interval, found.agreement_per_document, n, shift=-1.0)
     return [
         Metric("kl", 0.0, found.kl, "lower", *apart, on=on, documents=documents),
         Metric("agreement", 1.0, found.agreement, "higher", *alike, on=on, documents=documents),
     ]
+
+
+def _outcomes(model: PreTrainedModel) -> int:
+    """How many outcomes a model gives probabilities of; 0 where that changes from row to row."""
+    table: Any = model.get_output_embeddings()
+    if table is not None:
+        return len(table.weight)
+    classes = type(model).__name__.endswith("Classification")
+    return int(model.config.num_labels or 0) if classes else 0
 
 
 def _language(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
@@ -129,7 +142,7 @@ def _language(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[
     return [
         Metric("perplexity", before.ppl, after.ppl, "lower", *gap_of_ppl, documents=len(n)),
         Metric("nats per token", before.nll, after.nll, "lower", *gap, documents=len(n)),
-        *_apart(apart, apart.positions if stride > 1 else None),
+        *_apart(apart, apart.positions if stride > 1 else None, dense),
     ]
 
 
@@ -149,11 +162,11 @@ def _states(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
         ("token", found.cosine_token, found.token_per_document, found.tokens_per_document),
     ):
         if value is not None:
-            low, high = _bounds(positive_interval, [max(0.0, 1 - each) for each in cosines], n)
+            low, high = _clipped(_bounds(positive_interval, [max(0.0, 1 - each) for each in cosines], n), 0.0, 2.0)
             metrics.append(Metric(f"cosine of {name} states", 1.0, value, "higher", *_turned(low, high)))
     moves = [-found.cka * each for each in found.influence_per_document]
     apart = partial(smooth_interval, 1 - found.cka, positive=True)
-    low, high = _bounds(apart, moves, found.tokens_per_document)
+    low, high = _clipped(_bounds(apart, moves, found.tokens_per_document), 0.0, 1.0)
     metrics.append(Metric("cka", 1.0, found.cka, "higher", *_turned(low, high)))
     return [replace(metric, documents=documents) for metric in metrics]
 
@@ -166,6 +179,12 @@ def _bounds(
         return None, None
     found = interval(values, weights=weights)
     return found.low + shift, found.high + shift
+
+
+def _clipped(bounds: tuple[float | None, float | None], least: float, most: float) -> tuple[float | None, float | None]:
+    """Bounds within what a number can be."""
+    low, high = bounds
+    return (None, None) if low is None or high is None else (max(low, least), min(high, most))
 
 
 def _turned(low: float | None, high: float | None) -> tuple[float | None, float | None]:

@@ -2,115 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from slimformer.errors import ReportNotFound
-from slimformer.evaluate.bench import Bench
-from slimformer.evaluate.report import FORMAT, Count, Report
-from slimformer.evaluate.task import TaskReport
+from slimformer.evaluate.elsewhere import home_and_elsewhere
+from slimformer.evaluate.report import FORMAT, Report
+from slimformer.evaluate.report_fields import ShownReport, require_agreement
 from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import checked as validated
 from slimformer.files.reading import read_own_json
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One row of the table of metrics."""
-
-    name: str
-    better: str
-    small: float | None
-    dense: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
-class Other:
-    """Metrics on other data."""
-
-    name: str
-    metrics: list[Metric]
-
-
-@dataclass(frozen=True)
-class Worst:
-    """The other text on which most is lost."""
-
-    name: str
-    loss: float
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """The loss on text like the calibration text, and on other text."""
-
-    metric: str
-    home: float
-    elsewhere: float
-    sources: int
-    worst: Worst
-
-
-@dataclass(frozen=True)
-class SiteRow:
-    """What one site keeps."""
-
-    site: str
-    block: Count
-    kind: str
-    keep: Count
-    of: Count
-    groups: Count
-    of_groups: Count
-
-
-@dataclass(frozen=True)
-class ShownTask(TaskReport):
-    """A task with scores that can be shown."""
-
-    metrics: list[Metric]  # type: ignore[assignment]
-
-
-@dataclass(frozen=True, repr=False)
-class ShownReport(Report):
-    """A report in which everything the page reads has its type."""
-
-    metrics: list[Metric] = field(default_factory=list)  # type: ignore[assignment]
-    other_data: list[Other] = field(default_factory=list)  # type: ignore[assignment]
-    elsewhere: Elsewhere | None = None  # type: ignore[assignment]
-    sites: list[SiteRow] = field(default_factory=list)  # type: ignore[assignment]
-    tasks: dict[str, ShownTask] = field(default_factory=dict)
-    bench: Bench | None = None  # type: ignore[assignment]
-
-
 def checked(found: Any) -> dict[str, Any]:
-    """The same with the defaults of what is left out; refused with the first fact that is wrong."""
+    """The same with the defaults of what is left out, and with what follows from the rest computed anew; refused with
+    the first fact that is wrong."""
     if not isinstance(found, Mapping) or found.get("slimformer_report") != FORMAT:
         raise ReportNotFound(f"is not a report of format {FORMAT}")
     try:
         said = validated(ShownReport, dict(found))
-        _require_agreement(said)
+        require_agreement(said)
     except ValueError as error:
         raise ReportNotFound(f"is not a whole report: {error}") from None
     known = {name: found[name] for name in Report.__dataclass_fields__ if name in found}
     defaults = asdict(Report(**known))
-    return {"slimformer_report": FORMAT, **defaults, **found}
-
-
-def _require_agreement(said: ShownReport) -> None:
-    """What follows from other fields must be what follows from them."""
-    if said.dense.block_macs:
-        kept = said.small.block_macs / said.dense.block_macs
-        if not math.isclose(kept, said.macs_kept, rel_tol=1e-9):
-            raise ValueError(f"macs_kept is said to be {said.macs_kept:g}, and its MACs make it {kept:g}")
-    for row in said.sites:
-        if row.keep > row.of or row.groups > row.of_groups:
-            raise ValueError(f"sites: {row.site[:80]} keeps {row.keep} of {row.of}")
+    whole = {"slimformer_report": FORMAT, **defaults, **found}
+    return {**whole, "elsewhere": home_and_elsewhere(whole["metrics"], whole["other_data"])}
 
 
 def read_report(place: Path) -> dict[str, Any]:

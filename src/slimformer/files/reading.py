@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 from slimformer.errors import FileRefused
 
@@ -113,6 +114,17 @@ def checked(kind: type[T], found: Any) -> T:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part)[:80] for part in first["loc"])
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+def one_of(*names: str) -> AfterValidator:
+    """For a text that must be one of these names; whoever reads the refusal is told them."""
+
+    def known(name: str) -> str:
+        if name not in names:
+            raise PydanticCustomError("one_of", "{wanted}", {"wanted": f"should be {' or '.join(names)}"})
+        return name
+
+    return AfterValidator(known)
 
 
 def _require_few(found: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from slimformer.errors import PlanDoesNotFit
-from slimformer.files.reading import checked, parse_own_json, read_text
+from slimformer.files.reading import checked, one_of, parse_own_json, read_text
 from slimformer.messages.short import Short
 from slimformer.models import Architecture, Site
 from slimformer.models.ranks import scores_site, values_site
@@ -52,13 +52,13 @@ class Plan(Short):
     macs: Fraction  # the fraction kept
     params: Fraction  # the fraction of the blocks' parameters kept
     seq_len: Annotated[int, Field(ge=1, le=LONGEST)]
-    format: Annotated[str, Field(pattern="^(ragged|plain)$")]
+    format: Annotated[str, one_of("ragged", "plain")]
     ridge: Annotated[float, Field(ge=0, le=10)]
     absorb_mean: bool
     fingerprint: str
     edits: tuple[Edit, ...]
-    by: Annotated[str, Field(pattern="^(macs|params|latency)$")] = "macs"  # of what
-    metric: Annotated[str, Field(pattern="^(squares|fisher)$")] = "squares"  # in which units were ordered
+    by: Annotated[str, one_of("macs", "params", "latency")] = "macs"  # of what
+    metric: Annotated[str, one_of("squares", "fisher")] = "squares"  # in which units were ordered
 
     def __post_init__(self) -> None:
         sites = [edit.site for edit in self.edits]

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from slimformer.evaluate.elsewhere import elsewhere_line
+from slimformer.evaluate.elsewhere import elsewhere_line, headline_metrics
 from slimformer.evaluate.report import Report
 from slimformer.messages.short import count
 from slimformer.models import Architecture
@@ -122,7 +122,7 @@ def before_after(report: Report) -> RenderableType:
         table.add_row(*_metric(metric))
     for other in report.other_data:
         table.add_section()
-        for metric in other["metrics"][: 1 if other.get("unfitted") else None]:
+        for metric in headline_metrics(other["metrics"]) if other.get("unfitted") else other["metrics"]:
             what, *cells = _metric(metric)
             table.add_row(Text(f"{what} · {Path(other['name']).name}"), *cells)
     above, caption = measured_line(report.data, report.metrics), _caption(report)

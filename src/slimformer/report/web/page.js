@@ -35,8 +35,12 @@ function tiles() {
     tile(h("span", {}, metric.name, ...before), num(`metrics.${i}.small`));
   });
   if (report.elsewhere) {
-    tile(h("span", {}, said("elsewhere.metric"), " lost on text like the calibration text"), num("elsewhere.home", signed));
-    tile(h("span", {}, "the same on other text (", num("elsewhere.sources", commas), " sources, not fitted)"), num("elsewhere.elsewhere", signed));
+    const known = (path) => (at(path) ?? null) !== null;
+    const between = (low, high) => (known(low) && known(high) ? [", ", num(low), " … ", num(high)] : []);
+    const nats = (path) => (known(path) ? ["; nats per token ", num(path, signed)] : []);
+    tile(h("span", {}, said("elsewhere.metric"), " on text like the calibration text", ...between("elsewhere.home_low", "elsewhere.home_high"), ...nats("elsewhere.nats_home")), num("elsewhere.home"));
+    tile(h("span", {}, "the same on other text", ...between("elsewhere.low", "elsewhere.high"), ...nats("elsewhere.nats_elsewhere"), " (",
+      num("elsewhere.sources", commas), " sources, not fitted; worst ", num("elsewhere.worst.loss"), ", ", said("elsewhere.worst.name"), ")"), num("elsewhere.elsewhere"));
   }
 }
 

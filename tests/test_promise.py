@@ -19,6 +19,7 @@ from families import VOCABULARY, tiny
 from residences import OneBlock
 from slimformer.calibrate.gather import gather
 from slimformer.cli.terminal import size_in_bytes
+from slimformer.compress import compress_streamed, foresee_streamed
 from slimformer.errors import ModelBroken, NotEnoughMemory, UnknownMethod
 from slimformer.models import architecture, describe
 from slimformer.models.load import load_model
@@ -26,7 +27,6 @@ from slimformer.models.stream import Skeleton, sketch
 from slimformer.models.walk import rehearse
 from slimformer.plan.memory import Estimate, require_memory
 from slimformer.steps import memory as promise
-from slimformer.steps.streaming import compress_streamed, foresee
 from terminal import compress, done, refused
 
 IDS = torch.randint(5, VOCABULARY, (24, 8), generator=torch.Generator().manual_seed(3))
@@ -63,7 +63,7 @@ def test_a_text_that_is_too_long_is_refused_unread(tmp_path):
     with open(tmp_path / "long.txt", "wb") as file:
         file.truncate(10**9)
     with pytest.raises(NotEnoughMemory, match=r"in data .* or less data="):
-        foresee(saved(tmp_path / "dense"), str(tmp_path / "long.txt"), memory=10**9, macs=0.5)
+        foresee_streamed(saved(tmp_path / "dense"), str(tmp_path / "long.txt"), memory=10**9, macs=0.5)
 
 
 def test_what_is_outside_the_blocks_counts_where_it_is_copied(tmp_path):
@@ -80,7 +80,7 @@ def test_the_amount_that_is_advised_will_do(tmp_path):
         compress_streamed(folder, tmp_path / "small", IDS, memory=50 * 10**6, macs=0.5, recipe="uniform")
     advised = re.search(r"give (\S+ \S+) or more", str(found.value))
     assert advised
-    foresee(folder, IDS, memory=size_in_bytes("--memory", advised[1]), macs=0.5, recipe="uniform")
+    foresee_streamed(folder, IDS, memory=size_in_bytes("--memory", advised[1]), macs=0.5, recipe="uniform")
     compress_streamed(
         folder, tmp_path / "small", IDS, memory=size_in_bytes("--memory", advised[1]), macs=0.5, recipe="uniform",
         refine=False, verify=False,
@@ -183,18 +183,18 @@ def headers_only(folder: Path, dtype: torch.dtype) -> Path:
 def test_the_documented_memory_is_accepted_for_the_documented_model(tmp_path, monkeypatch, dtype, most):
     monkeypatch.setattr(promise, "anonymous_memory", lambda: 400 * 10**6)  # a fresh process, whatever ran before here
     folder = headers_only(tmp_path / "tinyllama", dtype)
-    seen = foresee(folder, memory=4 * 10**9, macs=0.5, refine=False)
+    seen = foresee_streamed(folder, memory=4 * 10**9, macs=0.5, refine=False)
     assert seen.estimate.peak < most * 10**9
     with pytest.raises(NotEnoughMemory, match=r"in correct .*; give [56]\.\d* GB or more .*refine=False"):
-        foresee(folder, memory=4 * 10**9, macs=0.5)
-    foresee(folder, memory=65 * 10**8, macs=0.5)
+        foresee_streamed(folder, memory=4 * 10**9, macs=0.5)
+    foresee_streamed(folder, memory=65 * 10**8, macs=0.5)
 
 
 WATCH = """
 import sys, threading, torch, transformers
 sys.path.insert(0, {here!r})
 from slimformer.steps.memory import anonymous_memory
-from slimformer.steps.streaming import compress_streamed
+from slimformer.compress import compress_streamed
 transformers.logging.set_verbosity_error()
 heads = dict(num_attention_heads=4, num_key_value_heads=4)
 config = transformers.LlamaConfig(max_position_embeddings=256, **heads, **{sizes!r})

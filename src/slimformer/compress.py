@@ -26,13 +26,15 @@ from slimformer.models import describe
 from slimformer.models.load import Loaded, open_for_work
 from slimformer.models.opening import OPTIONS, Opening, OpeningOptions
 from slimformer.plan import Plan
+from slimformer.plan.budget import BUDGETS
 from slimformer.recipe import RECIPE, Recipe, cut_settings, load_recipe, recipe_of, with_arguments, with_settings
 from slimformer.run import Run, timed
+from slimformer.steps import NAMES
 from slimformer.steps.cut import Cut
 from slimformer.steps.refine import Refine
 from slimformer.steps.result import Result, assessed
 from slimformer.steps.streaming import Foreseen, Streamed, foresee, stream
-from slimformer.steps.streaming_limits import require_streaming_possible
+from slimformer.steps.streaming_limits import require_streamable, require_streaming_possible
 
 MODEL_OR_LOADED = Kind(MODEL.wanted, lambda x: isinstance(x, Loaded) or MODEL.accepts(x))
 READING = ("seq_len", "tokens", "samples", "columns", "seed")
@@ -169,9 +171,12 @@ def foresee_streamed(
 def _by_blocks(recipe: str | Path | Recipe, arguments: dict[str, Any]) -> tuple[Cut, bool, dict[str, Any]]:
     """The cut of a recipe, whether it is refined, and the other arguments; what needs the whole model is refused."""
     given = {name: value for name, value in arguments.items() if value is not None}
-    require_streaming_possible(given)
+    chosen = with_settings(load_recipe(recipe), given.pop("settings", {}))
+    require_streamable(chosen.name, [NAMES[type(step)] for step in chosen.steps])
+    written = {name: value for name in BUDGETS if (value := getattr(cut_settings(chosen), name)) is not None}
+    require_streaming_possible({**written, **given})
     own: dict[str, Any] = {name: given.pop(name) for name in ("macs", "params", "refine") if name in given}
-    chosen = with_settings(with_arguments(load_recipe(recipe), own), given.pop("settings", {}))
+    chosen = with_arguments(chosen, own)
     settings = cut_settings(chosen)
     others = {name: value for name, value in given.items() if name not in ("timing", "eval_data")}
     budget = {"macs": settings.macs, "params": settings.params}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from slimformer.errors import BudgetOutOfReach, UnknownMethod
 from slimformer.messages.words import either, option
 from slimformer.models.opening import Opening
-from slimformer.plan.settings import CutSettings
 
+STREAMED = ("cut", "refine")
 NEED_ALL = ("eval_data", "head_data", "bits", "group", "k", "kind", "window", "keep_exact", "steps")
 
 
@@ -32,14 +33,13 @@ def on_the_cpu(opening: Opening) -> Opening:
     return replace(opening, device="cpu")
 
 
-def streamable(recipe: CutSettings) -> CutSettings:
-    """The settings as far as they can be followed block by block; refused where they ask for something else."""
-    if recipe.ffn in ("bypass", "linear"):
+def require_streamable(recipe: str, steps: Sequence[str]) -> None:
+    """Refuse a recipe with a step that needs the whole model."""
+    if others := [step for step in steps if step not in STREAMED]:
         raise UnknownMethod(
-            f"the recipe {recipe.name!r} cannot be followed block by block; use balanced, uniform or stat, or leave "
-            f"{option('memory')} out"
+            f"the recipe {recipe!r} cannot be followed block by block: {', '.join(others)} needs the whole model; use "
+            f"one that only cuts, or leave {option('memory')} out"
         )
-    return recipe.model_copy(update={"metric": "squares", "ffn": "neurons"})
 
 
 def require_streaming_possible(asked: dict[str, Any]) -> None:

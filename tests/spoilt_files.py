@@ -46,7 +46,7 @@ from slimformer.rewrite.quantize import quantized
 from slimformer.steps.calibration import profile
 from slimformer.steps.make import read_probes, settings_of
 from slimformer.steps.result import plan_of
-from slimformer.steps.streaming_job import Job
+from slimformer.steps.streaming_job import Job, read_note
 from spoiling import Target
 from terminal import done, save_tiny, texts, write_table, write_texts
 
@@ -96,7 +96,8 @@ def _single(root: Path, result: Path) -> list[Target]:
     model, optimiser = _training()
     progress = Progress(3, 1.5, 1.25, 0.75, 2, [{"loss": 0.5}])
     save_state(root / "state.safetensors", _made_of(run), progress, model, optimiser)
-    Job(root, resumed=False).finish("calibrate", 1, 0.125)
+    Job(root, resumed=False).finish("calibrate", 0.125)
+    (note,) = (root / "notes").iterdir()
     return [
         Target("plan.json", (result / "plan.json").read_bytes(), _read_plan, second=second.plan),
         Target("recipe.yaml", text_of("balanced").encode(), _read_recipe, second=lambda _: AGREED),
@@ -104,7 +105,7 @@ def _single(root: Path, result: Path) -> list[Target]:
         Target("head.safetensors", (root / "head.safetensors").read_bytes(), _read_head),
         Target("match.safetensors", (root / "match.safetensors").read_bytes(), _read_match),
         Target("state.safetensors", (root / "state.safetensors").read_bytes(), _read_state),
-        Target("done.json", (root / "done.json").read_bytes(), lambda folder: Job(folder, resumed=True)._said()),
+        Target("note.json", note.read_bytes(), lambda folder: read_note(folder / "note.json")),
     ]
 
 

@@ -81,23 +81,32 @@ def test_other_inputs_start_anew_and_another_moment_does_not(model, tmp_path, mo
 
 @pytest.mark.parametrize(
     "torn",
-    ["done.json", "states/fit-00000.dense.*", "curves/block-000.json", "statistics/moments/block-000.safetensors"],
+    ["notes/calibrate.*", "states/fit-00000.dense.*", "statistics/stats.json", "statistics/moments/block-000.*"],
 )
-def test_what_cannot_be_read_of_the_first_walk_is_done_again(model, tmp_path, torn):
+def test_what_cannot_be_read_of_a_walk_is_done_again(model, tmp_path, torn):
     run(model, tmp_path / "small")
     for path in work_folder(tmp_path / "small").glob(torn):
         path.write_bytes(b"{")
-    said = run(model, tmp_path / "small", stage="cut and correct", blocks=0)
+    said = run(model, tmp_path / "small", stage="profile", blocks=0)
     assert said[-1].endswith("starting anew")
     assert torn.partition("/")[0] in said[-1]
 
 
-@pytest.mark.parametrize("torn", ["shards/block-000.safetensors", "shards/block-000.json", "states/*.small.1.*"])
-def test_what_cannot_be_read_of_the_second_walk_is_done_again(model, tmp_path, torn):
-    run(model, tmp_path / "small", stage="cut and correct")
+@pytest.mark.parametrize("torn", ["blocks/block-000-1.safetensors", "blocks/block-000-1.json", "notes/profile*"])
+def test_what_cannot_be_read_of_the_cut_is_done_again(model, tmp_path, torn):
+    run(model, tmp_path / "small", stage="apply")
+    for path in work_folder(tmp_path / "small").glob("statistics/curves*"):
+        path.unlink()  # a copy of what is noted
     for path in work_folder(tmp_path / "small").glob(torn):
         path.write_bytes(b"{")
     assert run(model, tmp_path / "small", blocks=2)[-1].endswith("starting anew")
+
+
+def test_a_note_that_is_missing_between_others_starts_anew(model, tmp_path):
+    """What a walk would go on with are the states of later blocks."""
+    run(model, tmp_path / "small", blocks=2)
+    (work_folder(tmp_path / "small") / "notes" / "calibrate.00000.json").unlink()
+    assert run(model, tmp_path / "small")[-1].endswith("starting anew")
 
 
 def test_files_of_others_in_a_work_folder_survive(tmp_path):
@@ -121,10 +130,10 @@ def test_a_kill_while_the_work_is_removed_blocks_nobody(tmp_path, monkeypatch):
 
     def leave() -> None:
         with job_for(tmp_path / "small", {"a": 1}) as job:
-            for name in ("curves", "shards", "states"):
+            for name in ("statistics", "blocks", "states"):
                 (job.folder / name).mkdir(exist_ok=True)
                 (job.folder / name / "x").write_text("")
-            job.finish("calibrate", 1, 0.5)
+            job.finish("calibrate", 0.5)
 
     monkeypatch.setattr(streaming_job.shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -22,6 +22,7 @@ from slimformer.decompose import Curve
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import describe
 from slimformer.models.load import Loaded
+from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.plan import Plan
 from slimformer.rewrite.correct import Correction
 from slimformer.rewrite.quantize import Quantized
@@ -31,9 +32,9 @@ from slimformer.rewrite.quantize import Quantized
 class Run:
     """`loaded` is the dense model, `model` what has become of it; `sections` are what steps say in the report.
 
-    `source` is what the data were read from, `folder` where statistics are written, `length` the sequence length that
-    was asked for, if any, and `after` are the steps that follow the cut: a size or a divergence that is asked for is
-    that of the finished model.
+    `source` is what the data were read from, `folder` where statistics are written, `residence` where weights live
+    while a model is walked, `length` the sequence length that was asked for, if any, and `after` are the steps that
+    follow the cut: a size or a divergence that is asked for is that of the finished model.
     """
 
     loaded: Loaded
@@ -43,6 +44,7 @@ class Run:
     source: Any = None
     data: Data | None = None
     folder: Path | None = None
+    residence: Residence = IN_MEMORY
     progress: Progress = silent
     seconds: dict[str, float] = field(default_factory=dict)
     statistics: Statistics | None = None

@@ -14,7 +14,7 @@ from spoiling import EQUAL, MISREAD, REFUSED, Target, attempt, meaning, same
 from spoilt_files import targets
 
 NAMES = (
-    "plan.json", "recipe.yaml", "lab.yaml", "head.safetensors", "match.safetensors", "state.safetensors", "done.json",
+    "plan.json", "recipe.yaml", "lab.yaml", "head.safetensors", "match.safetensors", "state.safetensors", "note.json",
     "rows.jsonl", "rows.json", "rows.tsv", "rows.csv", "rows.parquet", "text.txt", "config.json", "model.safetensors",
     "model.safetensors.index.json", "tokenizer.json", "stats.json", "loudness.json", "probes.json",
     "moments/block-000.safetensors", "curves.json", "config.json, plain", "model.safetensors, plain",

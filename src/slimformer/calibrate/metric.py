@@ -104,11 +104,16 @@ def _of_block(visit: Visit, trails: Sequence[Trail]) -> dict[str, Tensor]:
 
 
 def shared_metric(
-    model: PreTrainedModel, batches: Sequence[Batch], *, seed: int, progress: Progress = silent
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    *,
+    seed: int,
+    residence: Residence = IN_MEMORY,
+    progress: Progress = silent,
 ) -> dict[str, Tensor]:
     """As `fisher_metric`; of several processes the first finds it, and all have the same."""
     here = world()
-    found = fisher_metric(model, batches, seed=seed, progress=progress) if here.leads else {}
+    found = fisher_metric(model, batches, seed=seed, residence=residence, progress=progress) if here.leads else {}
     return here.from_first(found, {site.name: (site.outer, site.outer) for site in describe(model)})
 
 

@@ -20,9 +20,12 @@ from slimformer.models.architecture import fingerprint
 SPLITS = ("fit", "select")  # what moments are taken of
 
 
-def require_same_model(model: PreTrainedModel, statistics: Statistics) -> None:
-    """Refuse statistics of another model, and those that say what this model cannot be."""
-    made, found = statistics.provenance, fingerprint(model)
+def require_same_model(model: PreTrainedModel, statistics: Statistics, known: str | None = None) -> None:
+    """Refuse statistics of another model, and those that say what this model cannot be.
+
+    The fingerprint of a model that is not in memory must be `known`.
+    """
+    made, found = statistics.provenance, known or fingerprint(model)
     if found != made.fingerprint:
         raise PlanDoesNotFit(
             f"the statistics were made for {made.model} ({made.fingerprint}), this model is {found}; calibrate it anew"

@@ -14,11 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from slimformer.checkpoint.atomic import one_clear_line
 from slimformer.errors import WorkTorn
 from slimformer.files.disk import flush
-from slimformer.files.reading import read_own_json
+from slimformer.files.seals import read_sealed_json, sealed_json
 from slimformer.models import Architecture
 from slimformer.models.family import attention_parts
 from slimformer.models.stream import put
@@ -57,33 +58,48 @@ def outside_tensors(model: Any, architecture: Architecture) -> dict[str, Tensor]
 
 
 def write_block(path: Path, model: PreTrainedModel, architecture: Architecture, i: int, dtype: torch.dtype) -> None:
-    """Block i in a file, and beside it what its attention is, so that `restore_shapes` can go on from there."""
-    attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
+    """Block i in a file, and beside it which modules it has of ours, so that `restore_shapes` can go on from there."""
+    block = model.get_submodule(f"{architecture.blocks}.{i}")
+    attention: Any = block.get_submodule(architecture.family.attention)
+    path_beside: Any = getattr(block.get_submodule(architecture.family.ffn), "bypass", None)
+    own = {"ranks": getattr(attention, "ranks", None), "path": None}
+    if path_beside is not None:
+        own["path"] = {"rank": path_beside[0].out_features, "bias": path_beside[-1].bias is not None}
     write_tensors(path, block_tensors(model, architecture, i), dtype)
     with one_clear_line(path):
-        path.with_suffix(".json").write_text(json.dumps(getattr(attention, "ranks", None)))
+        path.with_suffix(".json").write_text(sealed_json(own))
         flush(path.with_suffix(".json"))
 
 
 def restore_shapes(path: Path, model: PreTrainedModel, architecture: Architecture, i: int) -> None:
     """Give block i of `model` the shapes of the block in a file, without its weights."""
-    block = model.get_submodule(f"{architecture.blocks}.{i}")
-    ranks = _ranks(path.with_suffix(".json"))
-    if ranks is not None:
+    block, family = model.get_submodule(f"{architecture.blocks}.{i}"), architecture.family
+    try:
+        own = read_sealed_json(path.with_suffix(".json"))
+    except (OSError, ValueError) as error:
+        raise WorkTorn(f"{path.with_suffix('.json')} cannot be read ({error})") from error
+    if own["ranks"] is not None:
         sizes = block_sizes(architecture)[i]
-        parts = attention_parts(architecture.family, architecture.of_block(i)[0].unit)
-        ragged.put_ranks(block, parts, heads=sizes["heads"], kv_heads=sizes["kv_heads"], **ranks)
+        parts = attention_parts(family, architecture.of_block(i)[0].unit)
+        ragged.put_ranks(block, parts, heads=sizes["heads"], kv_heads=sizes["kv_heads"], **own["ranks"])
+    if own["path"] is not None:
+        ragged.put_bypass(block, family.ffn, width=architecture.hidden, **own["path"])
     with safe_open(path, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118
-            put(model, name, torch.empty(tensors.get_slice(name).get_shape(), device="meta"))
+            shape = tensors.get_slice(name).get_shape()
+            put(model, name, torch.empty(shape, device="meta", dtype=model.dtype))
+    for layer in block.modules():
+        if isinstance(layer, Conv1D):
+            layer.nx, layer.nf = layer.weight.shape
+        elif isinstance(layer, nn.Linear):
+            layer.out_features, layer.in_features = layer.weight.shape
 
 
-def _ranks(path: Path) -> dict[str, Any] | None:
-    try:
-        found = read_own_json(path)
-        return None if found is None else {str(name): int(rank) for name, rank in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise WorkTorn(f"{path} cannot be read ({error})") from error
+def store_as(path: Path, source: Path, dtype: torch.dtype) -> Path:
+    """The tensors of a file in another one, in a precision."""
+    with safe_open(source, framework="pt") as tensors:
+        write_tensors(path, {name: tensors.get_tensor(name) for name in tensors.keys()}, dtype)  # noqa: SIM118
+    return path
 
 
 def read_block(path: Path, model: nn.Module, dtype: torch.dtype) -> None:

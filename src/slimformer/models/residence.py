@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from slimformer.models.architecture import fingerprint
+
 
 class Residence(Protocol):
     """What a walk asks for. States are known by name; phases are the walks a run consists of."""
@@ -44,6 +46,10 @@ class Residence(Protocol):
 
     def reads(self, n: int) -> bool:
         """Is the n-th batch of a split for this process?"""
+        ...
+
+    def fingerprint(self, model: PreTrainedModel) -> str:
+        """The fingerprint of the model that lives here (`architecture.fingerprint`)."""
         ...
 
     def copy(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -87,6 +93,9 @@ class InMemory:
     def reads(self, n: int) -> bool:
         which, of = self.share
         return n % of == which
+
+    def fingerprint(self, model: PreTrainedModel) -> str:
+        return fingerprint(model)
 
     def copy(self, model: PreTrainedModel) -> PreTrainedModel:
         return deepcopy(model)

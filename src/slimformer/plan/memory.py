@@ -28,6 +28,7 @@ from slimformer.errors import NotEnoughMemory
 from slimformer.messages.words import option
 from slimformer.models import Architecture
 from slimformer.models.architecture import PART
+from slimformer.plan.settings import CutSettings
 
 DOUBLE = 8
 SLACK, KEPT = 1.05, 64 * 10**6  # what allocators keep for themselves
@@ -88,19 +89,35 @@ class Load:
     calls: int = 0
 
 
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, as far as memory goes: the metric, moments of neurons with their input, probes, correction;
+    and how many positions are read at a time."""
+
+    seq_len: int
+    metric: bool
+    joint: bool
+    probed: bool
+    refined: bool
+    batch_size: int = 1
+
+    @classmethod
+    def of(cls, settings: CutSettings, seq_len: int, *, refined: bool) -> Work:
+        """What a cut with these settings needs."""
+        greedy = settings.allocation == "greedy"
+        return cls(seq_len, greedy or settings.metric == "fisher", settings.ffn != "neurons", greedy, refined)
+
+
 def estimate_memory(
-    architecture: Architecture, load: Load, *, seq_len: int, batch_size: int, vocabulary: int, before: int,
-    refined: bool = False, windows: bool = True,
-) -> Estimate:  # fmt: skip
-    """The most memory each phase takes, with so many positions at a time; `windows` are read in short beginnings where
-    outputs are compared.
-    """
+    architecture: Architecture, load: Load, work: Work, *, vocabulary: int, before: int, windows: bool = True
+) -> Estimate:
+    """The most memory each phase takes; `windows` are read in short beginnings where outputs are compared."""
     d, m = max(site.width for site in architecture), architecture.hidden
-    gram, reader, n = d * d * DOUBLE, m * d * DOUBLE, batch_size * seq_len
+    gram, reader, n = d * d * DOUBLE, m * d * DOUBLE, work.batch_size * work.seq_len
     activations = n * (6 * d + 12 * m) * load.item
-    shown = min(n, max(seq_len, LOGITS // max(1, vocabulary)))
-    if refined:
-        shown = max(shown, batch_size * min(seq_len, SHORT) if windows else n)
+    shown = min(n, max(work.seq_len, LOGITS // max(1, vocabulary)))
+    if work.refined or work.probed:
+        shown = max(shown, work.batch_size * min(work.seq_len, SHORT) if windows else n)
     phases = {
         "open": PART * 4 * load.item,
         "data": load.data,
@@ -111,12 +128,12 @@ def estimate_memory(
         "outputs": vocabulary * (2 * shown * load.item + max(min(n, rows) * size for rows, size in COPIED)),
         "write": load.stored,
     }
-    if refined:
+    if work.refined:
         phases["correct"] = 11 * gram + 16 * reader + activations + load.block
     always = load.calls + load.block_copied + load.outside_copied
     first = load.outside_copied  # before there are blocks and calls
     sizes = {phase: size + (first if phase in FIRST else always) for phase, size in phases.items()}
-    return Estimate(before, sizes, batch_size)
+    return Estimate(before, sizes, work.batch_size)
 
 
 def require_memory(estimate: Estimate, memory: int) -> None:

@@ -110,7 +110,7 @@ def _uncorrected_harm(small: PreTrainedModel, outputs: Outputs, residence: Resid
     if notes := residence.notes("uncorrected"):
         return float(notes[0])
     found = outputs.harm(small, outputs.states(small))
-    residence.finish("uncorrected", found)
+    residence.finish("uncorrected", repr(found))
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -88,8 +90,12 @@ def set_attribute(block: nn.Module, path: str, value: int) -> None:
 
 
 @torch.no_grad()
-def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round weights to the precision they are stored in: what is measured is then what is saved."""
+def round_weights(model: nn.Module, dtype: torch.dtype, *, but: Iterable[Tensor] = ()) -> None:
+    """Round weights to the precision they are stored in: what is measured is then what is saved.
+
+    Those that are not in memory are left alone, and so are the tensors `but`, which another model has, too.
+    """
+    shared = {id(tensor) for tensor in but}
     for parameter in model.parameters():
-        if parameter.dtype != dtype:
+        if parameter.dtype != dtype and not parameter.is_meta and id(parameter) not in shared:
             parameter.copy_(parameter.to(dtype))

@@ -38,7 +38,8 @@ from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import fingerprint, weight_of
 from slimformer.models.load import Loaded
 from slimformer.models.ranks import heads_of, rank_sites
-from slimformer.models.residence import InMemory
+from slimformer.models.residence import IN_MEMORY, InMemory, Residence
+from slimformer.models.walk import forward
 from slimformer.plan.curve_file import curves_from, plain_curves, read_curves
 from slimformer.plan.curves import group_names
 from slimformer.plan.ffn import joint_of, path_curves, path_names
@@ -60,20 +61,19 @@ PROBED = CutSettings(name="balanced", temper=0.5, attention="best", ffn="best", 
 def calibrated(run: Run, settings: CutSettings) -> Run:
     """The run with statistics and error curves; where the allocation goes by them, with metric and probes."""
     assert run.data is not None and run.folder is not None
-    model, data, progress = run.dense, run.data, run.progress
+    model, data, home, progress = run.dense, run.data, run.residence, run.progress
     require_together(run.loaded, data)
     metric = None
     if settings.allocation == "greedy" or settings.metric == "fisher":
         with run.timed("metric"):
-            metric = shared_metric(model, data.splits["fit"], seed=data.seed, progress=progress)
+            metric = shared_metric(model, data.splits["fit"], seed=data.seed, residence=home, progress=progress)
     with run.timed("calibrate"):
-        joint = settings.ffn != "neurons"
-        statistics = calibrate(run.loaded, data, run.folder, metric=metric, joint=joint, progress=progress)
+        statistics = _statistics(run, metric, joint=settings.ffn != "neurons")
     with run.timed("profile"):
-        curves = profile(model, statistics, settings, progress=progress)
+        curves = profile(model, statistics, settings, residence=home, progress=progress)
     if settings.allocation == "greedy":
         with run.timed("probe"):
-            keep_probes(model, statistics, data.splits["select"], progress=progress)
+            keep_probes(model, statistics, data.splits["select"], residence=home, progress=progress)
     else:
         lead_only()
     return replace(run, statistics=statistics, curves=curves)
@@ -93,26 +93,39 @@ def calibrate(
     `metric` (see `fisher.fisher_metric`) lets later stages count errors in nats at the outputs, `joint` moments of
     neurons with their input let them put linear paths beside neurons.
     """
-    architecture = describe(loaded.model)
-    begin(folder, replace(provenance_of(loaded, architecture, data), joint=joint))
-    splits = {split: data.splits[split] for split in ("fit", "select")}
-    weights: dict[str, float] = {}
-    progress("calibrate", 0, architecture.n_blocks)
-    here = world()
-    share = InMemory((here.rank, here.size))
-    for own in collect(loaded.model, architecture, splits, metric, joint=joint, residence=share):
+    run = Run(loaded, loaded.model, data=data, folder=folder, progress=progress)
+    return _statistics(run, metric, joint=joint)
+
+
+def _statistics(run: Run, metric: Mapping[str, Tensor] | None, *, joint: bool) -> Statistics:
+    """As `calibrate`, wherever the model lives; a walk that was stopped goes on."""
+    assert run.data is not None and run.folder is not None
+    architecture, folder, here = describe(run.dense), run.folder, world()
+    home = InMemory((here.rank, here.size)) if here.size > 1 else run.residence
+    energies = home.notes("calibrate")  # inverse energies of the stream after every block
+    if not energies:
+        mark = home.fingerprint(run.dense)
+        begin(folder, replace(provenance_of(run.loaded, architecture, run.data, known=mark), joint=joint))
+    splits = {split: run.splits[split] for split in ("fit", "select")}
+    run.progress("calibrate", len(energies), architecture.n_blocks)
+    for own in collect(run.dense, architecture, splits, metric, joint=joint, residence=home):
         block = here.total(own, architecture, list(splits))
+        del own
         if here.leads or here.deals(block.block):  # the others keep what they will factorise
             write_block(folder, block)
-        weights |= dict.fromkeys(block.sites, block.loudness)
-        progress("calibrate", block.block + 1, architecture.n_blocks)
-    write_weights(folder, weights)
+        energies.append(block.loudness)
+        i = block.block
+        del block  # before what is free is given back
+        home.finish("calibrate", energies[-1])
+        run.progress("calibrate", i + 1, architecture.n_blocks)
+    write_weights(folder, {site.name: energies[site.block] for site in architecture})
     return open_statistics(folder)
 
 
 def profile(
-    model: PreTrainedModel, statistics: Statistics, settings: CutSettings, *, progress: Progress = silent
-) -> dict[str, Curve]:
+    model: PreTrainedModel, statistics: Statistics, settings: CutSettings, *, residence: Residence = IN_MEMORY,
+    progress: Progress = silent,
+) -> dict[str, Curve]:  # fmt: skip
     """Error curves of every site. Kept beside the statistics, so that the next budget costs nothing."""
     ways = "" if settings.attention == "heads" else "-ranks"
     ways += "-fisher" if settings.metric == "fisher" else ""
@@ -127,15 +140,20 @@ def profile(
     others = [*map(group_names, architecture), *map(path_names, paths)]
     if known.keys() == wanted.union(*others):
         return known
-    curves: dict[str, Curve] = {}
-    here = world()
-    progress("profile", 0, architecture.n_blocks)
-    for i in range(architecture.n_blocks):
-        if here.deals(i):
-            moments = moments_of(statistics, architecture, i)
+    here, phase = world(), f"profile-{key}"
+    finished = residence.notes(phase)
+    curves = {name: curve for note in finished for name, curve in curves_from(note).items()}
+    progress("profile", len(finished), architecture.n_blocks)
+    for visit in forward(model, architecture, residence, first=len(finished)):
+        found: dict[str, Curve] = {}
+        if here.deals(visit.i):
+            moments = moments_of(statistics, architecture, visit.i)
             with factorising(statistics):
-                curves |= block_curves(model, architecture, moments, settings, ranks, paths)
-        progress("profile", i + 1, architecture.n_blocks)
+                found = block_curves(model, architecture, moments, settings, ranks, paths)
+            del moments  # before what is free is given back
+        curves |= found
+        residence.finish(phase, plain_curves(found))
+        progress("profile", visit.i + 1, architecture.n_blocks)
     if here.size > 1:
         curves = curves_from(here.told(plain_curves(curves)))
     keep_curves(cached, curves)
@@ -201,13 +219,19 @@ def keep_curves(path: Path, curves: Mapping[str, Curve]) -> None:
 
 
 def keep_probes(
-    model: PreTrainedModel, statistics: Statistics, batches: Sequence[Batch], *, progress: Progress = silent
-) -> None:
+    model: PreTrainedModel, statistics: Statistics, batches: Sequence[Batch], *, residence: Residence = IN_MEMORY,
+    progress: Progress = silent,
+) -> None:  # fmt: skip
     """Probe, and write what was found beside the statistics, where every later plan reads it."""
-    curves = profile(model, statistics, PROBED, progress=progress)
+    curves = profile(model, statistics, PROBED, residence=residence, progress=progress)
     lead_only()
-    found = probe(model, Cut(PROBED, curves, statistics.block), batches, progress=progress)
+    if residence.notes("probes written"):
+        return
+    cut = Cut(PROBED, curves, statistics.block)
+    found = probe(model, cut, batches, residence=residence, progress=progress)
     write_probes(statistics.folder, {name: asdict(each) for name, each in found.items()})
+    residence.finish("probes written", None)
+    residence.forget("probe-")
 
 
 def require_together(loaded: Loaded, data: Data) -> None:

@@ -22,6 +22,8 @@ from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
 from slimformer.models.load import Loaded
 from slimformer.models.ranks import rank_sites
+from slimformer.models.residence import IN_MEMORY, Residence
+from slimformer.models.walk import forward
 from slimformer.nn.long_context import require_every_key
 from slimformer.plan import FORMATS, Budget, Plan, allocate
 from slimformer.plan.plan import check_fits
@@ -41,13 +43,26 @@ def make(run: Run, budget: Budget, settings: CutSettings) -> Run:
     """The run with its model at one budget, in the precision it is stored in. The one way from curves to a model."""
     plan = make_plan(run, budget, settings)
     with run.timed("apply"):
-        model = carry_out(plan, run.dense, run.known, run.curves, progress=run.progress)
+        model = carry_out(
+            plan, run.dense, run.known, run.curves, residence=run.residence, progress=run.progress
+        )  # fmt: skip
     made = replace(run, model=model, plan=plan)
     for step in run.after:
         made = step.run(made)
     if made.quantized is None:
-        round_weights(made.model, run.loaded.dtype)
+        _round(made)
     return made
+
+
+def _round(run: Run) -> None:
+    """Let the weights be what they will be once they are stored. What the model shares with the dense one stays."""
+    dtype, home = run.loaded.dtype, run.residence.of_copy
+    if all(parameter.dtype == dtype for parameter in run.model.parameters()):
+        return
+    for visit in forward(run.model, describe(run.model), home):
+        round_weights(visit.block, dtype)
+        home.settle(visit.i)
+    round_weights(run.model, dtype, but=run.dense.parameters())
 
 
 def from_statistics(
@@ -67,7 +82,7 @@ def from_statistics(
 def make_plan(run: Run, budget: Budget, settings: CutSettings) -> Plan:
     """Spread a budget over the sites. Milliseconds."""
     model, statistics = run.dense, run.known
-    require_same_model(model, statistics)
+    require_same_model(model, statistics, run.residence)
     return allocate(
         describe(model), run.curves, budget=budget, seq_len=run.seq_len, settings=settings,
         weights=site_weights(statistics, run.curves, settings), format=run.format,
@@ -123,17 +138,19 @@ def carry_out(
     statistics: Statistics,
     curves: Mapping[str, Curve],
     *,
+    residence: Residence = IN_MEMORY,
     progress: Progress = silent,
 ) -> PreTrainedModel:
     """Apply a plan with the statistics it was made from; the model given is left untouched."""
     architecture = describe(model)
-    check_fits(plan, architecture, fingerprint(model))
+    check_fits(plan, architecture, residence.fingerprint(model))
     with factorising(statistics):
         return apply(
             plan,
             model,
             curves,
             lambda i: moments_of(statistics, architecture, i),
+            residence=residence,
             progress=lambda i: progress("apply", i + 1, architecture.n_blocks),
         )
 
@@ -186,7 +203,7 @@ def settings_of(plan: Plan) -> CutSettings:
         raise PlanDoesNotFit(f"the plan's {first['loc'][0]} cannot be used: {first['msg']}") from None
 
 
-def require_same_model(model: PreTrainedModel, statistics: Statistics) -> None:
+def require_same_model(model: PreTrainedModel, statistics: Statistics, residence: Residence = IN_MEMORY) -> None:
     """Refuse statistics of another model, and one with the same weights that runs over groups of keys."""
     require_every_key(model)
-    require_statistics_of(model, statistics)
+    require_statistics_of(model, statistics, residence.fingerprint(model))

@@ -10,7 +10,7 @@ import ctypes
 import gc
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,13 +21,18 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.documents import source_names
 from slimformer.calibrate.gather import Data, vocabulary
+from slimformer.calibrate.metric import TOKENS as METRIC
 from slimformer.errors import CannotWrite
 from slimformer.messages.words import option
 from slimformer.models.architecture import reads_windows
+from slimformer.models.ranks import rank_sites
 from slimformer.models.stream import Skeleton
 from slimformer.models.walk import rehearse
-from slimformer.plan.memory import DOUBLE, Estimate, Load, estimate_memory, in_words, require_memory
+from slimformer.plan.memory import DOUBLE, Estimate, Load, Work, estimate_memory, in_words, require_memory
+from slimformer.rewrite.probe import TOKENS as PROBE_TOKENS
+from slimformer.rewrite.refine import TOKENS as OUTPUT_TOKENS
 
+PROBE, OUTPUTS = 2 * PROBE_TOKENS, 2 * OUTPUT_TOKENS  # the last batch may go beyond what is enough
 BATCHES = (8, 4, 2, 1)  # rows at a time: as many as fit
 TEXT = 8  # times the size of its file that a text takes while it is cut into documents; more than half for non-Latin
 
@@ -37,9 +42,8 @@ class Promise:
     """What is asked of a skeleton, as far as memory goes."""
 
     skeleton: Skeleton
-    seq_len: int
     memory: int
-    refined: bool
+    work: Work
 
     def before_opening(self, source: Any, batch_size: int | None = None) -> Estimate:
         """The memory it takes with the largest batches that fit, or with those of an earlier run if they do; refused
@@ -63,12 +67,38 @@ class Promise:
         model, architecture, before = self.skeleton.loaded.model, self.skeleton.architecture, anonymous_memory()
         found = [
             estimate_memory(
-                architecture, load, seq_len=self.seq_len, batch_size=batch_size, vocabulary=_outputs(model),
-                before=before, refined=self.refined, windows=reads_windows(model, architecture.family),
+                architecture, load, replace(self.work, batch_size=batch_size), vocabulary=_outputs(model),
+                before=before, windows=reads_windows(model, architecture.family),
             )
             for batch_size in sizes
         ]  # fmt: skip
         return next((each for each in found if each.peak <= self.memory), found[-1])
+
+    def disk(self, data: Data, fraction: float) -> int:
+        """Bytes of the work folder when it is fullest: moments of two splits, states of every walk, blocks.
+
+        A stream is kept where it starts and twice on its way; with correction there is a second one, and what the dense
+        sublayers did. Metric and probes keep a state for every block, and are gone when the correction begins. Blocks
+        are there as they were before and after a change, in the precision that is worked in, and as they are stored.
+        """
+        architecture, weights, work, item = self.skeleton.architecture, self.skeleton.weights, self.work, DOUBLE
+        m, n_blocks = architecture.hidden, architecture.n_blocks
+        moments = 2 * sum(site.width * (site.width + 1) // 2 * item for site in architecture)
+        moments += 2 * n_blocks * m * (max(site.width for site in architecture) + m) * item if work.joint else 0
+        moments += 2 * len(architecture.sites) * m * m * item if work.metric else 0
+        row = m * self.skeleton.dtype.itemsize
+        walked = data.tokens["fit"] + data.tokens["select"]
+        rows = walked * (9 if work.refined else 3) + 6 * data.tokens["report"]
+        rows += METRIC * (n_blocks + 3) if work.metric else 0
+        rows += 2 * PROBE * (len(rank_sites(self.skeleton.loaded.model, architecture)) + len(architecture.sites) + 2)
+        outputs = OUTPUTS * (6 * row + _outputs(self.skeleton.loaded.model) * 4) if work.refined else 0
+        names = [name for i in range(n_blocks) for name in self.skeleton.inside(i)]
+        blocks = fraction * (2 * weights.size(names, self.skeleton.dtype) + weights.size(names, self.stored))
+        return moments + row * rows + outputs + int(blocks) + weights.size(self.skeleton.outside, self.stored)
+
+    @property
+    def stored(self) -> torch.dtype:
+        return self.skeleton.loaded.dtype
 
 
 def _load(skeleton: Skeleton, *, data: int = 0, calls: int = 0, opened: bool) -> Load:
@@ -145,22 +175,6 @@ def _calls(skeleton: Skeleton, data: Data) -> int:
 def _tensors(value: Any) -> list[torch.Tensor]:
     found = value if isinstance(value, tuple | list) else [value]
     return [each for each in found if isinstance(each, torch.Tensor)]
-
-
-def disk_needed(skeleton: Skeleton, tokens: Mapping[str, int], fraction: float, *, refined: bool) -> int:
-    """Bytes of the work folder when it is fullest: moments of two splits, states of every split that is walked, shards.
-
-    A stream is kept where it starts and twice on its way; with correction there is a second one, and what the dense
-    sublayers did. Readers before correction are at most all that is left of a block once more.
-    """
-    architecture, weights = skeleton.architecture, skeleton.weights
-    moments = 2 * sum(site.width * (site.width + 1) // 2 * DOUBLE for site in architecture)
-    row = architecture.hidden * skeleton.dtype.itemsize
-    walked = tokens["fit"] + tokens["select"]
-    states = row * (walked * (9 if refined else 3) + 5 * tokens["report"])
-    blocks = weights.size((n for i in range(architecture.n_blocks) for n in skeleton.inside(i)), skeleton.loaded.dtype)
-    shards = fraction * blocks * (2 if refined else 1) + weights.size(skeleton.outside, skeleton.loaded.dtype)
-    return moments + states + int(shards)
 
 
 def require_disk(needed: int, folder: Path) -> None:

@@ -26,5 +26,7 @@ class Refine(Step):
             return run
         cut = Cut(run.plan, run.curves, run.known.block)
         with run.timed("refine"):
-            done = refine(run.model, run.dense, cut, run.splits, progress=run.progress)
+            done = refine(
+                run.model, run.dense, cut, run.splits, residence=run.residence, progress=run.progress
+            )  # fmt: skip
         return replace(run, corrections=(*run.corrections, *done))

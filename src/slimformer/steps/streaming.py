@@ -1,11 +1,8 @@
-"""Compress a model that does not fit into memory: the story of `pipeline`, walked block by block, twice.
+"""Compress a model that does not fit into memory: `calibrated` and `make`, as ever, with a residence on disk.
 
-    first walk      moments and error curves of every block                              → plan
-    second walk     dense block and cut copy side by side: cut, correct, write a shard   → checkpoint
-
-Between blocks only states are kept, in mapped files (`models.state_store`). Both walks go on at the last finished block
-when they were killed. What needs the whole model at once is done without: errors are counted in squares and weighed by
-the energy of the stream they are added to, in place of the Fisher metric and of probes; linear paths are not offered.
+Every walk (metric, moments, curves, probes, cut, correction) needs one block's weights at a time; between blocks states
+are kept in mapped files (`models.state_store`). Each goes on at the last finished block when the run was killed. What
+is made is what `compress` makes.
 """
 
 from __future__ import annotations
@@ -17,65 +14,47 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import collect
 from slimformer.calibrate.documents import UNNAMED, Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
-from slimformer.calibrate.store import Statistics, begin, moments_file, open_statistics, write_block, write_weights
-from slimformer.checkpoint.atomic import one_clear_line, require_apart, require_free, writing
+from slimformer.checkpoint.atomic import require_apart, require_free, writing
 from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.save import write_belongings
-from slimformer.checkpoint.shards import assemble, outside_tensors, write_tensors
+from slimformer.checkpoint.shards import assemble, outside_tensors, store_as, write_tensors
 from slimformer.checkpoint.verify import verify as verify_reload
-from slimformer.decompose import Curve
-from slimformer.errors import CannotWrite, PlanDoesNotFit, WorkTorn
+from slimformer.errors import WorkTorn
 from slimformer.evaluate.assessment import data_provenance, describe_result
 from slimformer.evaluate.compare import compare
 from slimformer.evaluate.data_notes import thin_data, unnamed_data
 from slimformer.evaluate.perplexity import pieces
 from slimformer.evaluate.report import Report
-from slimformer.files.disk import flush
 from slimformer.files.reading import read_bytes
 from slimformer.files.versions import versions
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.short import Short
-from slimformer.models.architecture import Architecture
+from slimformer.models.architecture import Architecture, describe
 from slimformer.models.opening import Opening, OpeningOptions
-from slimformer.models.ranks import rank_sites
 from slimformer.models.stream import Skeleton, sketch
-from slimformer.models.walk import ending_in
+from slimformer.models.walk import ending_in, last_states
 from slimformer.nn.long_context import require_every_key
-from slimformer.plan import Budget, Plan, allocate, check_budget
+from slimformer.plan import Budget, Plan, check_budget
 from slimformer.plan.budget import budget_of
-from slimformer.plan.curve_file import read_curves
-from slimformer.plan.memory import Estimate, in_words
+from slimformer.plan.memory import Estimate, Work, in_words
 from slimformer.plan.settings import CutSettings
 from slimformer.report.card import model_card
 from slimformer.report.page import html_page
-from slimformer.rewrite.sizes import state_sizes
 from slimformer.run import Run, timed
 from slimformer.steps.alternatives import alternatives
-from slimformer.steps.calibration import block_curves, keep_curves, provenance_of
-from slimformer.steps.make import even_plan
-from slimformer.steps.memory import (
-    Promise,
-    anonymous_memory,
-    disk_needed,
-    give_back,
-    past_frozen,
-    require_disk,
-)
+from slimformer.steps.calibration import calibrated
+from slimformer.steps.make import even_plan, make
+from slimformer.steps.memory import Promise, anonymous_memory, past_frozen, require_disk
 from slimformer.steps.on_disk import OnDisk
-from slimformer.steps.second_walk import Walked, second_walk
-from slimformer.steps.streaming_job import Job, asked_before, job_for, require_whole, work_folder
-from slimformer.steps.streaming_limits import on_the_cpu, streamable
+from slimformer.steps.refine import Refine
+from slimformer.steps.streaming_job import Job, asked_before, job_for, work_folder
+from slimformer.steps.streaming_limits import on_the_cpu
 
-NOTE = (
-    "the model was read block by block, so errors were counted in squares and weighed by the energy of the stream "
-    "(no Fisher metric, no probes), and no linear paths were offered"
-)
+NOTE = "the model was read block by block: latency, other texts and examples were not measured"
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,21 +69,6 @@ class Streamed(Short):
     def facts(self) -> dict[str, str]:
         """What its report says, and where it is."""
         return {**self.report.facts(), "folder": str(self.folder)}
-
-
-@dataclass(frozen=True)
-class _Task:
-    """All that is asked for, ready to be worked on."""
-
-    skeleton: Skeleton
-    data: Data
-    budget: Budget
-    settings: CutSettings
-    format: str
-    refined: bool
-    estimate: Estimate
-    progress: Progress
-    seconds: dict[str, float]
 
 
 def stream(
@@ -134,11 +98,11 @@ def stream(
 
     Memory is a promise about anonymous memory (`plan.memory`): kept, or refused before the work. The work is kept
     beside `folder` until it is finished; the same call goes on with it. `opening` is as for `compress`, but for the
-    device, which is the CPU. Cost: that of `pipeline.compress`, and reading the weights three times.
+    device, which is the CPU. The result is that of `compress`, to the last bit where as many rows are read at a time.
+    Cost: that of `compress`, and reading the weights once for every walk.
     """
     folder, seconds = Path(folder), dict[str, float]()
     budget = budget_of(macs=macs, params=params)
-    chosen = streamable(settings)
     require_apart(folder, model if isinstance(model, Path) or Path(model).exists() else None)
     require_free(folder, force)
     how = on_the_cpu(Opening(**opening))
@@ -146,8 +110,8 @@ def stream(
         skeleton = sketch(model, how)
     require_every_key(skeleton.loaded.model)
     length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
-    check_budget(skeleton.architecture, budget, seq_len=length, settings=chosen, format=format)
-    promise = Promise(skeleton, length, memory, refine)
+    check_budget(skeleton.architecture, budget, seq_len=length, settings=settings, format=format)
+    promise = Promise(skeleton, memory, Work.of(settings, length, refined=refine))
     rows = promise.before_opening(data, asked_before(folder).get("batch_size")).batch_size
     with timed(seconds, "load"):
         skeleton.read_outside()
@@ -158,14 +122,23 @@ def stream(
         )  # fmt: skip
     estimate = promise.before_work(batches, rows)
     say(f"memory: {estimate}; allowed {in_words(memory)}")
-    require_disk(disk_needed(skeleton, batches.tokens, budget.fraction, refined=refine), work_folder(folder))
-    task = _Task(skeleton, batches, budget, chosen, format, refine, estimate, progress, seconds)
+    require_disk(promise.disk(batches, budget.fraction), work_folder(folder))
     with timed(seconds, "read"):
         mark = _fingerprint(skeleton, progress)
-    with job_for(folder, _asked(task, mark)) as job:
+    run = Run(
+        skeleton.loaded, skeleton.loaded.model, format, seq_len, data, batches, progress=progress, seconds=seconds,
+        after=(Refine(name=settings.name),) if refine else (),
+    )  # fmt: skip
+    asked = {"fingerprint": mark, "batch_size": estimate.batch_size, "refine": refine}
+    with job_for(folder, asked | _asked(run, skeleton, budget, settings)) as job:
         say(f"{'going on with' if job.resumed else 'working in'} {work_folder(folder)}; if it is stopped, the same "
             "command goes on from there")  # fmt: skip
-        return _carry_on(task, job, mark, folder, say, force=force, whole=verify, memory=memory)
+        task = _Task(run, skeleton, job, mark, budget, settings)
+        made, report = _carry_on(task, say)
+        progress("save and verify", 0, 1)
+        _save(made, report, task, folder, force=force, whole=memory if verify else 0)
+        progress("save and verify", 1, 1)
+    return Streamed(folder, made.decided, report, estimate)
 
 
 @dataclass(frozen=True)
@@ -183,12 +156,11 @@ def foresee(
     seq_len: int | None = None, refine: bool = True, opening: Opening = Opening(),  # noqa: B008
 ) -> Foreseen:  # fmt: skip
     """Look without doing: refused where `stream` would be. Cost: reading config, tokenizer and headers."""
-    chosen = streamable(settings)
     skeleton = sketch(model, on_the_cpu(opening))
     length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
     budget = budget_of(macs=macs, params=params)
-    plan = even_plan(skeleton.loaded.model, budget=budget, settings=chosen, format=format, seq_len=seq_len)
-    promise = Promise(skeleton, length, memory, refine)
+    plan = even_plan(skeleton.loaded.model, budget=budget, settings=settings, format=format, seq_len=seq_len)
+    promise = Promise(skeleton, memory, Work.of(settings, length, refined=refine))
     return Foreseen(skeleton.architecture, plan, promise.before_opening(data))
 
 
@@ -205,16 +177,15 @@ def _fingerprint(skeleton: Skeleton, progress: Progress) -> str:
     return mark
 
 
-def _asked(task: _Task, mark: str) -> dict[str, Any]:
+def _asked(run: Run, skeleton: Skeleton, budget: Budget, settings: CutSettings) -> dict[str, Any]:
     """What decides the result, to the last bit: only a run that was asked for the same is gone on with."""
+    data = run.data
+    assert data is not None
     return {
-        "fingerprint": mark, "files": _files(task.skeleton), "inputs": _inputs(task.data),
-        "data": task.data.hash, "tokens": task.data.tokens, "seed": task.data.seed,
-        "seq_len": task.data.seq_len, "batch_size": task.estimate.batch_size, "by": task.budget.by,
-        "fraction": task.budget.fraction, "recipe": [task.settings.name, task.settings.model_dump()],
-        "format": task.format,
-        "refine": task.refined, "dtype": str(task.skeleton.dtype), "stored": str(task.skeleton.loaded.dtype),
-        "threads": torch.get_num_threads(), "versions": versions(),
+        "files": _files(skeleton), "inputs": _inputs(data), "data": data.hash, "tokens": data.tokens,
+        "seed": data.seed, "seq_len": data.seq_len, "by": budget.by, "fraction": budget.fraction,
+        "recipe": [settings.name, settings.model_dump()], "format": run.format, "dtype": str(skeleton.dtype),
+        "stored": str(skeleton.loaded.dtype), "threads": torch.get_num_threads(), "versions": versions(),
     }  # fmt: skip
 
 
@@ -239,132 +210,83 @@ def _inputs(data: Data) -> str:
     return digest.hexdigest()
 
 
-def _carry_on(task: _Task, job: Job, mark: str, folder: Path, say: Any, **how: Any) -> Streamed:
+@dataclass(frozen=True)
+class _Task:
+    """A run that can be stopped, and what it is to make."""
+
+    start: Run
+    skeleton: Skeleton
+    job: Job
+    mark: str
+    budget: Budget
+    settings: CutSettings
+
+    def do(self) -> tuple[Run, Report]:
+        """Calibrate, make and measure, as `compress` does, from where an earlier run was stopped."""
+        residence = OnDisk(self.skeleton, self.job, self.mark)
+        run = replace(self.start, folder=self.job.statistics, residence=residence)
+        run = calibrated(run, self.settings)
+        made = make(run, self.budget, self.settings)
+        made = made.reporting(front=alternatives(run, self.budget, self.settings))
+        with run.timed("evaluate"):
+            return made, _measured(made)
+
+
+def _carry_on(task: _Task, say: Any) -> tuple[Run, Report]:
     """Go on with what there is; from the beginning where it cannot be read."""
     with past_frozen():
         try:
-            return _work(task, job, mark, folder, **how)
+            return task.do()
         except WorkTorn as torn:
             say(f"{torn}; starting anew")
-            job.begin_anew()
-            return _work(task, job, mark, folder, **how)
+            task.job.begin_anew()
+            return task.do()
 
 
-def _work(task: _Task, job: Job, mark: str, folder: Path, *, force: bool, whole: bool, memory: int) -> Streamed:
-    with timed(task.seconds, "calibrate and profile"):
-        statistics, curves = first_walk(task, job, mark)
-    plan = allocate(
-        task.skeleton.architecture, curves, budget=task.budget, seq_len=task.data.seq_len, settings=task.settings,
-        weights=statistics.weights(), format=task.format, fingerprint=mark,
-        ranks=rank_sites(task.skeleton.loaded.model, task.skeleton.architecture),
-    )  # fmt: skip
-    report_batches = [
-        part for batch in task.data.splits["report"] for part in pieces(task.skeleton.loaded.model, batch)
+@torch.no_grad()
+def _measured(run: Run) -> Report:
+    """Before and after on the report split, from the states after the last block: then only the last norm and the head
+    are run."""
+    dense, small, data, architecture = run.dense, run.model, run.data, describe(run.dense)
+    assert data is not None
+    run.progress("evaluate", 0, 1)
+    batches = [part for batch in run.splits["report"] for part in pieces(dense, batch)]
+    ends = [
+        list(zip(batches, last_states(model, architecture, batches, f"report-{name}", home), strict=True))
+        for model, name, home in ((dense, "dense", run.residence), (small, "small", run.residence.of_copy))
     ]
-    splits = {**task.data.splits, "report": report_batches}
-    with timed(task.seconds, "cut and correct"):
-        walked = second_walk(
-            task.skeleton, job, plan, curves, statistics, splits, refined=task.refined, progress=task.progress
-        )
-    state_sizes(walked.small, task.skeleton.architecture, plan.format)
-    with timed(task.seconds, "evaluate"):
-        report = _reported(task, plan, walked, statistics, curves)
-    task.progress("save and verify", 0, 1)
-    _save(task, job, plan, report, walked.small, folder, force=force, whole=whole, memory=memory)
-    task.progress("save and verify", 1, 1)
-    return Streamed(folder, plan, report, task.estimate)
-
-
-def first_walk(task: _Task, job: Job, mark: str) -> tuple[Statistics, dict[str, Curve]]:
-    """Moments and curves of every block, each written as soon as it is there."""
-    skeleton, n_blocks = task.skeleton, task.skeleton.architecture.n_blocks
-    model, architecture = skeleton.loaded.model, skeleton.architecture
-    first = job.done("calibrate")
-    if not first:
-        begin(job.statistics, provenance_of(skeleton.loaded, architecture, task.data, known=mark))
-        job.curves(0).parent.mkdir(exist_ok=True)
-    splits = {split: task.data.splits[split] for split in ("fit", "select")}
-    ranks = rank_sites(model, architecture) if task.settings.attention != "heads" else ()
-    task.progress("calibrate", first, n_blocks)
-    there = OnDisk(skeleton, job, job.states)
-    blocks = collect(model, architecture, splits, residence=there) if first < n_blocks else iter(())
-    require_whole(*(moments_file(job.statistics, i) for i in range(first)))
-    for block in blocks:
-        write_block(job.statistics, block)
-        keep_curves(job.curves(block.block), block_curves(model, architecture, block, task.settings, ranks, ()))
-        _settle(job, block.block)
-        give_back()
-        there.finish("calibrate", block.loudness)
-        task.progress("calibrate", block.block + 1, n_blocks)
-    loudness = job.notes("calibrate")
-    write_weights(job.statistics, {site.name: loudness[site.block] for site in architecture})
-    curves: dict[str, Curve] = {}
-    for i in range(n_blocks):
-        found = read_curves(job.curves(i))
-        if not found:
-            raise WorkTorn(f"{job.curves(i)} cannot be read")
-        curves |= found
-    return _opened(job), curves
-
-
-def _settle(job: Job, i: int) -> None:
-    """Let all of block i be on the disk before it counts as finished."""
-    if not job.curves(i).is_file():
-        raise CannotWrite(f"{job.curves(i)} cannot be written; free some space there")
-    with one_clear_line(job.folder):
-        for path in (job.statistics / "stats.json", moments_file(job.statistics, i), job.curves(i)):
-            flush(path)
-
-
-def _opened(job: Job) -> Statistics:
-    try:
-        return open_statistics(job.statistics)
-    except PlanDoesNotFit as error:
-        raise WorkTorn(f"{job.statistics / 'stats.json'} cannot be read") from error
-
-
-def _reported(task: _Task, plan: Plan, walked: Walked, statistics: Statistics, curves: dict[str, Curve]) -> Report:
-    """Before and after on the report split, from the two streams: only the last norm and the head are run."""
-    loaded, architecture, data = task.skeleton.loaded, task.skeleton.architecture, task.data
-    task.progress("evaluate", 0, 1)
-    report = describe_result(loaded, walked.small, plan)
-    ends = (
-        [(batch, pair.teacher.state) for batch, pair in walked.report],
-        [(batch, pair.student.state) for batch, pair in walked.report],
-    )
-    with ending_in(loaded.model, architecture, ends[0]), ending_in(walked.small, architecture, ends[1]):
-        metrics = compare(loaded.model, walked.small, [batch for batch, _ in walked.report])
-    task.progress("evaluate", 1, 1)
-    run = Run(loaded, loaded.model, task.format, statistics=statistics, curves=curves)
-    front = alternatives(run, task.budget, task.settings)
+    with ending_in(dense, architecture, ends[0]), ending_in(small, architecture, ends[1]):
+        metrics = compare(dense, small, batches)
+    run.progress("evaluate", 1, 1)
+    report = describe_result(run.loaded, small, run.decided)
     return replace(
-        report, metrics=[metric.to_json() for metric in metrics], front=front, seconds=task.seconds,
-        correction=[asdict(each) for each in walked.corrections],
+        report, metrics=[metric.to_json() for metric in metrics], seconds=run.seconds,
+        correction=[asdict(each) for each in run.corrections],
         warnings=[*report.warnings, NOTE, *thin_data(architecture, data), *unnamed_data(data.reading, data.name)],
-        data=data_provenance(architecture, data),
+        data=data_provenance(architecture, data), **run.sections,
     )  # fmt: skip
 
 
-def _save(
-    task: _Task, job: Job, plan: Plan, report: Report, small: PreTrainedModel, folder: Path, *, force: bool,
-    whole: bool, memory: int,
-) -> None:  # fmt: skip
-    """Put the shards together under the final name; their shapes are compared with what the config promises, and a
-    model that fits is reloaded in a fresh process."""
-    skeleton, loaded = task.skeleton, task.skeleton.loaded
+def _save(run: Run, report: Report, task: _Task, folder: Path, *, force: bool, whole: int) -> None:
+    """Put the blocks together under the final name; their shapes are compared with what the config promises, and a
+    model that fits into `whole` bytes is reloaded in a fresh process."""
+    skeleton, loaded, job = task.skeleton, task.skeleton.loaded, task.job
     outside = job.folder / "shards" / "outside.safetensors"
-    write_tensors(outside, outside_tensors(small, skeleton.architecture), loaded.dtype)
-    shards = [*(job.shard(i) for i in range(skeleton.architecture.n_blocks)), outside]
+    write_tensors(outside, outside_tensors(run.model, skeleton.architecture), loaded.dtype)
+    assert isinstance(run.residence, OnDisk)
+    shards = [run.residence.states.file(i) for i in range(skeleton.architecture.n_blocks)]
+    if loaded.dtype != skeleton.dtype:
+        shards = [store_as(job.shard(i), shard, loaded.dtype) for i, shard in enumerate(shards)]
     with writing(folder, "checkpoint", force=force) as partial:
-        assemble(partial, shards, small, loaded.dtype, loaded.folder)
+        assemble(partial, [*shards, outside], run.model, loaded.dtype, loaded.folder)
         write_belongings(partial, loaded.processor, loaded.companions)
         found = report.to_dict()
         texts = {
-            "plan.json": plan.to_json(), "report.json": json_text(found),
+            "plan.json": run.decided.to_json(), "report.json": json_text(found),
             "report.html": html_page(found, folder=folder.name), "README.md": model_card(report, folder=folder.name),
         }  # fmt: skip
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
         sketch(partial, Opening("cpu", skeleton.dtype))
-        if whole and anonymous_memory() + 3 * report.small.params * 4 <= memory:
+        if anonymous_memory() + 3 * report.small.params * 4 <= whole:
             verify_reload(load(partial), partial)

@@ -1,7 +1,7 @@
 """The work folder of a model that is compressed block by block: what is done, so that a killed run can go on.
 
-`.<name>.streaming` beside the result holds what was asked for (job.json), how far it is (done.json), the statistics,
-the states between blocks and the finished blocks. It is there until the result is.
+`.<name>.streaming` beside the result holds what was asked for (job.json), a note of every block that is through a phase
+(notes), the statistics, the states between blocks and the blocks of the smaller model. It is there until the result is.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,11 @@ from slimformer.errors import OutputExists, WorkTorn
 from slimformer.files.disk import flush
 from slimformer.files.reading import read_own_json, require_regular
 from slimformer.files.seals import read_sealed_json, sealed_json
-from slimformer.models.state_store import StateStore
 
-FORMAT = 1
-FIRST, LAST = ("done.json", ".done.json"), (".job.json", "job.json", "lock")
-PARTS = ("states", "statistics", "curves", "shards", "nested")  # what is in a work folder besides
+FORMAT = 2
+NOTES, GONE = "notes", ".notes"
+LAST = (".job.json", "job.json", "lock")
+PARTS = (GONE, "states", "statistics", "blocks", "shards")  # what is in a work folder besides
 
 
 @dataclass(frozen=True)
@@ -38,51 +38,74 @@ class Job:
     resumed: bool
 
     @property
-    def states(self) -> StateStore:
-        return StateStore(self.folder / "states")
+    def states(self) -> Path:
+        return self.folder / "states"
 
     @property
     def statistics(self) -> Path:
         return self.folder / "statistics"
 
-    def curves(self, i: int) -> Path:
-        return self.folder / "curves" / f"block-{i:03d}.json"
+    def block(self, i: int, version: int) -> Path:
+        """Block i of the smaller model, as it was once settled; never overwritten, so that what was noted stays."""
+        return self.folder / "blocks" / f"block-{i:03d}-{version}.safetensors"
 
     def shard(self, i: int) -> Path:
+        """Block i as it is stored in the result."""
         return self.folder / "shards" / f"block-{i:03d}.safetensors"
 
-    def nested(self, i: int) -> Path:
-        return self.folder / "nested" / f"block-{i:03d}.safetensors"
+    def notes(self, phase: str) -> list[Any]:
+        """What was noted of each block that is through a phase."""
+        return [note["note"] for note in self._notes(phase)]
+
+    def versions(self) -> dict[int, int]:
+        """The version of every block of the smaller model that counts."""
+        phases = {path.stem.rpartition(".")[0] for path in self._folder.glob("*.json")}
+        found: dict[int, int] = {}
+        for note in (note for phase in phases for note in self._notes(phase)):
+            for block, version in note["blocks"].items():
+                found[int(block)] = max(version, found.get(int(block), 0))
+        return found
+
+    def finish(self, phase: str, note: Any, versions: Mapping[int, int] | None = None) -> None:
+        """One more block is through a phase: what there is to say of it, and the blocks it has settled. In one step."""
+        with one_clear_line(self.folder):
+            self._folder.mkdir(exist_ok=True)
+            content = {"note": note, "blocks": {str(i): version for i, version in (versions or {}).items()}}
+            _write(self._path(phase, self.done(phase)), sealed_json(content))
 
     def done(self, phase: str) -> int:
-        """How many blocks have been through a phase."""
-        return int(self._said().get(phase, {}).get("blocks", 0))
-
-    def notes(self, phase: str) -> list[Any]:
-        """What was noted of each of them."""
-        return list(self._said().get(phase, {}).get("notes", []))
-
-    def finish(self, phase: str, blocks: int, note: Any) -> None:
-        """So many blocks are through, and what there is to say of the last. In one step."""
-        said = self._said()
-        said[phase] = {"blocks": blocks, "notes": [*self.notes(phase)[: blocks - 1], note]}
-        _write(self.folder / "done.json", sealed_json(said))
+        """How many blocks are through a phase; refused where a note is missing between others: states are then of later
+        blocks than they would be taken for."""
+        there = {path.name for path in self._folder.glob("*.json")} if self._folder.is_dir() else set()
+        count = sum(name.rpartition(".")[0].rpartition(".")[0] == phase for name in there)
+        if missing := {self._path(phase, n).name for n in range(count)} - there:
+            raise WorkTorn(f"{self._folder / min(missing)} is not there")
+        return count
 
     def begin_anew(self) -> None:
         """Remove what was done, because it cannot be gone on with."""
         _clear(self.folder, but=("lock", "job.json"))
 
-    def _said(self) -> dict[str, Any]:
-        path = self.folder / "done.json"
-        try:
-            said = read_sealed_json(path)
-            if any(len(phase["notes"]) != phase["blocks"] for phase in said.values()):
-                raise ValueError("it contradicts itself")
-            return dict(said)
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise WorkTorn(f"{path} cannot be read ({error})") from error
+    @property
+    def _folder(self) -> Path:
+        return self.folder / NOTES
+
+    def _path(self, phase: str, n: int) -> Path:
+        return self._folder / f"{phase}.{n:05d}.json"
+
+    def _notes(self, phase: str) -> list[dict[str, Any]]:
+        return [read_note(self._path(phase, n)) for n in range(self.done(phase))]
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """What was noted of a block, and the versions of blocks it has settled."""
+    try:
+        note = read_sealed_json(path)
+        if not isinstance(note, dict) or note.keys() != {"note", "blocks"}:
+            raise ValueError("it is no note")
+        return note
+    except (OSError, ValueError) as error:
+        raise WorkTorn(f"{path} cannot be read ({error})") from error
 
 
 def require_whole(*paths: Path) -> None:
@@ -145,10 +168,14 @@ def _require_ours(folder: Path, *, ours: bool) -> None:
 
 
 def _clear(folder: Path, but: Sequence[str] = ()) -> None:
-    """Remove what we put into a work folder: first what says that it can be gone on with, last what says that it is
-    ours. So whoever is killed meanwhile leaves a folder that the next run knows what to do with.
+    """Remove what we put into a work folder: first, in one step, what says that it can be gone on with, last what says
+    that it is ours. So whoever is killed meanwhile leaves a folder that the next run knows what to do with.
     """
-    for name in (*FIRST, *PARTS, *LAST):
+    if (folder / GONE).is_dir():
+        shutil.rmtree(folder / GONE)
+    if (folder / NOTES).is_dir():
+        os.replace(folder / NOTES, folder / GONE)
+    for name in (*PARTS, *LAST):
         path = folder / name
         if name in but:
             continue

@@ -12,7 +12,6 @@ import torch
 from slimformer.errors import BudgetOutOfReach, UnknownMethod
 from slimformer.messages.words import either, option
 from slimformer.models.opening import Opening
-from slimformer.plan.settings import CutSettings
 
 STREAMED = ("cut", "refine")
 NEED_ALL = ("eval_data", "head_data", "bits", "group", "k", "kind", "window", "keep_exact", "steps")
@@ -34,22 +33,12 @@ def on_the_cpu(opening: Opening) -> Opening:
     return replace(opening, device="cpu")
 
 
-def streamable(recipe: CutSettings) -> CutSettings:
-    """The settings as far as they can be followed block by block; refused where they ask for something else."""
-    if recipe.ffn in ("bypass", "linear"):
-        raise UnknownMethod(
-            f"the recipe {recipe.name!r} cannot be followed block by block; use balanced, uniform or stat, or leave "
-            f"{option('memory')} out"
-        )
-    return recipe.model_copy(update={"metric": "squares", "ffn": "neurons"})
-
-
 def require_streamable(recipe: str, steps: Sequence[str]) -> None:
     """Refuse a recipe with a step that needs the whole model."""
     if others := [step for step in steps if step not in STREAMED]:
         raise UnknownMethod(
             f"the recipe {recipe!r} cannot be followed block by block: {', '.join(others)} needs the whole model; use "
-            f"balanced, uniform or stat, or leave {option('memory')} out"
+            f"one that only cuts, or leave {option('memory')} out"
         )
 
 

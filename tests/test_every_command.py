@@ -189,7 +189,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     write_texts(root / "text.txt")
     write_table(root / "table.tsv")
     with pytest.MonkeyPatch.context() as patched:  # fresh processes take seconds each, and are tested elsewhere
-        for place in ("checkpoint.save", "streaming"):
+        for place in ("checkpoint.save", "steps.streaming"):
             patched.setattr(f"slimformer.{place}.verify_reload", lambda *_: None)
         yield Shop(root)
 

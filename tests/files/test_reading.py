@@ -23,7 +23,7 @@ from slimformer.plan.curve_file import read_curves
 from slimformer.recipe import load_recipe
 from terminal import done, refused, save_tiny, write_texts
 
-SRC = Path(__file__).parents[1] / "src" / "slimformer"
+SRC = Path(__file__).parents[2] / "src" / "slimformer"
 # files of the package itself, of the kernel, or made a moment ago by the process that reads them; a child without
 # slimformer; the first bytes of a file that was looked at with `require_regular`; `atomic` and `save`: our own
 # folders; `manifest`: sums of files, taken of regular ones alone

@@ -1,8 +1,10 @@
 """The same seed, one thread and no network in every test; shapes in linalg and decompose are checked at every call."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -17,15 +19,42 @@ collect_ignore = [] if "ELSEWHERE_DOUBLE" in os.environ else ["devices"]
 
 # Before anything imports them: from here on a wrong shape is an error where it happens, at no cost outside the tests.
 jaxtyping.install_import_hook(["slimformer.linalg", "slimformer.decompose"], "beartype.beartype")
-torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))  # sums are ordered otherwise with more
+THREADS = os.environ.get("TEST_THREADS", "1")  # sums are ordered otherwise with more
+torch.set_num_threads(int(THREADS))
+os.environ.setdefault("OMP_NUM_THREADS", THREADS)  # of the processes that tests start
 
 
 SHARED = Path(__file__).parents[2] / "shared"  # models and data of the development machines
 
 
+def pytest_collection_finish() -> None:
+    """Modules are not looked through again whenever garbage is collected, which tests of memory do often."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_processes() -> Iterator[Any]:
+    """What is saved is verified by forked processes, which saves seconds each time; the way to start real ones."""
+    from fresh import Nursery
+    from slimformer.checkpoint import fresh
+
+    nursery, started = Nursery(), fresh.start
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fresh, "start", nursery.start)
+        yield started
+    nursery.close()
+
+
+@pytest.fixture
+def real_processes(monkeypatch: pytest.MonkeyPatch, forked_processes: Any) -> None:
+    """What is saved is verified as for a user: by processes that Python is started for."""
+    monkeypatch.setattr("slimformer.checkpoint.fresh.start", forked_processes)
 
 
 @pytest.fixture

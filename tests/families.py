@@ -6,6 +6,7 @@ everything is the same in every run. Nothing here needs a network.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTImageProce
 
 from slimformer.calibrate.collect import collect
 from slimformer.calibrate.text import Batch
+from slimformer.checkpoint.reload import checksums
 from slimformer.decompose import Curve
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import weight_of
@@ -68,6 +70,13 @@ def heads(model_type: str) -> tuple[str, ...]:
     if family.image:
         return ("classify", "bare")
     return ("causal" if family.causal else "masked", "bare", "classify", "answer")
+
+
+# Every family once and every head it can have somewhere, for laws of what lies below the head.
+HEADS = (
+    *((model_type, heads(model_type)[i % len(heads(model_type))]) for i, model_type in enumerate(MODEL_TYPES)),
+    ("bert", "answer"),
+)
 
 
 def model_class(model_type: str, head: str) -> Any:
@@ -125,11 +134,36 @@ def _batch(model: PreTrainedModel, rows: int, length: int, generator: torch.Gene
 
 
 def tiny_plan(
-    model: PreTrainedModel, macs: float = 0.5, *, format: str = "ragged", recipe: str = "uniform", weights: Any = None
+    model: PreTrainedModel,
+    macs: float = 0.5,
+    *,
+    format: str = "ragged",
+    recipe: str = "uniform",
+    weights: Any = None,
+    rows: int = 8,
 ) -> tuple[Plan, PreTrainedModel]:
-    """A plan for `model` and the smaller model it leads to."""
+    """A plan for `model` and the smaller model it leads to; the same again for the same model, without the work."""
+    key = (fingerprint(model), macs, format, recipe, repr(weights), rows)
+    if key not in _PLANNED:
+        _PLANNED[key] = _planned(model, macs, format, recipe, weights, rows)
+    plan, small = _PLANNED[key]
+    return plan, copy.deepcopy(small)
+
+
+_PLANNED: dict[tuple[Any, ...], tuple[Plan, PreTrainedModel]] = {}
+
+
+def fingerprint(model: PreTrainedModel) -> tuple[Any, ...]:
+    """What two models have in common that do the same in the same place."""
+    said = (model.config._attn_implementation, model.config.to_json_string(use_diff=False))
+    return type(model), model.device, *said, *checksums(model).items()
+
+
+def _planned(
+    model: PreTrainedModel, macs: float, format: str, recipe: str, weights: Any, rows: int
+) -> tuple[Plan, PreTrainedModel]:
     how, architecture = cut_settings(recipe), describe(model)
-    data = {"fit": tiny_batches(model), "select": tiny_batches(model, 1, seed=1)}
+    data = {"fit": tiny_batches(model, rows=rows), "select": tiny_batches(model, 1, rows=rows, seed=1)}
     blocks = list(collect(model, architecture, data))
     curves: dict[str, Curve] = {}
     for site in architecture:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import torch
@@ -33,6 +34,13 @@ SETTINGS: dict[str, list[tuple[list[Any], list[Any]]]] = {
 def settings(model_type: str) -> list[str]:
     """The settings a family can have: only grouped queries have two key/value heads here."""
     return [name for name in SETTINGS if name != "own for each" or FAMILIES[model_type].kv_key]
+
+
+# Every family once, and every setting, among grouped queries and among others.
+DEALT = [
+    *zip((t for t in FAMILIES if FAMILIES[t].kv_key), itertools.cycle(reversed(SETTINGS))),
+    *zip((t for t in FAMILIES if not FAMILIES[t].kv_key), itertools.cycle(settings("bert"))),
+]
 
 
 def chosen(model_type: str, setting: str) -> list[tuple[Tensor, Tensor]]:

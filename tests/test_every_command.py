@@ -187,6 +187,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     save_tiny(root / "dense", "llama")
     save_tiny(root / "bert", "bert", "classify")
     write_texts(root / "text.txt")
+    write_texts(root / "short.txt", n=12)
     write_table(root / "table.tsv")
     with pytest.MonkeyPatch.context() as patched:  # fresh processes take seconds each, and are tested elsewhere
         for place in ("checkpoint.save", "steps.streaming"):
@@ -345,7 +346,7 @@ COMMANDS: dict[str, Command] = {
     "inspect --data": Command(lambda c: ("inspect", c.folder, *c.data, "--tokens", 300, "--sequences", 2), _looked),
     "attention": Command(lambda c: ("attention", c.folder, *c.data, "--sequences", 2, "--lengths", 8), _rows),
     "compress": _cut(),
-    "compress plain": _cut("--format", "plain"),
+    "compress plain": _cut("--format", "plain", "--no-refine"),
     "compress bits": Command(_cut("--bits", 4, "--no-refine").line, _finite),
     "compress depth": _cut("--recipe", "depth"),
     "compress lossless": Command(
@@ -366,7 +367,7 @@ COMMANDS: dict[str, Command] = {
     "eval --task": Command(
         lambda c: (
             "eval", c.folder, "--against", c.shop.source(c.name), "--task", "wikitext2", "--data",
-            c.shop.root / "text.txt", "--seq-len", LENGTH,
+            c.shop.root / "short.txt", "--seq-len", LENGTH,
         )
     ),
     "bench": Command(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from calibrated import calibrated, doubled, stock
-from families import CLASSES, LENGTH, MODEL_TYPES, VOCABULARY, heads, tiny, tiny_batches, tiny_ragged
+from families import CLASSES, HEADS, LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches, tiny_ragged
 from slimformer.calibrate.collect import collect, real_rows
 from slimformer.calibrate.text import Batch
 from slimformer.errors import NotFinite
@@ -61,7 +61,7 @@ def padded(model, *, left: bool) -> Batch:
     return Batch({"input_ids": ids, "attention_mask": mask.long()}, mask)
 
 
-@pytest.mark.parametrize(("model_type", "head"), [(t, h) for t in MODEL_TYPES for h in heads(t)])
+@pytest.mark.parametrize(("model_type", "head"), HEADS)
 def test_block_by_block_is_the_same_as_one_forward_pass(model_type, head):
     model = tiny(model_type, head).double()
     batches = doubled(tiny_batches(model))

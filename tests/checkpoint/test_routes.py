@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from families import (
+    HEADS,
     MODEL_TYPES,
     STOCK_TYPES,
     heads,
@@ -32,12 +33,14 @@ from slimformer.rewrite.sizes import block_sizes
 
 SMALLEST_PLAIN = {True: 0.5, False: 0.75}  # where the stock config can say "fewer heads", and where it cannot
 ATOL = 1e-5
+# Every family with the head it is known for, and with one of its others; `auto_map` is tested for all of them.
+RAGGED = sorted({(t, heads(t)[0]) for t in STOCK_TYPES} | {(t, head) for t, head in HEADS if t in STOCK_TYPES})
 
 
 def _results() -> Iterator[tuple[str, PreTrainedModel]]:
+    for model_type, head in RAGGED:
+        yield f"ragged-{model_type}-{head}", tiny_ragged(tiny(model_type, head))
     for model_type in STOCK_TYPES:
-        for head in heads(model_type):
-            yield f"ragged-{model_type}-{head}", tiny_ragged(tiny(model_type, head))
         macs = SMALLEST_PLAIN[FAMILIES[model_type].plain_heads]
         plain = tiny_compressed(tiny(model_type), macs, format="plain")
         yield f"plain-{model_type}-{heads(model_type)[0]}", plain
@@ -89,7 +92,7 @@ def _differing(visits: tuple[Path, dict[str, Any]], who: str, route: str, form: 
 
 def test_every_family_and_head_was_visited(visits: tuple[Path, dict[str, Any]]) -> None:
     ragged = {folder.name for folder in visits[0].glob("ragged-*")}
-    assert ragged == {f"ragged-{model_type}-{head}" for model_type in STOCK_TYPES for head in heads(model_type)}
+    assert ragged == {f"ragged-{model_type}-{head}" for model_type, head in RAGGED}
     assert len(list(visits[0].glob("plain-*"))) == len(STOCK_TYPES)
 
 
@@ -135,7 +138,7 @@ def test_generation_is_the_same_with_every_cache(visits: tuple[Path, dict[str, A
 @pytest.mark.parametrize("who", ["stranger", "friend"])
 def test_pipelines_take_the_folder_by_name(visits: tuple[Path, dict[str, Any]], who: str) -> None:
     piped = {name: report for name, report in visits[1][who].items() if name.endswith("pipeline")}
-    assert len(piped) > 30
+    assert len(piped) == sum(not folder.name.endswith("answer") for folder in visits[0].iterdir())
     assert {name: report["error"] for name, report in piped.items() if "error" in report} == {}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from families import MODEL_TYPES, tiny, tiny_compressed, tiny_plan, tiny_ragged, tiny_tokenizer
 from slimformer.checkpoint import save as saving
-from slimformer.checkpoint import verify as verifying
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.reload import checksums, outputs_of
 from slimformer.checkpoint.save import save
@@ -22,6 +22,7 @@ from slimformer.nn import ragged
 from slimformer.plan import Plan
 
 
+@pytest.mark.usefixtures("real_processes")
 def test_a_verified_save_holds_everything(tmp_path: Path) -> None:
     plan, small = tiny_plan(tiny("llama"))
     small.generation_config.max_new_tokens = 7
@@ -88,10 +89,11 @@ def test_a_damaged_save_is_noticed_and_nothing_is_left(
     assert os.listdir(tmp_path) == [] and "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("real_processes")
 def test_a_killed_process_is_reported_as_such(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
     (tmp_path / "python").chmod(0o755)
-    monkeypatch.setattr(verifying.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(SaveFailed, match=r"killed by signal 9 .out of memory"):
         save(tiny("bert"), tmp_path / "out")
     assert os.listdir(tmp_path) == ["python"]

@@ -1,11 +1,12 @@
 """What every method must do to every family: exact where exactness is possible, and never other than its curve says."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
 
-from calibrated import calibrated, outputs, recipe, stock
+from calibrated import Calibrated, calibrated, outputs, recipe, stock
 from families import MODEL_TYPES, tiny
 from slimformer.decompose import METHODS, select
 from slimformer.models import FAMILIES, describe
@@ -84,6 +85,13 @@ def copy_neurons(model, scale: float) -> None:
                 layer.bias[half:] = factor * layer.bias[:half]
 
 
+@functools.cache
+def with_copied_neurons(model_type: str, scale: float) -> Calibrated:
+    model = tiny(model_type).double()
+    copy_neurons(model, scale)
+    return calibrated(model)
+
+
 def scales(model_type: str) -> tuple[float, ...]:
     """Factors by which a neuron of the family can be a copy: ReLU is homogeneous, a gate's partner is linear."""
     return (1.0, -2.5) if model_type in GATED else (1.0, 2.5) if model_type in RELU else (1.0,)
@@ -93,9 +101,7 @@ def scales(model_type: str) -> tuple[float, ...]:
 @every_method
 @with_and_without_mean
 def test_copied_neurons_are_removed_exactly(method, model_type, scale, absorb):
-    model = tiny(model_type).double()
-    copy_neurons(model, scale)
-    found, how = calibrated(model), exact(method).model_copy(update={"absorb_mean": absorb})
+    found, how = with_copied_neurons(model_type, scale), exact(method).model_copy(update={"absorb_mean": absorb})
     half = {site.name: (site.units // 2, site.units // 2) for site in found.architecture if site.kind == "ffn.hidden"}
     small = keeping(found, how, half)
     assert all(describe(small)[name].units == size for name, (size, _) in half.items())
@@ -118,16 +124,21 @@ def copy_head(model, to: int, of: int, scale: float = 1.0) -> None:
                     tensor[there : there + writer.rows] = factor * tensor[here : here + writer.rows]
 
 
+@functools.cache
+def with_copied_heads(model_type: str, *copies: tuple[int, int], scale: float = 1.0) -> Calibrated:
+    model = tiny(model_type).double()
+    for to, of in copies:
+        copy_head(model, to, of, scale)
+    return calibrated(model)
+
+
 @every_family
 @every_method
 @pytest.mark.parametrize("scale", [1.0, -2.0])
 def test_copied_heads_are_removed_exactly(method, model_type, scale):
     """Heads 2 and 3 are heads 0 and 1 again: two are enough. Under grouped queries these are two groups, and one query
     of each must stay: not any, but one of each kind."""
-    model = tiny(model_type).double()
-    copy_head(model, 2, 0, scale)
-    copy_head(model, 3, 1, scale)
-    found, how = calibrated(model), exact(method)
+    found, how = with_copied_heads(model_type, (2, 0), (3, 1), scale=scale), exact(method)
     two = {site.name: (2, 2) for site in found.architecture if site.kind == "attn.heads"}
     assert distance(found, keeping(found, how, two)) <= 1e-8
 
@@ -135,10 +146,7 @@ def test_copied_heads_are_removed_exactly(method, model_type, scale):
 @pytest.mark.parametrize("model_type", GATED)
 @every_method
 def test_copied_queries_of_a_group_are_removed_exactly(method, model_type):
-    model = tiny(model_type).double()
-    copy_head(model, 1, 0)
-    copy_head(model, 3, 2)
-    found, how = calibrated(model), exact(method)
+    found, how = with_copied_heads(model_type, (1, 0), (3, 2)), exact(method)
     two = {site.name: (2, 2) for site in found.architecture if site.kind == "attn.heads"}
     small = keeping(found, how, two)
     assert all(site.group == 1 for site in describe(small))
@@ -157,26 +165,32 @@ def silence(model, site, units) -> None:
                     tensor[start : start + writer.rows] = 0
 
 
+DEAD = {"ffn.hidden": {1, 2, 5, 7, 11, 20, 30, 47}, "attn.heads": {2, 3}}
+
+
+@functools.cache
+def with_dead_units(model_type: str) -> Calibrated:
+    model = tiny(model_type).double()
+    for site in describe(model):
+        silence(model, site, sorted(DEAD[site.kind]))
+    return calibrated(model)
+
+
 @every_family
 @every_method
 def test_dead_units_go_first_and_are_not_missed(method, model_type):
-    model = tiny(model_type).double()
-    dead = {}
-    for site in describe(model):
-        dead[site.name] = {1, 2, 5, 7, 11, 20, 30, 47} if site.kind == "ffn.hidden" else {2, 3}
-        silence(model, site, sorted(dead[site.name]))
-    found, how = calibrated(model), exact(method)
+    found, how = with_dead_units(model_type), exact(method)
     sizes = {}
     for site in found.architecture:
         order = found.curves(how)[site.name].order
         silent = set(range(site.units)) if site.group > 1 else _silent(found, site)
-        assert dead[site.name] <= silent
+        assert DEAD[site.kind] <= silent
         if site.group == 1:
             keep = site.units - len(silent)
             sizes[site.name] = (keep, keep)
             assert set(order[keep:]) == silent
         else:  # heads 2 and 3 are a group: they come last whenever it is their turn
-            assert {order[1], order[3]} == dead[site.name]
+            assert {order[1], order[3]} == DEAD[site.kind]
     assert distance(found, keeping(found, how, sizes)) <= 1e-8
 
 

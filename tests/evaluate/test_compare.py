@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from families import CLASSES, MODEL_TYPES, heads, tiny, tiny_batches, tiny_compressed
+from families import CLASSES, HEADS, MODEL_TYPES, heads, tiny, tiny_batches, tiny_compressed
 from slimformer.evaluate import compare as comparing
 from slimformer.evaluate import logit_divergence
 from slimformer.evaluate.compare import compare
@@ -33,7 +33,7 @@ def by_name(metrics):
     return {metric.name: metric for metric in metrics}
 
 
-@pytest.mark.parametrize(("model_type", "head"), [(t, h) for t in MODEL_TYPES for h in heads(t)])
+@pytest.mark.parametrize(("model_type", "head"), HEADS)
 def test_a_model_is_measured_by_what_it_is_for(model_type, head):
     dense = tiny(model_type, head)
     small, batches = tiny_compressed(dense), labelled(dense)

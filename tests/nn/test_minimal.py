@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ import torch
 from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
 
 import slimformer  # noqa: F401  registers the architecture
+from dealing import pairs
 from slimformer.nn.minimal import MinimalAttention, collapse
 from slimformer.nn.minimal_config import QK, VO, MinimalConfig, attention_parameters, parameter_count
 from slimformer.nn.minimal_model import MinimalForImageClassification
 
-every_form = pytest.mark.parametrize(("qk", "vo"), list(itertools.product(QK, VO)))
 each_form = pytest.mark.parametrize(  # every qk and every vo, but not every pair
     ("qk", "vo"), [*((qk, "full") for qk in QK), *(("collapsed", vo) for vo in VO[1:]), ("symmetric", "none")]
 )
@@ -48,11 +47,11 @@ def inputs(rows: int = 4, length: int = 17, width: int = 32) -> torch.Tensor:
     return torch.nn.functional.layer_norm(x, (width,))
 
 
-@every_form
-@one_and_four
-@pytest.mark.parametrize("more", [{}, {"mlp_ratio": 0, "pool": "mean"}, {"shaped": True, "qkv_bias": False},
-                                  {"do_layer_norm_before": False, "mlp_ratio": 1.5, "num_channels": 3},
-                                  {"vocab_size": 30, "max_position_embeddings": 12}])  # fmt: skip
+@pytest.mark.parametrize(("qk", "vo", "heads", "more"), pairs(QK, VO, (1, 4), (
+    {}, {"mlp_ratio": 0, "pool": "mean"}, {"shaped": True, "qkv_bias": False},
+    {"do_layer_norm_before": False, "mlp_ratio": 1.5, "num_channels": 3},
+    {"vocab_size": 30, "max_position_embeddings": 12},
+)))  # fmt: skip
 def test_parameters_are_those_of_the_formula(qk, vo, heads, more):
     config = configured(qk=qk, vo=vo, num_attention_heads=heads, **more)
     auto = AutoModelForImageClassification if config.reads_images else AutoModelForSequenceClassification
@@ -89,8 +88,7 @@ def test_collapsed_with_one_head_is_the_product_of_queries_and_keys():
     assert torch.equal(small.scores.keys(inputs()), inputs())
 
 
-@every_form
-@one_and_four
+@pytest.mark.parametrize(("qk", "vo", "heads"), pairs(QK, VO, (1, 4)))
 def test_every_form_is_full_attention_with_its_factors(qk, vo, heads):
     """Without biases what `factors` states is all there is."""
     found = attention(qk=qk, vo=vo, num_attention_heads=heads, qkv_bias=False)
@@ -133,10 +131,7 @@ def diagonal_mass(found: MinimalAttention, x: torch.Tensor) -> float:
     return float(P.diagonal(dim1=-1, dim2=-2).mean())
 
 
-@every_qk
-@one_and_four
-@pytest.mark.parametrize("shaped", [False, True])
-@pytest.mark.parametrize("width", [32, 128])
+@pytest.mark.parametrize(("qk", "heads", "shaped", "width"), pairs(QK, (1, 4), (False, True), (32, 128)))
 def test_attention_at_the_start_is_not_the_identity(qk, heads, shaped, width):
     torch.manual_seed(0)
     config = configured(qk=qk, num_attention_heads=heads, hidden_size=width, shaped=shaped, num_hidden_layers=1)

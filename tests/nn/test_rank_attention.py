@@ -9,8 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertLMHeadModel, DynamicCache, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dealing import dealt
 from families import LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches
-from ranked import SETTINGS, WIDTH, furthest, logits, padded, ranked, settings, tiny_ranked, zeroed
+from ranked import DEALT, SETTINGS, WIDTH, furthest, logits, padded, ranked, settings, tiny_ranked, zeroed
 from slimformer.models import FAMILIES, describe
 from slimformer.nn.ragged import RankAttention
 from slimformer.plan.cost import block_cost, kv_cache_bytes, outside_macs
@@ -18,7 +19,7 @@ from slimformer.rewrite.ranks import install
 
 CAUSAL = [t for t in MODEL_TYPES if FAMILIES[t].causal]
 EVERY_CASE = [(t, setting) for t in MODEL_TYPES for setting in settings(t)]
-EVERY_DECODER = [(t, setting) for t, setting in EVERY_CASE if t in CAUSAL]
+DECODERS = [(t, setting) for t, setting in DEALT if t in CAUSAL]
 HOW = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
 CACHES = {"dynamic": {}, "static": {"cache_implementation": "static"}}
 
@@ -35,14 +36,14 @@ def attentions(model: PreTrainedModel) -> list[RankAttention]:
     return [module for module in model.modules() if isinstance(module, RankAttention)]
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_full_ranks_are_the_stock_attention(model_type, kernel):
-    model = tiny(model_type)
-    model.set_attn_implementation(kernel)
-    same, inputs = full(model), padded(model)
-    assert len(attentions(same)) == 3 and not attentions(model)
-    assert furthest(logits(model, inputs), logits(same, inputs)) < 1e-6
+def test_full_ranks_are_the_stock_attention(model_type):
+    for kernel in ("sdpa", "eager"):
+        model = tiny(model_type)
+        model.set_attn_implementation(kernel)
+        same, inputs = full(model), padded(model)
+        assert len(attentions(same)) == 3 and not attentions(model)
+        assert furthest(logits(model, inputs), logits(same, inputs)) < 1e-6, kernel
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -63,7 +64,7 @@ def test_what_is_cut_is_what_is_zero(model_type, setting):
     assert furthest(logits(dense, inputs), logits(small, inputs)) < 1e-10
 
 
-@pytest.mark.parametrize(("model_type", "setting"), EVERY_CASE)
+@pytest.mark.parametrize(("model_type", "setting"), DEALT)
 def test_both_kernels_agree_and_attentions_can_be_seen(model_type, setting):
     small = tiny_ranked(model_type, setting).double()
     eager = copy.deepcopy(small)
@@ -104,13 +105,13 @@ def prompts(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {"input_ids": ids.where(mask.bool(), torch.tensor(model.config.pad_token_id)), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize(("model_type", "setting"), EVERY_DECODER)
-def test_the_cache_changes_nothing_not_even_with_padding_on_the_left(model_type, setting, cache):
+@pytest.mark.parametrize(("model_type", "setting"), DECODERS)
+def test_the_cache_changes_nothing_not_even_with_padding_on_the_left(model_type, setting):
     small = tiny_ranked(model_type, setting).double()
     given = prompts(small)
     without = small.generate(**given, use_cache=False, **HOW)
-    assert torch.equal(small.generate(**given, **CACHES[cache], **HOW), without)
+    for cache in CACHES.values():
+        assert torch.equal(small.generate(**given, **cache, **HOW), without)
     assert without.shape == (3, 14)
 
 
@@ -122,8 +123,7 @@ def test_beams_reorder_the_cache(setting):
     assert torch.equal(with_cache, without)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("model_type", ["mistral", "qwen2"])
+@pytest.mark.parametrize(("setting", "model_type"), dealt(SETTINGS, ["mistral", "qwen2"]))
 def test_sliding_windows_are_kept(model_type, setting):
     qwen = {"use_sliding_window": True, "max_window_layers": 1} if model_type == "qwen2" else {}
     model = tiny(model_type, sliding_window=4, **qwen).double()
@@ -164,7 +164,7 @@ def test_an_encoder_used_as_a_decoder_keeps_its_cache():
     assert torch.equal(with_cache, without)
 
 
-@pytest.mark.parametrize(("model_type", "setting"), EVERY_DECODER)
+@pytest.mark.parametrize(("model_type", "setting"), DECODERS)
 def test_the_cache_is_as_large_as_stated(model_type, setting):
     for model in (tiny(model_type), tiny_ranked(model_type, setting)):
         cache = model(input_ids=torch.randint(5, VOCABULARY, (1, 11)), past_key_values=DynamicCache()).past_key_values
@@ -177,7 +177,7 @@ def test_encoders_have_no_cache():
     assert kv_cache_bytes(describe(tiny("bert")), 11, 4) == 0
 
 
-@pytest.mark.parametrize(("model_type", "setting"), EVERY_CASE)
+@pytest.mark.parametrize(("model_type", "setting"), DEALT)
 def test_macs_and_parameters_are_those_counted(model_type, setting):
     model, small = tiny(model_type), tiny_ranked(model_type, setting)
     small.set_attn_implementation("eager")
@@ -196,8 +196,7 @@ def test_macs_and_parameters_are_those_counted(model_type, setting):
     assert gone == model.num_parameters() - small.num_parameters()
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize(("model_type", "checkpointing"), dealt(MODEL_TYPES, [False, True]))
 def test_gradients_reach_every_weight(model_type, checkpointing):
     """With dropout, which stock modules keep in different places."""
     small = tiny_ranked(model_type, "narrow values").train()

@@ -12,6 +12,7 @@ import torch
 from rungs import harm_of, ladder, spent
 
 from calibrated import calibrated, outputs, recipe, stock
+from dealing import dealt
 from families import LENGTH, MODEL_TYPES, tiny, tiny_ragged
 from slimformer.errors import BudgetOutOfReach
 from slimformer.models import FAMILIES, describe
@@ -24,6 +25,7 @@ from slimformer.rewrite.correct import correct
 
 RECIPES = ("balanced", "uniform", "stat")
 KINDS = ("attn.heads", "ffn.hidden")
+FORMATS = ("ragged", "plain")
 BUDGETS = (0.95, 0.8, 0.65, 0.5, 0.35)
 
 
@@ -115,9 +117,8 @@ def test_even_keeps_the_same_share_of_heads_and_neurons():
     assert {name.split(".")[-1]: size.units for name, size in sizes.items()} == {"heads": 2, "hidden": 4}
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize("name", RECIPES)
-def test_ragged_plans_meet_the_budget_from_below_and_closely(name, model_type):
+@pytest.mark.parametrize(("model_type", "name"), dealt(MODEL_TYPES, RECIPES))
+def test_ragged_plans_meet_the_budget_from_below_and_closely(model_type, name):
     found, how = stock(model_type), recipe(name)
     dense = block_cost(found.architecture, LENGTH).macs
     for budget in BUDGETS:
@@ -148,9 +149,8 @@ def chosen_from(found, how, budget, format):
     ).fixed  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize("name", RECIPES)
-def test_what_is_left_of_a_budget_is_less_than_the_next_step_of_any_site(name, model_type):
+@pytest.mark.parametrize(("model_type", "name"), dealt(MODEL_TYPES, RECIPES))
+def test_what_is_left_of_a_budget_is_less_than_the_next_step_of_any_site(model_type, name):
     found, how = grouped(model_type), recipe(name, attention="heads", ffn="neurons")
     for budget in (*BUDGETS, 0.9, 0.71):
         rungs, plan = chosen_from(found, how, budget, "ragged"), found.plan(budget, how)
@@ -160,9 +160,8 @@ def test_what_is_left_of_a_budget_is_less_than_the_next_step_of_any_site(name, m
         assert 0 <= left < min(steps)
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize("name", RECIPES)
-def test_what_is_left_of_a_plain_budget_buys_nothing_better(name, model_type):
+@pytest.mark.parametrize(("model_type", "name"), dealt(MODEL_TYPES, RECIPES))
+def test_what_is_left_of_a_plain_budget_buys_nothing_better(model_type, name):
     found, how = grouped(model_type), recipe(name, ffn="neurons")
     for budget in (0.95, 0.8, 0.7):
         rungs, plan = chosen_from(found, how, budget, "plain"), found.plan(budget, how, format="plain")
@@ -208,10 +207,8 @@ def rungs_of(found, how, *, plain):
     )
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize("format", ["ragged", "plain"])
-@pytest.mark.parametrize("name", RECIPES)
-def test_sizes_are_legal(name, format, model_type):
+@pytest.mark.parametrize(("model_type", "name", "format"), dealt(MODEL_TYPES, RECIPES, FORMATS))
+def test_sizes_are_legal(model_type, name, format):
     found, how = stock(model_type), recipe(name)
     for budget in (0.9, 0.7):
         plan = found.plan(budget, how, format=format)
@@ -227,28 +224,23 @@ def test_sizes_are_legal(name, format, model_type):
             assert len({(edit.site.split(".", 2)[2], edit.keep, edit.groups) for edit in plan.edits}) == 2
 
 
-@pytest.mark.parametrize("model_type", ["bert", "llama", "opt"])
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_larger_budget_never_keeps_fewer_macs(name, model_type):
+@pytest.mark.parametrize(("model_type", "name"), dealt(["bert", "llama", "opt"], RECIPES))
+def test_a_larger_budget_never_keeps_fewer_macs(model_type, name):
     found, how = stock(model_type), recipe(name)
     kept = [found.plan(budget / 40, how).macs for budget in range(14, 41, 2)]
     assert kept == sorted(kept)
     assert kept[-1] == 1
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize("format", ["ragged", "plain"])
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_whole_budget_keeps_everything(name, format, model_type):
+@pytest.mark.parametrize(("model_type", "name", "format"), dealt(MODEL_TYPES, RECIPES, FORMATS))
+def test_the_whole_budget_keeps_everything(model_type, name, format):
     plan = stock(model_type).plan(1.0, recipe(name), format=format)
     assert all(edit.keep == edit.of for edit in plan.edits)
     assert plan.macs == plan.params == 1
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize("format", ["ragged", "plain"])
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_minimum_that_is_named_can_be_reached(name, format, model_type):
+@pytest.mark.parametrize(("model_type", "name", "format"), dealt(MODEL_TYPES, RECIPES, FORMATS))
+def test_the_minimum_that_is_named_can_be_reached(model_type, name, format):
     found, how = stock(model_type), recipe(name)
     with pytest.raises(BudgetOutOfReach, match="cannot be reached") as refused:
         found.plan(0.001, how, format=format)

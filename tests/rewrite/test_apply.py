@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from calibrated import calibrated, outputs, recipe, stock
-from families import LENGTH, MODEL_TYPES, VOCABULARY, heads, tiny, tiny_batches, tiny_ragged
+from dealing import dealt
+from families import HEADS, LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches, tiny_ragged
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import FAMILIES, describe
 from slimformer.plan.cost import Size, full_size
@@ -24,9 +25,9 @@ def sizes_in(model):
     return {site.name: full_size(site) for site in describe(model)}
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize(("format", "budget"), CASES)
-def test_the_model_has_the_sizes_of_the_plan_and_runs(model_type, format, budget):
+@pytest.mark.parametrize(("model_type", "case"), dealt(MODEL_TYPES, CASES))
+def test_the_model_has_the_sizes_of_the_plan_and_runs(model_type, case):
+    format, budget = case
     found, how = stock(model_type), recipe(ridge=1e-3)
     plan = found.plan(budget, how, format=format)
     small = found.apply(plan, how)
@@ -37,20 +38,16 @@ def test_the_model_has_the_sizes_of_the_plan_and_runs(model_type, format, budget
     assert small.num_parameters() < found.model.num_parameters()
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize("head_index", range(4))
-def test_every_head_can_be_cut(model_type, head_index):
-    if head_index >= len(heads(model_type)):
-        pytest.skip("images have fewer heads")
-    found = stock(model_type, heads(model_type)[head_index])
+@pytest.mark.parametrize(("model_type", "head"), HEADS)
+def test_every_head_can_be_cut(model_type, head):
+    found = stock(model_type, head)
     small = found.compress(0.5, recipe("uniform", ridge=1e-3))
     batch = found.data["select"][0]
     with torch.no_grad():
         assert type(small(**batch.inputs)) is type(found.model(**batch.inputs))
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize("format", ["ragged", "plain"])
+@pytest.mark.parametrize(("model_type", "format"), dealt(MODEL_TYPES, ["ragged", "plain"]))
 def test_the_argument_is_left_untouched(model_type, format):
     found = stock(model_type)
     before = {name: tensor.clone() for name, tensor in found.model.state_dict().items()}
@@ -173,8 +170,9 @@ def test_a_ragged_model_of_equal_blocks_can_become_plain(model_type):
     assert torch.equal(outputs(built, batch), outputs(ragged, batch))
 
 
-@pytest.mark.parametrize("name", ["balanced", "stat"])
-@pytest.mark.parametrize("model_type", [t for t in MODEL_TYPES if not FAMILIES[t].fused])
+@pytest.mark.parametrize(
+    ("model_type", "name"), dealt([t for t in MODEL_TYPES if not FAMILIES[t].fused], ["balanced", "stat"])
+)
 def test_a_block_without_neurons_runs_and_can_be_compressed_again(model_type, name):
     found, how = stock(model_type), recipe(name, ridge=1e-3, allow_empty=True)
     plan = found.plan(0.9, how)

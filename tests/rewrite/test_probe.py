@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from calibrated import outputs, recipe, stock
-from families import MODEL_TYPES, heads
+from families import HEADS, MODEL_TYPES
 from slimformer.calibrate.collect import starting_at, states_before_blocks
 from slimformer.decompose import Curve
 from slimformer.models import describe
@@ -10,8 +10,6 @@ from slimformer.models.outputs import harm
 from slimformer.models.ranks import rank_sites
 from slimformer.plan.sensitivity import Probe, sensitivities
 from slimformer.rewrite.probe import knee, probe
-
-KINDS = [(kind, head) for kind in MODEL_TYPES for head in heads(kind)]
 
 
 @pytest.mark.parametrize("kind", MODEL_TYPES)
@@ -27,7 +25,7 @@ def test_a_model_started_in_the_middle_ends_where_it_always_does(kind):
     assert torch.equal(outputs(known.model, batch), expected)
 
 
-@pytest.mark.parametrize(("kind", "head"), KINDS, ids=lambda value: value)
+@pytest.mark.parametrize(("kind", "head"), HEADS)
 def test_probes_find_harm_and_leave_the_model_as_it_was(kind, head):
     known, how = stock(kind, head), recipe(ridge=1e-6, metric="squares")
     sites = {**known.architecture.by_name, **{site.name: site for site in rank_sites(known.model, known.architecture)}}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.checkpoint import reload
+from slimformer.checkpoint.fresh import run_fresh
 from slimformer.errors import SaveFailed
 from slimformer.models import family_of
 
@@ -79,11 +77,8 @@ def _reload(folder: Path, sample: dict[str, Tensor]) -> tuple[dict[str, Tensor],
     with tempfile.TemporaryDirectory(prefix="slimformer-verify-") as scratch:
         inputs, outputs = Path(scratch) / "sample.safetensors", Path(scratch) / "outputs.safetensors"
         save_file({name: tensor.cpu().contiguous() for name, tensor in sample.items()}, inputs)
-        # -P: the folder of reload.py stays off the path, so that its neighbours shadow nothing.
-        command = [sys.executable, "-P", reload.__file__, str(folder), str(inputs), str(outputs)]
-        child = subprocess.run(command, env=_offline(scratch), capture_output=True, text=True, errors="replace")
-        if child.returncode:
-            raise SaveFailed(f"the saved model does not open in a fresh process: {_last_line(child)}")
+        if wrong := run_fresh(reload.__file__, folder, inputs, outputs, **_offline(scratch)):
+            raise SaveFailed(f"the saved model does not open in a fresh process: {wrong}")
         with safe_open(outputs, framework="pt") as file:
             found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             return found, json.loads(file.metadata()["weights"])
@@ -91,19 +86,11 @@ def _reload(folder: Path, sample: dict[str, Tensor]) -> tuple[dict[str, Tensor],
 
 def _offline(scratch: str) -> dict[str, str]:
     return {
-        **os.environ,
         "HF_HUB_OFFLINE": "1",
         "HF_MODULES_CACHE": str(Path(scratch) / "modules"),
         "CUDA_VISIBLE_DEVICES": "",
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-
-def _last_line(child: subprocess.CompletedProcess[str]) -> str:
-    if child.returncode < 0:
-        return f"it was killed by signal {-child.returncode}" + (" (out of memory?)" if child.returncode == -9 else "")
-    lines = [line.strip() for line in child.stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else f"it ended with code {child.returncode}"
 
 
 def _compare_weights(expected: dict[str, str], found: dict[str, str]) -> None:

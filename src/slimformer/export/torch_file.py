@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from slimformer.checkpoint.fresh import run_fresh
 from slimformer.errors import ExportFailed
 from slimformer.export import reopen
 from slimformer.export.compare import Difference, difference, require_close
@@ -52,12 +51,8 @@ def _fresh(path: Path, graph: Graph, seq_len: int | None) -> list[dict[str, Tens
     with tempfile.TemporaryDirectory(prefix="slimformer-export-") as scratch:
         inputs, outputs = Path(scratch) / "inputs.safetensors", Path(scratch) / "outputs.safetensors"
         save_file(given, inputs)
-        command = [sys.executable, "-P", reopen.__file__, str(path), str(inputs), str(outputs)]
-        child = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        if child.returncode:
-            last = [line.strip() for line in child.stderr.splitlines() if line.strip()][-1:]
-            reason = last[0] if last else f"it ended with code {child.returncode}"
-            raise ExportFailed(f"the program does not run in a fresh process: {reason}; it was not kept")
+        if wrong := run_fresh(reopen.__file__, path, inputs, outputs):
+            raise ExportFailed(f"the program does not run in a fresh process: {wrong}; it was not kept")
         found = load_file(outputs)
     names = graph.output_names
     return [{name: found[f"{i}/{j}"] for j, name in enumerate(names)} for i in range(len(trials))]

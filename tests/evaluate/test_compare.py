@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from families import CLASSES, HEADS, MODEL_TYPES, heads, tiny, tiny_batches, tiny_compressed
+from families import CLASSES, HEADS, tiny, tiny_batches, tiny_compressed
 from slimformer.evaluate import compare as comparing
 from slimformer.evaluate import logit_divergence
 from slimformer.evaluate.compare import compare

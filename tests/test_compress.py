@@ -11,6 +11,7 @@ import transformers
 from transformers import PreTrainedModel
 
 import slimformer
+from dealing import dealt
 from families import CLASSES, LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_image_processor, tiny_tokenizer
 from slimformer.calibrate.documents import Document
 from slimformer.errors import (
@@ -180,13 +181,14 @@ def test_half_precision_is_stored_as_it_was(tmp_path, trusting):
     assert result.report.dense.bytes == 2 * result.report.dense.params
 
 
-@pytest.mark.parametrize("model_type", [t for t in TEXT_TYPES if FAMILIES[t].causal])
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("model_type", "side"), dealt([t for t in TEXT_TYPES if FAMILIES[t].causal], ["left", "right"])
+)
 def test_decoders_that_classify_read_documents_and_not_windows(model_type, side):
     documents = [Document(text, label=i % CLASSES) for i, text in enumerate(texts(80))]
     tokenizer = tiny_tokenizer()
     tokenizer.padding_side = side
-    result = shrink(tiny(model_type, "classify"), documents, processor=tokenizer)
+    result = shrink(tiny(model_type, "classify"), documents, processor=tokenizer, tokens=600)
     assert result.report.metric("accuracy")
 
 
@@ -194,7 +196,7 @@ def test_a_decoder_without_padding_token_classifies_one_row_at_a_time():
     documents = [Document(text, label=i % CLASSES) for i, text in enumerate(texts(40))]
     for data in (documents, token_ids(40)):
         model = tiny("gpt2", "classify", pad_token_id=None)
-        assert shrink(model, data, processor=tiny_tokenizer()).report.metric("kl")
+        assert shrink(model, data, processor=tiny_tokenizer(), tokens=600).report.metric("kl")
 
 
 def poisoned():

@@ -29,7 +29,7 @@ def test_the_quickstart_runs(tmp_path):
     from nbclient import NotebookClient
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     assert (tmp_path / "smaller" / "report.html").is_file()
     shown = [cell["outputs"] for cell in notebook.cells if cell["cell_type"] == "code"]

@@ -35,7 +35,7 @@ def started(*arguments: object, cwd: Path | None = None) -> subprocess.Completed
     source = str(Path(slimformer.__file__).parents[1])
     env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [*LAUNCH, *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, cwd=cwd)
+    return subprocess.run(command, env=env, capture_output=True, text=True, cwd=cwd)
 
 
 def torchrun(*arguments: object) -> None:

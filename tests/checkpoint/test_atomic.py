@@ -400,7 +400,7 @@ def _interrupted(target: Path, number: int) -> None:
         with _folder(target, force=False) as partial:
             _fill(partial)
             (target.parent / "begun").touch()
-            time.sleep(30)
+            signal.pause()
 
     pid = _in_a_child(work)
     while not (target.parent / "begun").exists():

@@ -132,20 +132,20 @@ def test_heads_of_a_group_with_proportional_moments_lose_the_energy_discarded(ba
     assert curve.fit == pytest.approx(eckart_young(stacked, C).tolist(), rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("heads", [1, 2, 3])
-def test_the_first_direction_given_up_is_the_best_there_is(heads, seed):
+def test_the_first_direction_given_up_is_the_best_there_is(heads):
     """One value head read by several query heads: no other direction, far or near, costs less after the refit. For one
     query head it is an eigenvector, for more the descent ends a little before the minimum."""
-    torch.manual_seed(seed)
-    width = make_rows(4, heads, units=heads, m=9, n=200).width
-    Q = eliminated(width, ridge=RIDGE)
-    least = value_curve(width, Q, ridge=RIDGE).fit[3]
-    n = Q[0, :, -1]
-    for scale in [0.02] * 10 + [10.0] * 30:
-        other = (n + scale * torch.randn(4, dtype=torch.float64))[:, None]
-        basis = torch.linalg.qr(other, mode="complete").Q.flip(1)[None]
-        assert value_curve(width, basis, ridge=RIDGE).fit[3] >= least * (1 - (1e-7 if heads == 1 else 1e-3))
+    for seed in range(4):
+        torch.manual_seed(seed)
+        width = make_rows(4, heads, units=heads, m=9, n=200).width
+        Q = eliminated(width, ridge=RIDGE)
+        least = value_curve(width, Q, ridge=RIDGE).fit[3]
+        n = Q[0, :, -1]
+        for scale in [0.02] * 10 + [10.0] * 30:
+            other = (n + scale * torch.randn(4, dtype=torch.float64))[:, None]
+            basis = torch.linalg.qr(other, mode="complete").Q.flip(1)[None]
+            assert value_curve(width, basis, ridge=RIDGE).fit[3] >= least * (1 - (1e-7 if heads == 1 else 1e-3))
 
 
 def test_elimination_sees_what_heads_say_of_each_other():

@@ -37,21 +37,22 @@ def test_white_inputs_have_nothing_to_make_up_for(grid, by_energy):
 
 @grids
 @pytest.mark.parametrize("by_energy", [False, True])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_compensation_never_loses_to_the_nearest(grid, by_energy, seed):
-    W, C = problem(seed)
-    H = damped(C, 0.01)
-    found = gram_error(W, round_compensated(W, C, grid, by_energy=by_energy).W, H)
-    assert found < gram_error(W, round_nearest(W, grid).W, H)
+def test_compensation_never_loses_to_the_nearest(grid, by_energy):
+    for seed in SEEDS:
+        W, C = problem(seed)
+        H = damped(C, 0.01)
+        found = gram_error(W, round_compensated(W, C, grid, by_energy=by_energy).W, H)
+        assert found < gram_error(W, round_nearest(W, grid).W, H)
 
 
 @pytest.mark.parametrize("method", ["nearest", "compensated"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_more_bits_are_never_worse(method, seed):
-    W, C = problem(seed)
-    make = round_nearest if method == "nearest" else lambda W, grid: round_compensated(W, C, grid)
-    errors = [gram_error(W, make(W, Grid(bits, 16)).W, C) for bits in range(2, 9)]
-    assert errors == sorted(errors, reverse=True)
+def test_more_bits_are_never_worse(method):
+    for seed in SEEDS:
+        W, C = problem(seed)
+        grids = [Grid(bits, 16) for bits in range(2, 9)]
+        made = [round_nearest(W, grid) if method == "nearest" else round_compensated(W, C, grid) for grid in grids]
+        errors = [gram_error(W, each.W, C) for each in made]
+        assert errors == sorted(errors, reverse=True)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -121,18 +122,18 @@ def test_dead_inputs_do_not_stop_it():
     assert bool(torch.isfinite(make_sparse(W, C, Pattern(0.5, 2, 4))).all())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_one_column_settled_costs_what_least_squares_says(seed):
-    W, C = problem(seed)
-    H = damped(C, 0.01)
-    U = inverse_root(H)
-    moved, lost = compensate(W, U, lambda j, now: torch.zeros(len(now)).to(now) if j == 0 else now[:, j])
-    best = W.clone()  # all but the first column are free: solve for them
-    best[:, 1:] += torch.linalg.solve(H[1:, 1:], torch.outer(H[1:, 0], W[:, 0])).mT
-    best[:, 0] = 0
-    assert torch.allclose(moved, best, atol=1e-8)
-    obs = float((W[:, 0].square() / torch.linalg.inv(H)[0, 0]).sum())
-    assert gram_error(W, moved, H) == pytest.approx(obs) == pytest.approx(float(lost.sum()))
+def test_one_column_settled_costs_what_least_squares_says():
+    for seed in SEEDS:
+        W, C = problem(seed)
+        H = damped(C, 0.01)
+        U = inverse_root(H)
+        moved, lost = compensate(W, U, lambda j, now: torch.zeros(len(now)).to(now) if j == 0 else now[:, j])
+        best = W.clone()  # all but the first column are free: solve for them
+        best[:, 1:] += torch.linalg.solve(H[1:, 1:], torch.outer(H[1:, 0], W[:, 0])).mT
+        best[:, 0] = 0
+        assert torch.allclose(moved, best, atol=1e-8)
+        obs = float((W[:, 0].square() / torch.linalg.inv(H)[0, 0]).sum())
+        assert gram_error(W, moved, H) == pytest.approx(obs) == pytest.approx(float(lost.sum()))
 
 
 @pytest.mark.parametrize("block", [1, 7, 16, 48, 128])
@@ -145,11 +146,11 @@ def test_losses_of_columns_add_up_whatever_the_block(block):
     assert torch.equal(moved, again)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_two_of_four_are_zero_in_every_group(seed):
-    W, C = problem(seed)
-    zeros = (make_sparse(W, C, Pattern(0.5, 2, 4)) == 0).view(len(W), -1, 4).sum(-1)
-    assert bool((zeros == 2).all())
+def test_two_of_four_are_zero_in_every_group():
+    for seed in SEEDS:
+        W, C = problem(seed)
+        zeros = (make_sparse(W, C, Pattern(0.5, 2, 4)) == 0).view(len(W), -1, 4).sum(-1)
+        assert bool((zeros == 2).all())
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
@@ -165,12 +166,12 @@ def test_no_zeros_change_nothing():
 
 
 @pytest.mark.parametrize("pattern", [Pattern(0.5, 2, 4), Pattern(0.5)], ids=["2:4", "half"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_others_make_up_for_zeros(pattern, seed):
-    W, C = problem(seed)
-    H = damped(C, 0.01)
-    magnitude = W.masked_fill(pattern.choose(W.square()), 0.0)
-    assert gram_error(W, make_sparse(W, C, pattern), H) < gram_error(W, magnitude, H)
+def test_the_others_make_up_for_zeros(pattern):
+    for seed in SEEDS:
+        W, C = problem(seed)
+        H = damped(C, 0.01)
+        magnitude = W.masked_fill(pattern.choose(W.square()), 0.0)
+        assert gram_error(W, make_sparse(W, C, pattern), H) < gram_error(W, magnitude, H)
 
 
 def test_white_inputs_make_it_magnitude_pruning():

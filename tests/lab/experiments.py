@@ -137,8 +137,7 @@ def start(*arguments):
 
 def kill_after_first_state(process, folder, number=signal.SIGKILL):
     state = folder / "runs" / "d-seed-0.safetensors"
-    until = time.monotonic() + 300
-    while not state.is_file() and process.poll() is None and time.monotonic() < until:
+    while not state.is_file() and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(number)
     process.communicate()

@@ -130,6 +130,8 @@ def _opened(
     opening = Opening(**{name: given.pop(name) for name in OPTIONS if name in given})
     format, settings = given.pop("format", "ragged"), given.pop("settings", None) or {}
     chosen = with_settings(with_arguments(load_recipe(recipe), given), settings)
+    for step in chosen.steps:
+        step.require_complete()
     with timed(seconds, "load"):
         loaded = open_for_work(model, processor, opening)
     run = Run(loaded, loaded.model, format, length, seconds=seconds, after=chosen.after_cut)

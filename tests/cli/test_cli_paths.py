@@ -32,4 +32,4 @@ def test_blocks_go_by_compress_alone(tmp_path):
     against = ("--against", model, "--data", text, "--no-timing", "--json")
     again = json.loads(done("eval", tmp_path / "small", *against).out)
     assert again["sites"] == found["sites"] and again["macs_kept"] == found["macs_kept"]
-    assert "use `slimformer compress`" in refused("compress", model, *asked, "--dry-run")
+    assert "follows from the data; use it without --dry-run" in refused("compress", model, *asked, "--dry-run")

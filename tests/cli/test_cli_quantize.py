@@ -8,7 +8,6 @@ import json
 import pytest
 
 import slimformer
-from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate import file_size
 from slimformer.models.load import load_model
 from slimformer.models.packed import said
@@ -111,14 +110,9 @@ def test_what_is_not_offered_is_named(options, wrong, shelf, tmp_path):
         (("--size", "1B"), "1 bytes were asked for"),
         (("--macs", 0.5, "--bits", 4, "--dry-run"), "not how they are stored; leave --bits out"),
         (("--macs", 0.5, "--bits", 3), "3 bits were asked for"),
-        (("--recipe", "depth", "--macs", 0.7, "--bits", 4), "--bits: not with the recipe 'depth'"),
-        (("--recipe", "depth", "--size", "60MB"), "--size: not with the recipe 'depth'"),
-        (
-            ("--recipe", "long-context", "--bits", 4, "--group", 0),
-            "--bits, --group: not with the recipe 'long-context'",
-        ),
-        (("--recipe", "long-context", "--size", "60MB"), "--size: not with the recipe 'long-context'"),
-        (("--recipe", "lossless", "--bits", 8), "--bits: not with the recipe 'lossless'"),
+        (("--recipe", "depth", "--size", "60MB"), "'depth' takes no --size; give --macs, --params or --latency"),
+        (("--recipe", "long-context", "--size", "60MB"), "takes no --size; it keeps every weight"),
+        (("--recipe", "lossless", "--size", "60MB"), "takes no --size; it changes no output"),
         (("--macs", 0.5, "--group", 64), "--group says how bits are stored"),
     ],
 )
@@ -127,11 +121,25 @@ def test_budgets_that_do_not_go_together(more, wrong, shelf, tmp_path):
     assert wrong in refused(*command, *more)
 
 
-@pytest.mark.parametrize("recipe", ["depth", "lossless", "long-context"])
-@pytest.mark.parametrize("how", [{"bits": 4}, {"size": 60_000_000}])
-def test_recipes_that_cut_no_widths_take_no_bits_from_python_either(recipe, how, shelf):
-    with pytest.raises(BudgetOutOfReach, match="bits and sizes go with budgets of widths"):
-        slimformer.compress(shelf / "llama", recipe=recipe, **how)
+@pytest.mark.parametrize(
+    ("recipe", "how"),
+    [
+        ("depth", ("--macs", 0.7, "--set", "depth.by=drop")),
+        ("lossless", ()),
+        ("long-context", ("--k", 8, "--window", 16, "--keep-exact", 1)),
+    ],
+)
+def test_recipes_that_cut_no_widths_are_stored_in_fewer_bits(recipe, how, shelf, tmp_path):
+    """Both are in one report, and the folder opens as what was measured."""
+    command = ("compress", shelf / "llama", "--recipe", recipe, "--data", shelf / "text.txt", "--tokens", 600)
+    more = ("--bits", 8, "--group", 0, "--no-timing", "--out", tmp_path / "small", "--json")
+    found = json.loads(done(*command, *how, *more).out)
+    assert found["recipe"] == recipe and found["quantization"]["bits"] == 8
+    assert bool(found["lossless"]) == (recipe == "lossless")
+    assert bool(found["long_context"]) == (recipe == "long-context")
+    assert found["small"]["bytes"] == file_size(tmp_path / "small") < found["dense"]["bytes"]
+    small = slimformer.load(tmp_path / "small")
+    assert small.config.num_hidden_layers == (2 if recipe == "depth" else 3)
 
 
 def test_without_the_extra_bits_are_refused_before_the_work(shelf, tmp_path, monkeypatch):

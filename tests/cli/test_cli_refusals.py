@@ -33,7 +33,7 @@ def llama(shelf, tmp_path):
         (["nope"], "No such command 'nope'"),
         (["compress"], "Missing argument 'MODEL'; see slimformer compress --help"),
         (["compress", "x", "--macs"], "requires an argument"),
-        (["compress", "x"], "one budget is needed: --macs, --params, --latency, --max-kl or --size (found none)"),
+        (["compress", "x", "--out", "y"], "is needed: --macs, --params, --latency, --max-kl or --size (found none)"),
         (["compress", "x", "--macs", "0.5"], "give --out DIR"),
         (["compress", "x", "--macs", "0.5", "--bogus"], "No such option"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--tokens", "0"], "greater than or equal to 1"),
@@ -83,6 +83,7 @@ def test_an_unknown_format_lists_the_known(shelf, tmp_path):
         ("name: x\nsummary: y\nsteps: [cut: {ridge: .nan}]", "cut.ridge: "),
         ("name: x\nsummary: y\nsteps: [cut: {selector: nope}]", "cut.selector: "),
         ("name: x\nsummary: y\nsteps: [shave]", "there is no step 'shave'"),
+        ("name: x\nsummary: y\nsteps: [refine]", "has refine without cut"),
     ],
 )
 def test_a_wrong_recipe_file_is_one_line(text, message, shelf, tmp_path):

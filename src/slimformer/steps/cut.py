@@ -49,6 +49,10 @@ class Cut(CutSettings, Step):
         by = require_one(given)
         return budget_of(**{by: given[by]}) if by in MEASURES else Budget(1.0)
 
+    def require_complete(self) -> None:
+        """One budget, and a fraction where it is one."""
+        assert self.budget
+
     def require_possible(self, run: Run) -> None:
         """Refuse a budget that cannot be reached, while nothing has been read."""
         require_every_key(run.dense)

@@ -72,6 +72,10 @@ class Depth(Step):
     def budget(self) -> Budget:
         return budget_of(**{name: getattr(self, name) for name in MEASURES})
 
+    def require_complete(self) -> None:
+        """One budget, and a fraction."""
+        assert self.budget
+
     def require_possible(self, run: Run) -> None:
         """Refuse a budget that leaves no block."""
         require_every_key(run.dense)

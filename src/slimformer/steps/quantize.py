@@ -46,9 +46,12 @@ class Quantize(Step):
     def grid(self) -> Grid:
         return grid_of(self.bits, self.group, symmetric=self.symmetric)
 
+    def require_complete(self) -> None:
+        """Bits and groups that are stored."""
+        assert self.grid
+
     def require_possible(self, run: Run) -> None:
         """Refuse what could not be saved or read again."""
-        assert self.grid
         require_savable(run.dense, symmetric=self.symmetric)
 
     def run(self, run: Run) -> Run:

@@ -33,9 +33,12 @@ class Sparsify(Step):
     def fits(self) -> bool:
         return self.method != "magnitude"
 
-    def require_possible(self, run: Run) -> None:
-        """Refuse a pattern that is not understood, and weights that are in fewer bits already."""
+    def require_complete(self) -> None:
+        """A pattern that is understood."""
         pattern_of(self.pattern)
+
+    def require_possible(self, run: Run) -> None:
+        """Refuse weights that are in fewer bits already."""
         if is_stored_packed(run.loaded):
             raise AlreadyRounded(
                 f"{run.loaded.name}: its weights are in fewer bits already; sparsify first, then quantize: zeros are "

@@ -34,6 +34,9 @@ class Step(BaseModel):
         """Is anything fitted on the data, so that few of them are worth a word?"""
         return self.reads_data
 
+    def require_complete(self) -> None:
+        """Refuse, before a model is opened, settings that say too little, or what nobody could have."""
+
     def require_possible(self, run: Run) -> None:
         """Refuse, before data are read, what this model cannot have."""
 

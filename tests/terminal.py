@@ -45,8 +45,10 @@ PROGRESS = re.compile(r" *[\w -]+ +\d+ %  \d+:\d\d:\d\d elapsed(, \d+:\d\d:\d\d 
 
 
 def without_progress(log: str) -> str:
-    """What else went to standard error: nobody watches here, so how far the work is stands there in lines."""
-    return "".join(line for line in log.splitlines(keepends=True) if not PROGRESS.fullmatch(line))
+    """What else went to standard error: nobody watches here, so how far the work is stands there in lines, and before
+    it how narrow the data are."""
+    lines = [line for line in log.splitlines(keepends=True) if not PROGRESS.fullmatch(line)]
+    return "".join(line for line in lines if "of broad text lies in directions it hardly shows" not in line)
 
 
 def refused(*arguments: object) -> str:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import slimformer as package
 from slimformer.calibrate.documents import Document
-from terminal import BRIEF, compress, done, refused, slimformer, texts
+from terminal import BRIEF, PROGRESS, compress, done, refused, slimformer, texts
 
 COMMANDS = [
     ["inspect"],
@@ -322,3 +322,21 @@ def test_a_certificate_is_about_documents(shelf, tmp_path):
     certificate = found["certificate"]
     assert certificate["documents"] >= 12
     assert f"{certificate['documents']} documents" in certificate["promise"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("calibrate",),
+        ("quantize", "--bits", 8),
+        ("sparsify", "--pattern", "0.3"),
+        ("compress", "--macs", 0.7, "--no-timing", "--no-refine"),
+    ],
+)
+def test_how_narrow_a_text_is_is_said_before_the_work(command, shelf, tmp_path):
+    name, *options = command
+    data = ("--data", shelf / "text.txt", "--tokens", 600)
+    lines = done(name, shelf / "llama", *data, *options, "--out", tmp_path / "out").err.splitlines()
+    (narrow,) = (i for i, line in enumerate(lines) if "of broad text lies in directions it hardly shows" in line)
+    assert all(PROGRESS.fullmatch(f"{line}\n") is None for line in lines[:narrow])
+    assert any(PROGRESS.fullmatch(f"{line}\n") for line in lines[narrow:])

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from slimformer.checkpoint.lines import json_text
+from slimformer.files.manifest import require_unchanged, strangers
 from slimformer.report.page import html_page, json_in_html
 from terminal import compress, done, files, refused
 
@@ -128,3 +129,20 @@ def test_a_page_that_somebody_has_changed_is_kept(folder, tmp_path):
     assert "my notes" in page.read_text()
     done("report", mine, "--force")
     assert "my notes" not in page.read_text()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_page_somebody_has_edited_is_replaced_by_force_alone(beside, folder, tmp_path):
+    """Whether there is a list of files beside it or not: the page carries its own checksum."""
+    page = folder / "report.html" if beside else tmp_path / "page.html"
+    out = () if beside else ("--out", page)
+    done("report", folder, *out, "--force")
+    done("report", folder, *out)  # as it was made
+    edited = page.read_text().replace("</body>", "<p>my words</p></body>")
+    page.write_text(edited)
+    assert "exists already" in refused("report", folder, *out)
+    assert page.read_text() == edited
+    done("report", folder, *out, "--force")
+    assert "my words" not in page.read_text()
+    require_unchanged(folder, "*")  # the list knows the new page
+    assert "report.html" not in strangers(folder)

@@ -79,8 +79,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def revising(folder: Path, name: str) -> Iterator[Path]:
-    """The same for a file of a result that is there already, which stays a result: its list is amended.
+def revising(folder: Path, name: str, *, anew: bool = False) -> Iterator[Path]:
+    """The same for a file of a result that is there already, which stays a result: its list is amended; `anew` even
+    where somebody had changed the file.
 
     The list names the new file before it takes its place, and the old one still, so a kill in between spoils nothing.
     """
@@ -91,7 +92,7 @@ def revising(folder: Path, name: str) -> Iterator[Path]:
         yield partial / name
         flush(partial / name)
         with one_at_a_time(target.parent):
-            manifest.amend(target.parent, name, partial / name)
+            manifest.amend(target.parent, name, partial / name, anew=anew)
             os.replace(partial / name, target)
 
 

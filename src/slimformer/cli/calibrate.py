@@ -68,6 +68,7 @@ def calibrate(
 
     from slimformer.calibrate.distributed import is_follower
     from slimformer.calibrate.metric import shared_metric
+    from slimformer.calibrate.narrowness import narrowness_noted
     from slimformer.calibrate.store import open_statistics
     from slimformer.checkpoint.atomic import writing
     from slimformer.evaluate.data_notes import thin_data, unnamed_data
@@ -81,6 +82,8 @@ def calibrate(
     require_every_key(loaded.model)
     batches = read_data(loaded, name, columns, tokens, samples, seq_len, seed, "calibration", broad=not only_data)
     require_together(loaded, batches)
+    with showing_progress(hidden=quiet or as_json):
+        narrowness_noted(loaded.model, batches)
     place = TemporaryDirectory() if is_follower() else writing(out_folder, "statistics", force=force)
     with showing_progress(hidden=quiet or as_json) as progress, place as folder:
         metric = shared_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)

@@ -103,12 +103,11 @@ def record_in(folder: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) 
     """Write the report of a folder anew, and its page if there is one that nobody has changed."""
     from slimformer.checkpoint.atomic import revising
     from slimformer.checkpoint.lines import json_text, strict
-    from slimformer.files.manifest import changed as changed_files
-    from slimformer.report.page import html_page, is_page
+    from slimformer.report.page import html_page, is_page_as_made
 
     place, found = Path(folder), strict(changed(recorded_report(folder)))
     with revising(place, "report.json") as file:
         file.write_text(json_text(found), encoding="utf-8")
-    if is_page(place / "report.html") and not any(changed_files(place, "report.html")):
+    if is_page_as_made(place / "report.html"):
         with revising(place, "report.html") as file:
             file.write_text(html_page(found, folder=place.resolve().name), encoding="utf-8")

@@ -26,19 +26,17 @@ def report(
     from slimformer.checkpoint.atomic import require_free_file, revising, writing_file
     from slimformer.evaluate.report_file import read_report
     from slimformer.files.content import FileKind
-    from slimformer.files.manifest import changed
-    from slimformer.report.page import html_page, is_page
+    from slimformer.report.page import html_page, is_page, is_page_as_made
 
     found = read_report(place)
     beside = place / "report.html" if place.is_dir() else place.with_suffix(".html")
     target = beside if out_file is None else out_file
     folder = (place if place.is_dir() else place.parent).resolve().name or "smaller"
     page = FileKind("a page", is_page)
-    edited = any(changed(target.parent, target.name))
-    anew = force or (is_page(target) and not edited)  # a page of ours can be made anew until somebody changes it
+    anew = force or is_page_as_made(target)  # a page of ours can be made anew until somebody changes it
     require_free_file(target, anew, page)
     own = target.resolve() == beside.resolve()
-    writer = revising(target.parent, target.name) if own else writing_file(target, force=anew, kind=page)
+    writer = revising(target.parent, target.name, anew=force) if own else writing_file(target, force=anew, kind=page)
     with writer as file:
         file.write_text(html_page(found, folder=folder), encoding="utf-8")
     if open_page:

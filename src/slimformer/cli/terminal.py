@@ -138,9 +138,28 @@ def _quieten_transformers() -> None:
 @contextmanager
 def showing_progress(*, hidden: bool) -> Iterator[Progress]:
     """Progress on standard error: bars on a terminal, lines elsewhere; of several processes the first speaks."""
-    logging.getLogger("slimformer").setLevel(logging.ERROR if hidden else logging.WARNING)  # notes before the work
-    with _progress(hidden=hidden or os.environ.get("RANK", "0") != "0") as progress:
+    hidden = hidden or os.environ.get("RANK", "0") != "0"
+    with _notes(hidden=hidden), _progress(hidden=hidden) as progress:
         yield progress
+
+
+class _Notes(logging.Handler):
+    """What is said before the work, above the bars."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        style = "yellow" if record.levelno >= logging.WARNING else ""
+        err.print(record.getMessage(), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _notes(*, hidden: bool) -> Iterator[None]:
+    said, notes = logging.getLogger("slimformer"), _Notes()
+    said.setLevel(logging.ERROR if hidden else logging.INFO)
+    said.addHandler(notes)
+    try:
+        yield
+    finally:
+        said.removeHandler(notes)
 
 
 @contextmanager

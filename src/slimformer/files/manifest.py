@@ -79,16 +79,16 @@ def finish(folder: Path, kind: str) -> None:
     flush(folder / NAME)
 
 
-def amend(folder: Path, name: str, file: Path) -> None:
+def amend(folder: Path, name: str, file: Path, *, anew: bool = False) -> None:
     """Enter what `file`, which lies in a folder of its own, will be when it takes the place `name` in `folder`.
 
-    A folder without a list gets none, and a file somebody has changed stays theirs.
+    A folder without a list gets none, and a file somebody has changed stays theirs, unless it is to be made `anew`.
     """
     known = read(folder)
     if known is None or known.kind == UNFINISHED:
         return
     there, entry = folder / name, known.files.get(name)
-    if os.path.lexists(there) and not (entry and entry.fits(there)):
+    if os.path.lexists(there) and not anew and not (entry and entry.fits(there)):
         return
     before = sha256(there) if there.exists() else ""
     listed = {**known.files, name: Entry(file.stat().st_size, sha256(file), before)}

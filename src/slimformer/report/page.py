@@ -17,12 +17,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from slimformer.files.reading import require_regular
+from slimformer.files.reading import read_text, require_regular
 from slimformer.report.names import last_name, source_names
 
 SCRIPTS = ("draw.js", "plan.js", "page.js", "elsewhere.js", "spectra.js", "detail.js")  # the last one starts
 MODELS = ("dense", "small")  # of a task or a bench
-MARK = '<meta name="generator" content="slimformer">'
+MARK = '<meta name="generator" content="slimformer'
+SEAL = re.compile(f'{MARK} ([0-9a-f]{{64}})">')
+UNSEALED = "0" * 64
 
 
 def html_page(report: Mapping[str, Any], *, folder: str = "smaller") -> str:
@@ -34,10 +36,12 @@ def html_page(report: Mapping[str, Any], *, folder: str = "smaller") -> str:
     values = {
         "STYLE_HASH": _hash(style), "SCRIPT_HASH": _hash(script), "TITLE": html.escape(title),
         "STYLE": style, "DATA": json_in_html({"report": shown, "folder": folder}), "SCRIPT": script,
+        "SEAL": UNSEALED,
     }  # fmt: skip
     first, *rest = _web("page.html").split("@")  # in turn, so that what was put in is not searched again
     parts = [values[part] if n % 2 == 0 else part for n, part in enumerate(rest)]
-    return "".join([first, *parts])
+    page = "".join([first, *parts])
+    return page.replace(UNSEALED, _checksum(page), 1)
 
 
 def json_in_html(value: Any) -> str:
@@ -47,13 +51,25 @@ def json_in_html(value: Any) -> str:
 
 
 def is_page(path: Path) -> bool:
-    """Is there a page of ours at this place? Then it may be made anew."""
+    """Is there a page of ours at this place, changed or not?"""
     try:
         require_regular(path)
         with path.open(encoding="utf-8") as file:
             return MARK in file.read(1000)
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def is_page_as_made(path: Path) -> bool:
+    """Is there a page of ours that nobody has changed since, by the checksum it carries? Then it may be made anew."""
+    if not is_page(path):
+        return False
+    try:
+        page = read_text(path)
+    except (OSError, ValueError):
+        return False
+    found = SEAL.search(page, 0, 1000)
+    return found is not None and _checksum(page.replace(found[1], UNSEALED, 1)) == found[1]
 
 
 def without_places(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,6 +108,10 @@ def _without_paths(text: str, names: Sequence[str]) -> str:
 
 def _web(name: str) -> str:
     return (resources.files("slimformer.report") / "web" / name).read_text(encoding="utf-8")
+
+
+def _checksum(page: str) -> str:
+    return hashlib.sha256(page.encode()).hexdigest()
 
 
 def _hash(text: str) -> str:

@@ -34,11 +34,11 @@ from slimformer import compress
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.metric import fisher_metric
 from slimformer.calibrate.store import open_statistics
-from slimformer.cli.frontier import loaded_for
+from slimformer.cli.inputs import loaded_for
+from slimformer.cli.options import AS_USUAL
 from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.models.load import load_model
-from slimformer.models.opening import Opening
 from slimformer.plan import Budget
 from slimformer.recipe import cut_settings
 from slimformer.steps.calibration import calibrate, keep_probes
@@ -68,7 +68,7 @@ def clock(times: list[dict[str, float]]) -> Iterator[None]:
 def by_cut(stats: Path, budget: float) -> str:
     """What `slimformer cut` does up to saving; a hash of the weights."""
     statistics, settings = open_statistics(stats), cut_settings(RECIPE)
-    run = from_statistics(loaded_for(statistics, "", Opening()), statistics, settings)
+    run = from_statistics(loaded_for(statistics, "", AS_USUAL), statistics, settings)
     return weights_hash(make(run, Budget(budget), settings).model)
 
 

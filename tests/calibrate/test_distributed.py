@@ -19,6 +19,7 @@ from slimformer.calibrate.store import open_statistics
 from slimformer.cli.terminal import require_alone
 from slimformer.errors import ModelBroken, ProcessLost, SlimformerError
 from slimformer.models import describe
+from slimformer.models.residence import InMemory
 from terminal import done
 
 LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -99,7 +100,7 @@ def test_shares_add_up_to_the_whole():
     model = tiny("llama")
     architecture, data = describe(model), {"fit": tiny_batches(model, 5)}
     whole = list(collect(model, architecture, data))
-    parts = [list(collect(model, architecture, data, share=(which, 2))) for which in range(2)]
+    parts = [list(collect(model, architecture, data, residence=InMemory((which, 2)))) for which in range(2)]
     for i, block in enumerate(whole):
         for site, splits in block.sites.items():
             total = parts[0][i].sites[site]["fit"] + parts[1][i].sites[site]["fit"]

@@ -96,7 +96,7 @@ def test_an_error_comes_after_the_lines(shelf, tmp_path, monkeypatch):
     def fails(*_: object, **__: object) -> None:
         raise OSError(5, "it goes wrong here")
 
-    monkeypatch.setattr("slimformer.steps.workbench.make_plan", fails)
+    monkeypatch.setattr("slimformer.steps.make.make_plan", fails)
     assert "it goes wrong here" in refused(*compress(shelf / "llama", shelf, tmp_path / "y"))
 
 

@@ -235,7 +235,7 @@ def test_a_demo_without_its_file_or_its_reader(monkeypatch, tmp_path):
         ("one.txt", "need a text each"),
         ("text.txt,nope.txt", "there is no file 'nope.txt'"),
         ("sst2", "train of sst2 (nyu-mll/glue) cannot be had"),
-        ("sst3", "neither a file nor a data set 'sst3'; did you mean sst2? data sets: cola, mnli"),
+        ("sst3", "neither a file nor a data set 'sst3'; did you mean sst2?"),
         ("Builtin", "did you mean builtin?"),
     ],
 )

@@ -38,15 +38,19 @@ def test_a_table_is_measured_once_and_never_taken_for_another_kind_of_model(monk
     assert len(measured) == 2
 
 
-def test_a_latency_budget_is_kept_by_the_table():
-    ids = torch.randint(0, 60, (40, 16), generator=torch.Generator().manual_seed(0))
+def test_a_latency_budget_is_kept_by_the_table(monkeypatch):
+    """With prices that no clock has a say in: those of a tiny model are mostly noise."""
     model = tiny("llama")
+    architecture = describe(model)
+    points = {shape(site): tuple((u, g, 1000 + 100 * u) for u, g in head_sizes(site)) for site in architecture}
+    table = LatencyTable("here", 16, points)
+    monkeypatch.setattr("slimformer.steps.make.latency_table", lambda *_, **__: table)
+    ids = torch.randint(0, 60, (40, 16), generator=torch.Generator().manual_seed(0))
     plan = slimformer.compress(model, ids, latency=0.9, timing=False).plan
-    table = timings.latency_table(model, seq_len=16)
-    budget, architecture = Budget(0.9, "latency", table), describe(model)
+    budget = Budget(0.9, "latency", table)
     spent = sum(budget.price(site, plan.sizes[site.name], 16) for site in architecture)
     assert plan.by == "latency"
-    assert spent <= 0.9 * budget.dense(architecture, 16)
+    assert 0.8 * budget.dense(architecture, 16) < spent <= 0.9 * budget.dense(architecture, 16)
 
 
 def test_the_smallest_certified_model_is_the_last_that_passed():

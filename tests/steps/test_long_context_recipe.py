@@ -16,7 +16,7 @@ from slimformer.models import describe
 from slimformer.nn.long_context import FIELD, attention_modules, install
 from slimformer.steps.long_context import LongContext, layer_errors, require_groupable, sequence_length_for
 from slimformer.steps.long_context_fit import fit_projections
-from terminal import done, refused
+from terminal import done, refused, save_tiny
 
 
 def token_rows(n: int, rows: int = 48) -> torch.Tensor:
@@ -131,9 +131,10 @@ def test_sliding_windows_cut_models_and_short_texts_are_refused():
 
 
 def test_the_shell_refuses_in_one_line(tmp_path):
-    said = refused("compress", "x", "--k", "8", "--out", tmp_path / "y")
+    model = save_tiny(tmp_path / "x", "llama")
+    said = refused("compress", model, "--macs", "0.5", "--k", "8", "--out", tmp_path / "y")
     assert "--k is for the step long_context, and the recipe 'balanced' has none" in said
-    line = refused("compress", "x", "--recipe", "long-context", "--head-data", "z", "--out", tmp_path / "y")
+    line = refused("compress", model, "--recipe", "long-context", "--head-data", model, "--out", tmp_path / "y")
     assert "has both long_context and head; leave head out: the weights stay" in line
-    line = refused("compress", "x", "--recipe", "long-context", "--macs", "0.5", "--out", tmp_path / "y")
+    line = refused("compress", model, "--recipe", "long-context", "--macs", "0.5", "--out", tmp_path / "y")
     assert "takes no --macs; it keeps every weight, so leave it out" in line

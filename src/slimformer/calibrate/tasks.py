@@ -136,7 +136,7 @@ def require_there(source: str) -> None:
 def _require_known(name: str) -> None:
     known = (BUILTIN, SELF, *TASKS)
     if re.fullmatch(r"\w+", name) and name not in known and not os.path.exists(name):
-        near = next(iter(get_close_matches(name.lower(), known, 1, 0.8)), None)
+        near = next(iter(get_close_matches(name.lower(), known, 1, 0.7)), None)
         hint = f"did you mean {near}? " if near else ""
         raise UnknownTask(f"there is neither a file nor a data set {name!r}; {hint}data sets: {', '.join(TASKS)}")
 

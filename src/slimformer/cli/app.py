@@ -49,8 +49,8 @@ COMMANDS: dict[str, dict[Callable[..., None] | typer.Typer, str]] = {
         quantize: "slimformer quantize demo:smollm2 --bits 4 --group 32 --out smaller",
         sparsify: "slimformer sparsify demo:smollm2 --pattern 2:4 --out sparse",
         cascade: "slimformer cascade ./my-classifier --macs 0.3,1 --data reviews.tsv --out cascade",
-        recipes: "",
         steps: "slimformer steps cut",
+        recipes: "",
     },
     "Look": {
         inspect: "slimformer inspect demo:minilm --data builtin --figures figures",

@@ -34,8 +34,11 @@ def recipes_show(
     quiet: Quiet = False,
 ) -> None:
     """Print a recipe: copy it, change it, and give its path to --recipe."""
+    from slimformer.recipes import fields_of, text_of
+
+    fields_of(name)
+
     from slimformer.recipe import load_recipe
-    from slimformer.recipes import text_of
 
     found = load_recipe(name)
     emit(found.to_json(), as_json, quiet, lambda: typer.echo(text_of(name), nl=False))

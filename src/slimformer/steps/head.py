@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from slimformer.steps.step import Step
 class Head(Step):
     """Fit a new head on labelled rows, none of which is reported on."""
 
-    data: str = Field(description="labelled rows: a table, the name of a data set, a folder of images")
+    data: str | Path = Field(description="labelled rows: a table, the name of a data set, a folder of images")
     kind: Literal["lda", "ridge", "random", "ncm", "newton"] = Field(default="lda", description="how it is solved")
 
     flags: ClassVar[dict[str, str]] = {"head_data": "data"}

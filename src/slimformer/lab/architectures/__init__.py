@@ -3,6 +3,8 @@
 `import slimformer` registers them, so that the Auto classes of transformers, and every command, open their checkpoints.
 """
 
+import transformers  # noqa: F401  the files below wait for it
+
 from slimformer.lab.architectures import linformer_models, minimal_family, minimal_model
 
 

@@ -7,8 +7,9 @@ import slimformer
 from families import MODEL_TYPES, tiny
 from slimformer.evaluate import latency_table as timings
 from slimformer.models import describe
-from slimformer.plan.budget import Budget, shape
+from slimformer.plan.budget import Budget, LatencyTable, shape
 from slimformer.plan.cost import full_size
+from slimformer.plan.profile import head_sizes
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from families import MODEL_TYPES, tiny, tiny_batches, tiny_image_processor, tiny_ragged, tiny_tokenizer
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.stream import stream_documents
-from slimformer.errors import ColumnNotFound, DataEmpty, HeadDoesNotFit, RowsUnusable
+from slimformer.errors import ColumnNotFound, DataEmpty, HeadDoesNotFit, RowsUnusable, UnknownRecipe
 from slimformer.heads import classify
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import attach, last_layer
@@ -261,5 +261,5 @@ def test_a_head_without_a_place_is_refused_before_the_work(tmp_path):
     how = {"processor": tiny_tokenizer(), "head_data": tmp_path / "never-read.tsv"}
     with pytest.raises(HeadDoesNotFit, match="no classification head"):
         slimformer.compress(tiny("llama"), "never read", macs=0.5, **how)
-    with pytest.raises(HeadDoesNotFit, match="changes no output"):
+    with pytest.raises(UnknownRecipe, match="has both lossless and head; leave head out"):
         slimformer.compress(tiny("bert", "classify"), recipe="lossless", **how)

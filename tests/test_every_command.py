@@ -38,7 +38,7 @@ long-context         .     .     B     B     B     B     B      .      B      . 
 dry run              .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
 calibrate            .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
 plan                 .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
-apply                .     .     .     .     .     .     .      .      P      .     .      .      .       .        .       .       P       .        P
+apply                .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
 cut                  .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
 frontier             .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
 sweep                .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N

@@ -6,6 +6,8 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from slimformer.steps.on_disk import OnDisk
 from slimformer.steps.streaming_job import job_for, work_folder
 from terminal import compress, done, refused
 
+HERE = Path(__file__).parent
 ROOM = 8 * 10**9
 IDS = torch.randint(5, VOCABULARY, (60, 16), generator=torch.Generator().manual_seed(3))
 
@@ -209,6 +212,15 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("refined", [False, True])
 def test_the_estimate_of_memory_is_kept(tmp_path, refined):
+    """In a process of its own: what other tests have left in the allocator is not known to an estimate."""
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_streaming as t; from pathlib import Path; "
+    code += f"t.keep_to_the_estimate(Path({str(tmp_path)!r}), {refined})"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    print(ended.stdout)
+    assert ended.returncode == 0, ended.stderr
+
+
+def keep_to_the_estimate(tmp_path: Path, refined: bool) -> None:
     """A layer so wide that its matrices are given back to the system when they are freed."""
     folder = saved(
         tmp_path / "dense", "llama", num_hidden_layers=1, hidden_size=64, intermediate_size=2112,

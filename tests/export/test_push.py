@@ -97,8 +97,9 @@ def test_a_wrong_token_is_one_line_that_does_not_show_it(folder):
     with standing_in() as hub:
         child = pushed(hub, folder, "me/smaller", HF_TOKEN=other)
     assert child.returncode == 2
-    assert "the token is not valid" in child.stderr
-    assert child.stderr.count("\n") == 1
+    *progress, line = child.stderr.splitlines()
+    assert "the token is not valid" in line
+    assert all(each.split()[0] == "push" for each in progress), progress
     assert other not in child.stdout + child.stderr
     assert not hub.repositories
 

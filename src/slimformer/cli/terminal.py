@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -120,8 +121,8 @@ def quieten() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore")
-    for name in ("datasets", "huggingface_hub"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("datasets", "huggingface_hub"):  # after their import, at which they set a level of their own
+        after_import(f"{name}.utils.logging", partial(logging.getLogger(name).setLevel, logging.ERROR))
     after_import("transformers", _quieten_transformers)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure:  # a terminal that cannot show ↓ gets a question mark, not a traceback

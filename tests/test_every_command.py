@@ -69,7 +69,6 @@ REFUSALS = {
     "M": "its weights are packed in fewer bits, and unpacked whole; leave --memory out",
     "N": "holds no statistics; make them with `slimformer calibrate`",
     "O": "the blocks of this model differ in size, and GGUF has one size for all of them",
-    "P": "cannot be read: No such file or directory",
     "R": "its weights are in fewer bits already; sparsify first, then quantize",
     "S": "the blocks of this model differ in size; drop blocks of the dense model first",
     "T": "does not predict the next token",

@@ -149,7 +149,7 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING else ""
-        err.print(record.getMessage(), style=style, markup=False, highlight=False, soft_wrap=True)
+        err.print(f"note: {record.getMessage()}", style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

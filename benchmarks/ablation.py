@@ -119,10 +119,8 @@ def _no_covariance(m: Moments) -> Tensor:
 VARIANTS: dict[str, Variant] = {
     OURS: Variant("all of it"),
     "interpolative": Variant("selector", {"selector": "interpolative"}),
-    "squares": Variant("metric", {"metric": "squares", "temper": 0.75}),
+    "squares": Variant("metric", {"metric": "squares"}),
     "token-weights": Variant("metric", moments=token_weighted),
-    "no-probes": Variant("allocation", {"temper": 0.0}),
-    "probes-believed": Variant("allocation", {"temper": 1.0}),
     "uniform": Variant("allocation", {"allocation": "uniform", "attention": "heads"}),
     "heads": Variant("attention", {"attention": "heads"}),
     "ranks": Variant("attention", {"attention": "ranks"}),

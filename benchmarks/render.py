@@ -97,7 +97,7 @@ def caption(results: dict[str, Any], report: str, dense: dict[str, Any]) -> str:
 VARIANTS = {
     "balanced": "`balanced`",
     "interpolative": "interpolative decomposition",
-    "squares": "squared errors (probes tempered by 0.75)",
+    "squares": "squared errors",
     "token-weights": "squared errors in the metric, tokens weighted by 1/σ² of the stream",
     "no-probes": "by the metric alone",
     "probes-believed": "probes believed as measured",

@@ -139,8 +139,14 @@ def _surprise(output: Any, mask: Tensor | None, generator: torch.Generator) -> t
         return _gaussian(output, mask, generator)
     scores, counted = outcomes(output, mask)
     log_p = scores[counted].float().log_softmax(-1)
-    drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
-    return -log_p.gather(1, drawn).sum(), len(log_p)
+    return -log_p.gather(1, _draw(log_p.detach(), generator)).sum(), len(log_p)
+
+
+def _draw(log_p: Tensor, generator: torch.Generator) -> Tensor:
+    """One outcome for every row: the first at which the distribution function exceeds a uniform draw."""
+    below = log_p.exp().cumsum(-1)
+    draws = torch.rand(len(log_p), 1, generator=generator).to(below) * below[:, -1:]
+    return torch.searchsorted(below, draws, right=True).clamp_max(log_p.shape[-1] - 1)
 
 
 def _gaussian(output: Any, mask: Tensor | None, generator: torch.Generator) -> tuple[Tensor, int]:

@@ -34,7 +34,7 @@ from slimformer.linalg.damped import damped
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.residuals import Residuals
 
-RHOS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+RHOS = (0.03, 0.3, 3.0, 30.0)
 
 
 @dataclass(frozen=True)

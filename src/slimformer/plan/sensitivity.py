@@ -1,20 +1,13 @@
 """From probes to weights: how much an error at each site harms the outputs of the whole model.
 
-A probe cuts one site alone, to about its knee, and measures the harm h at the outputs (mean KL divergence in nats for
-models with logits). With e the error of that cut on its curve, α = h / e turns every other error of the site into
-harm, because both are quadratic in a small perturbation. Probes are short and noisy, so they are tempered:
-
-    α = (h / e)^τ α₀^(1−τ),     τ = 1: as measured,   τ = 0: α₀ alone,
-
-where α₀ is what would be believed without them. Curves in nats (`metric: fisher`) say it themselves: α₀ is the mean
-of h / e over all sites. Curves of squares do not: α₀ = h̄ / e, the same relative error hurts the same everywhere.
-Means are geometric.
+A probe cuts sites a little and measures the harm h at the outputs (mean KL divergence in nats for models with logits).
+With e the error of that cut on its curve, α = h / e turns every other error of the site into harm, because both are
+quadratic in a small perturbation.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slimformer.decompose import Curve
@@ -32,18 +25,12 @@ class Probe:
     harm: float
 
 
-def sensitivities(
-    probes: Mapping[str, Probe], curves: Mapping[str, Curve], *, temper: float, nats: bool
-) -> dict[str, float]:
+def sensitivities(probes: Mapping[str, Probe], curves: Mapping[str, Curve]) -> dict[str, float]:
     """α of every site that was probed, for these curves: theirs may be in other units than those of the probes."""
     errors = {name: _error(probe, curves) for name, probe in probes.items()}
-    useful = {name: probe.harm for name, probe in probes.items() if errors[name] > 0 and probe.harm > 0}
-    if not useful:
+    weights = {name: probe.harm / errors[name] for name, probe in probes.items() if errors[name] > 0 and probe.harm > 0}
+    if not weights:
         return {}
-    rates = {name: harm / errors[name] for name, harm in useful.items()}
-    mean_rate, mean_harm = _mean(rates.values()), _mean(useful.values())
-    prior = {name: mean_rate if nats else mean_harm / errors[name] for name in useful}
-    weights = {name: rate**temper * prior[name] ** (1 - temper) for name, rate in rates.items()}
     least = min(weights.values())
     return {name: weights.get(name, least) for name in probes}  # no harm seen: as harmless as the most harmless
 
@@ -68,7 +55,3 @@ def _error(probe: Probe, curves: Mapping[str, Curve]) -> float:
     curve = curves.get(probe.site)
     return curve.held[curve.sizes.index(probe.keep)] if curve and probe.keep in curve.sizes else probe.error
 
-
-def _mean(values: Iterable[float]) -> float:
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))

@@ -21,7 +21,6 @@ class CutSettings(BaseModel):
     )
     ridge: float = Field(default=1e-3, ge=0, le=10, description="relative to the mean diagonal of the Gram matrix")
     absorb_mean: bool = Field(default=True, description="let output biases absorb the mean of what is removed")
-    temper: float = Field(default=1.0, ge=0, le=1, description="how far sensitivity probes are believed")
     attention: Literal["heads", "ranks", "best"] = Field(
         default="heads", description="cut attention by whole heads, by the ranks of QK and VO, or whichever is better"
     )

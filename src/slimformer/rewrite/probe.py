@@ -1,8 +1,12 @@
-"""Sensitivity probes: cut one site alone and see what that does to the outputs.
+"""Sensitivity probes: cut all sites of one kind a little and see what that does to the outputs.
 
-All probes are made in one forward walk. In block i the streams of its sites begin, each with one site cut; every later
-block takes all streams begun so far. So the weights of a block are needed once, and a probe of block i costs only what
-comes after it.
+A curve in nats is a quadratic form of the Fisher metric, and what it leaves out (a softmax, a gate, a norm after it)
+differs between kinds of sites far more than between blocks. So there is one probe for each kind: neurons, heads, ranks
+of scores, ranks of values. All sites of the kind are cut together, to about `KNEE` of their units, where harms are
+small enough to add up; the harm h is shared out by their errors, h e_s / Σ e. A probe for every site costs a hundred
+times as much and tells no more (docs/methods/allocation.md).
+
+All probes are made in one forward walk, one stream for each kind, so the weights of a block are needed once.
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -38,7 +41,8 @@ from slimformer.rewrite.sizes import keep_attributes_true
 TOKENS = 1024  # real tokens of the select split a probe reads
 LENGTH = 128  # of many short sequences rather than of few long ones
 SEQUENCES = 64  # at least, where a sequence may have a single output
-KNEE = 0.6  # share of the units a probe keeps, about
+RANKS = ("attn.qk", "attn.vo")
+KNEE = 0.8  # share of the units a probe keeps, about
 
 
 @torch.no_grad()
@@ -50,62 +54,70 @@ def probe(
     residence: Residence = IN_MEMORY,
     progress: Progress = silent,
 ) -> dict[str, Probe]:
-    """One probe for every site that `cut` has a curve of, on the first of `batches` (the select split).
+    """A probe of every kind, as one of every site that `cut` has a curve of, on the first of `batches` (select).
 
-    A walk that was stopped goes on at the first block that is not finished ("probe"). Cost: for every site half a
-    forward pass, on average, over `TOKENS` tokens; memory a state for every site.
+    A walk that was stopped goes on at the first block that is not finished ("probe"). Cost: a forward pass over
+    `TOKENS` tokens for each kind, and a refit of every site; memory a state for each kind.
     """
     model.eval()
     architecture = describe(model)
     chosen = [b.to(model.device) for b in short_batches(batches, windows=reads_windows(model, architecture.family))]
     dense = [stream.fork("dense") for stream in rehearse(model, architecture, chosen, "probe", residence)]
+    ranks = [site for site in rank_sites(model, architecture) if site.name in cut.curves]
+    sites = [site for site in (*architecture, *ranks) if not site.fixed]
+    streams = {kind: [stream.fork(kind) for stream in dense] for kind in dict.fromkeys(site.kind for site in sites)}
     known = residence.notes("probe")
-    cuts = [Probe(**each) for note in known for each in note]
-    streams = {each.site: [stream.fork(each.site) for stream in dense] for each in cuts}
-    for stream in (*dense, *_all(streams)) if known else ():
+    keep: dict[str, int] = {name: size for note in known for name, size in note.items()}
+    everywhere = [*dense, *(stream for own in streams.values() for stream in own)]
+    for stream in everywhere if known else ():
         stream.state = residence.recall(stream.label(len(known)))
     progress("probe", len(known), architecture.n_blocks)
     for visit in forward(model, architecture, residence, first=len(known)):
-        begun = _begin(visit, cut, dense)
-        for stream in (*dense, *_all(streams)):
-            visit.advance(stream)
-        streams |= {each.site: own for each, own in begun}
-        cuts += [each for each, _ in begun]
-        residence.finish("probe", [asdict(each) for each, _ in begun])
+        sizes = _advance(visit, [site for site in sites if site.block == visit.i], cut, dense, streams)
+        keep |= sizes
+        residence.finish("probe", sizes)
         progress("probe", visit.i + 1, architecture.n_blocks)
     harms = _harms(model, architecture, chosen, dense, streams)
-    return {each.site: Probe(each.site, each.keep, each.error, harms[each.site]) for each in cuts}
+    return _shared_out(sites, cut.curves, keep, harms)
 
 
-def _all(streams: Mapping[str, Sequence[Stream]]) -> Iterator[Stream]:
-    return (stream for own in streams.values() for stream in own)
-
-
-def _begin(visit: Visit, cut: Cut[Fitting], dense: Sequence[Stream]) -> list[tuple[Probe, list[Stream]]]:
-    """For every site of a block its size and error, its harm still to be found, and streams that went through the block
-    with that site cut."""
-    found = []
-    of_block = cut.moments(visit.i)
-    ranks = [site for site in rank_sites(visit.model, visit.architecture) if site.name in cut.curves]
-    for site in (*visit.sites, *(site for site in ranks if site.block == visit.i)):
-        if site.fixed:
-            continue
-        curve = cut.curves[site.name]
-        keep = knee(curve, most=_most(visit.architecture, site, of_block))
-        streams = [stream.fork(site.name) for stream in dense]
-        with _cut_alone(visit, site, keep, cut, of_block):
-            for stream in streams:
+def _advance(
+    visit: Visit, sites: Sequence[Site], cut: Cut[Fitting], dense: Sequence[Stream],
+    streams: Mapping[str, Sequence[Stream]],
+) -> dict[str, int]:  # fmt: skip
+    """Let every stream through a block, each with the site of its kind cut; how much was kept of each."""
+    moments = cut.moments(visit.i)
+    keep = {site.name: knee(cut.curves[site.name], most=_most(visit.architecture, site, moments)) for site in sites}
+    for stream in dense:
+        visit.advance(stream)
+    for kind, own in streams.items():
+        with _cut_alone(visit, [site for site in sites if site.kind == kind], keep, cut, moments):
+            for stream in own:
                 visit.advance(stream)
-        found.append((Probe(site.name, keep, curve.held[curve.sizes.index(keep)], 0.0), streams))
-    return found
+    return keep
+
+
+def _shared_out(
+    sites: Sequence[Site], curves: Mapping[str, Curve], keep: Mapping[str, int], harms: Mapping[str, float]
+) -> dict[str, Probe]:
+    """The harm of a kind as harms of its sites, in proportion to their errors."""
+    errors = {site.name: curves[site.name].held[curves[site.name].sizes.index(keep[site.name])] for site in sites}
+    total = {kind: sum(errors[site.name] for site in sites if site.kind == kind) for kind in harms}
+    return {
+        site.name: Probe(
+            site.name, keep[site.name], errors[site.name],
+            harms[site.kind] * errors[site.name] / total[site.kind] if total[site.kind] > 0 else 0.0,
+        )
+        for site in sites
+    }  # fmt: skip
 
 
 def _harms(
     model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], dense: Sequence[Stream],
     streams: Mapping[str, Sequence[Stream]],
 ) -> dict[str, float]:  # fmt: skip
-    """What every cut does to the outputs, from the states after the last block."""
-    harms: dict[str, list[tuple[float, int]]] = {name: [] for name in streams}
+    """What the cuts of every kind do to the outputs, from the states after the last block."""
+    harms: dict[str, list[tuple[float, int]]] = {kind: [] for kind in streams}
 
     def outputs(batch: Batch, state: Tensor) -> Any:
         with ending_in(model, architecture, [(batch, state)]):
@@ -113,14 +125,12 @@ def _harms(
 
     for n, batch in enumerate(batches):
         whole = outputs(batch, dense[n].state)
-        for name, own in streams.items():
-            harms[name].append(harm(whole, outputs(batch, own[n].state), batch.mask))
-    means = {
-        name: sum(h * count for h, count in each) / sum(count for _, count in each) for name, each in harms.items()
-    }
-    for name, mean in means.items():
+        for kind, own in streams.items():
+            harms[kind].append(harm(whole, outputs(batch, own[n].state), batch.mask))
+    means = {kind: sum(h * n for h, n in each) / sum(n for _, n in each) for kind, each in harms.items()}
+    for kind, mean in means.items():
         if not math.isfinite(mean):
-            raise NotFinite(f"{name}: the outputs hold NaN or infinite values once it is cut; check the weights")
+            raise NotFinite(f"{kind}: the outputs hold NaN or infinite values once it is cut; check the weights")
     return means
 
 
@@ -158,28 +168,31 @@ def _beginning(batch: Batch) -> Batch:
 
 
 @contextmanager
-def _cut_alone(visit: Visit, site: Site, keep: int, cut: Cut[Fitting], moments: BlockMoments) -> Iterator[None]:
-    """The block with one site cut and refitted; put back afterwards."""
+def _cut_alone(
+    visit: Visit, sites: Sequence[Site], keep: Mapping[str, int], cut: Cut[Fitting], moments: BlockMoments
+) -> Iterator[None]:
+    """The block with these sites cut and refitted; put back afterwards."""
     model, architecture, how = visit.model, visit.architecture, cut.how
     blocks: Any = model.get_submodule(architecture.blocks)  # a list of modules
-    original, curve = blocks[site.block], cut.curves[site.name]
+    original = blocks[visit.i]
     try:
-        blocks[site.block] = deepcopy(original)
-        if site.kind in ("attn.qk", "attn.vo"):
-            cut_by_rank(visit, _one_rank(model, architecture, site, keep), cut, moments)
-        else:
-            W = weight_of(model.get_submodule(site.reader))
+        blocks[visit.i] = deepcopy(original)
+        for site in (site for site in sites if site.kind not in RANKS):
+            W, curve, size = weight_of(model.get_submodule(site.reader)), cut.curves[site.name], keep[site.name]
             width = site_width(site, W, moments.sites[site.name], absorb_mean=how.absorb_mean)
-            edit = Edit(site.name, curve.method, keep, site.units, curve.groups[curve.sizes.index(keep)])
-            cut_site(model, site, edit, curve.order, select(width, curve.order, keep, ridge=how.ridge))
+            edit = Edit(site.name, curve.method, size, site.units, curve.groups[curve.sizes.index(size)])
+            cut_site(model, site, edit, curve.order, select(width, curve.order, size, ridge=how.ridge))
+        if any(site.kind in RANKS for site in sites):
+            cut_by_rank(visit, _ranks_kept(visit, sites, keep), cut, moments)
         keep_attributes_true(model, architecture)
         yield
     finally:
-        blocks[site.block] = original
+        blocks[visit.i] = original
 
 
-def _one_rank(model: PreTrainedModel, architecture: Architecture, site: Site, keep: int) -> dict[str, Edit]:
-    """Edits that cut one rank of a block and leave the other whole."""
-    ranks = [rank for rank in rank_sites(model, architecture) if rank.block == site.block]
-    sizes = {rank.name: keep if rank.name == site.name else rank.units for rank in ranks}
+def _ranks_kept(visit: Visit, sites: Sequence[Site], keep: Mapping[str, int]) -> dict[str, Edit]:
+    """Edits of all ranks of a block; those of other kinds stay whole."""
+    ranks = [rank for rank in rank_sites(visit.model, visit.architecture) if rank.block == visit.i]
+    cut = {site.name for site in sites}
+    sizes = {rank.name: keep[rank.name] if rank.name in cut else rank.units for rank in ranks}
     return {rank.name: Edit(rank.name, "probe", sizes[rank.name], rank.units, sizes[rank.name]) for rank in ranks}

@@ -29,7 +29,7 @@ from slimformer.rewrite.correct import Corrected, Correction, Pair, correct
 from slimformer.rewrite.probe import short_batches
 
 SHARES = (1.0, 0.5)  # of the way to the least-squares gain; taken only if the outputs come nearer on the select split
-TOKENS = 4096
+TOKENS = 2048
 
 
 @torch.no_grad()

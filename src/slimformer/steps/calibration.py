@@ -55,7 +55,7 @@ from slimformer.run import Run
 CURVES = 2  # what curves hold has changed so often; older ones are made anew
 # Probes are made with these settings, whatever the plan will be made with: `calibrate` does not know that, and must
 # find what `compress` finds.
-PROBED = CutSettings(name="balanced", temper=0.5, attention="best", ffn="best", metric="fisher")
+PROBED = CutSettings(name="balanced", attention="best", ffn="best", metric="fisher")
 
 
 def calibrated(run: Run, settings: CutSettings) -> Run:

@@ -109,9 +109,8 @@ def site_weights(statistics: Statistics, curves: Mapping[str, Curve], settings: 
                 f"{statistics.folder / 'probes.json'}: {name} cannot keep {probe.keep} units; "
                 "run `slimformer calibrate` again"
             )
-    nats = settings.metric == "fisher"
     unprobed = statistics.weights()  # read in any case: statistics that contradict themselves are not planned with
-    return sensitivities(probes, curves, temper=settings.temper, nats=nats) or unprobed
+    return sensitivities(probes, curves) or unprobed
 
 
 def read_probes(statistics: Statistics) -> dict[str, Probe]:

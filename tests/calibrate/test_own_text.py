@@ -72,10 +72,3 @@ def test_another_tokenizer_does_not_read_what_was_written_with_the_first() -> No
     other.add_tokens(["another"])
     own_documents(model, other, tokens=50, seed=0)
     assert len(list(cache_folder().iterdir())) == 2
-
-
-def test_a_vision_model_is_told_that_it_has_no_text() -> None:
-    model = tiny("vit")
-    with pytest.raises(DataNotFound, match="a vision model reads images and writes none") as caught:
-        gather("self", model, None, describe(model))
-    assert "\n" not in str(caught.value)

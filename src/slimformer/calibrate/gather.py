@@ -27,6 +27,7 @@ from slimformer.calibrate.builtin import BUILTIN, names_builtin
 from slimformer.calibrate.document import mix_documents
 from slimformer.calibrate.documents import SELF, Document, Source, Unnamed, named_sources
 from slimformer.calibrate.images import image_batches, read_images
+from slimformer.calibrate.own_images import own_images
 from slimformer.calibrate.own_text import own_documents
 from slimformer.calibrate.splits import SHARES, SPLITS, cut_documents, numbered, one_of_each, split_documents
 from slimformer.calibrate.tasks import TASKS, Purpose, read_data, require_there, spread
@@ -226,7 +227,7 @@ def _documents(
     if isinstance(source, str):
         require_there(source)
     if architecture.family.image:
-        return read_images(_folder(source), samples=samples, seed=seed)
+        return read_images(_folder(source, model.config, wanted, seed), samples=samples, seed=seed)
     if processor is None:
         raise DataUnreadable(
             "there is no tokenizer with the model, so it cannot read text; put its tokenizer.json beside config.json "
@@ -293,12 +294,12 @@ def _sides(size: Any) -> tuple[int, int]:
     return (int(size[0]), int(size[1])) if isinstance(size, list | tuple) else (int(size), int(size))
 
 
-def _folder(source: Any) -> str | Path:
+def _folder(source: Any, config: Any, wanted: int, seed: int) -> str | Path:
+    """The folder of images that is meant; drawn ones, so many positions of them, where there are none."""
     if source == SELF and not Path(SELF).is_dir():
-        raise DataNotFound(
-            f"a vision model reads images and writes none, so it has no data of its own; give a folder of images with "
-            f"{option('data')}"
-        )
+        (height, width), (rows, columns) = _sides(config.image_size), _sides(config.patch_size)
+        count = -(-wanted // ((height // rows) * (width // columns)))
+        return own_images(count, channels=config.num_channels, sides=(height, width), seed=seed)
     if not isinstance(source, str | Path) or names_builtin(source):
         raise DataNotFound(f"a vision model is calibrated on images; give a folder of them with {option('data')}")
     if Path(source).is_file():

@@ -87,7 +87,7 @@ def _digest(path: Path) -> str:
 
 
 def _open(path: Path, channels: int) -> Any:
-    pil = _pillow()
+    pil = pillow()
     try:
         with pil.Image.open(path) as image:
             upright = pil.ImageOps.exif_transpose(image)
@@ -98,7 +98,8 @@ def _open(path: Path, channels: int) -> Any:
         raise DataUnreadable(f"image {path} is corrupt or no image; repair or remove it") from error
 
 
-def _pillow() -> Any:
+def pillow() -> Any:
+    """The library that reads and writes images."""
     try:
         importlib.import_module("PIL.ImageOps")
     except ImportError as error:
@@ -107,7 +108,7 @@ def _pillow() -> Any:
 
 
 def _plain(images: Sequence[Any], image_size: int) -> dict[str, Tensor]:
-    bilinear = _pillow().Image.Resampling.BILINEAR
+    bilinear = pillow().Image.Resampling.BILINEAR
     arrays = [np.asarray(image.resize((image_size, image_size), bilinear), np.float32) for image in images]
     pixels = torch.from_numpy(np.stack(arrays))
     if pixels.ndim == 3:  # grey images have no axis for the channel

@@ -54,4 +54,3 @@ def _error(probe: Probe, curves: Mapping[str, Curve]) -> float:
     """What the curve in use says of the cut that was probed."""
     curve = curves.get(probe.site)
     return curve.held[curve.sizes.index(probe.keep)] if curve and probe.keep in curve.sizes else probe.error
-

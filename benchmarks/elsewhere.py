@@ -5,8 +5,9 @@
     python benchmarks/elsewhere.py stories15M --quick --out FOLDER
 
 Rows are what a model was fitted on: one narrow text alone (the manual that used to be the default, WikiText, SST-2, …),
-the same with broad text beside it, as `compress --data` does, and the built-in text, as `compress` does without
-`--data`. Columns are texts none of which is in the built-in text: an encyclopedia (WikiText-2 test), news (MRPC), web
+the same with broad text added, as `compress --data` does, and the built-in text, as `compress` does without
+`--data`. With `--part breadth` rows are amounts: tokens, kinds of built-in text, and how much broad text is added to
+WikiText. Columns are texts none of which is in the built-in text: an encyclopedia (WikiText-2 test), news (MRPC), web
 (C4), stories (TinyStories), code (modules of Python's standard library). Rivals get the same data. For language models
 the cells are excess nats per token over the dense model, for MiniLM Spearman on STS-B dev, mean reciprocal rank of
 questions among sentences (QNLI dev) and fidelity (mean cosine to the dense embedding), with 95 % intervals over
@@ -37,6 +38,7 @@ from torch import Tensor
 
 from cells import HERE, write_json
 from recipes import shared_file
+from slimformer.calibrate import gather as gathering
 from slimformer.calibrate.documents import Document, read_documents
 from slimformer.calibrate.gather import Data, gather
 from slimformer.calibrate.splits import split_documents
@@ -56,12 +58,14 @@ from stsb import embeddings
 SEED = 0
 BUDGETS = (0.8, 0.6, 0.5)
 RIVALS = ("stat", "uniform")
+AMOUNTS = (4_096, 16_384, 65_536, 131_072)  # tokens
+SHARES_ADDED = (0.0, 0.25, 0.5, 1.0)
 CODE = ("argparse", "inspect", "tarfile", "mailbox", "statistics", "asyncio.base_events", "email.message", "heapq")
 
 
 @dataclass(frozen=True)
 class Amount:
-    """Tokens to fit on (without broad text beside them), and tokens, pairs or questions of every text measured on."""
+    """Tokens to fit on (without broad text added them), and tokens, pairs or questions of every text measured on."""
 
     fit: int = 32_768
     tokens: int = 16_384
@@ -74,7 +78,10 @@ FULL, QUICK = Amount(), Amount(2_048, 1_024, 100, 60)
 
 @dataclass(frozen=True)
 class Fit:
-    """What a model is fitted on: a source as `gather` reads it, with broad text beside it or alone, and a recipe."""
+    """What a model is fitted on: a source as `gather` reads it, with broad text added or alone, and a recipe.
+
+    `share` is how many tokens of broad text are added for every token of the source, where not as by default.
+    """
 
     name: str
     source: Any
@@ -82,6 +89,7 @@ class Fit:
     recipe: str = "balanced"
     tokens: int | None = None  # None: as all
     budgets: tuple[float, ...] = BUDGETS
+    share: float | None = None
 
 
 # --- texts ------------------------------------------------------------------------------------------------------
@@ -165,7 +173,7 @@ def language_fits(name: str) -> list[Fit]:
     fits = [
         Fit("one manual (the old default)", manual(), False),
         Fit("WikiText alone", wikitext, False),
-        Fit("WikiText, broad text beside", wikitext, True),
+        Fit("WikiText, broad text added", wikitext, True),
         Fit("built-in text (the default)", "builtin", True),
         *(Fit("built-in text (the default)", "builtin", True, recipe) for recipe in RIVALS),
         *(Fit("WikiText alone", wikitext, False, recipe) for recipe in RIVALS),
@@ -173,10 +181,21 @@ def language_fits(name: str) -> list[Fit]:
     if name == "stories15M":
         fits += [
             Fit("stories alone", stories_to_fit(), False),
-            Fit("stories, broad text beside", stories_to_fit(), True),
+            Fit("stories, broad text added", stories_to_fit(), True),
             Fit("text of its own", "self", False),
         ]
     return fits
+
+
+def breadth_fits(budgets: tuple[float, ...]) -> list[Fit]:
+    """Amounts of the built-in text, kinds of it, and how much of it is added to WikiText."""
+    wikitext = str(shared_file("data", "wikitext2", "valid.txt"))
+    kinds = ("encyclopedia", "encyclopedia+code", "encyclopedia+code+stories+dialogue")
+    return [
+        *(Fit(f"built-in text, {n:,} tokens", "builtin", True, tokens=n, budgets=budgets) for n in AMOUNTS),
+        *(Fit(f"built-in text: {kind}", f"builtin:{kind}", False, budgets=budgets) for kind in kinds),
+        *(Fit(f"WikiText, {s:g} of broad text added", wikitext, True, budgets=budgets, share=s) for s in SHARES_ADDED),
+    ]
 
 
 # --- sentence encoders ------------------------------------------------------------------------------------------
@@ -245,9 +264,9 @@ def encoder_fits(_name: str) -> list[Fit]:
     return [
         Fit("one manual (the old default)", manual(), False),
         Fit("STS-B train alone", stsb, False),
-        Fit("STS-B train, broad text beside", stsb, True),
+        Fit("STS-B train, broad text added", stsb, True),
         Fit("SST-2 train alone", sst2, False),
-        Fit("SST-2 train, broad text beside", sst2, True),
+        Fit("SST-2 train, broad text added", sst2, True),
         Fit("WikiText alone", wikitext, False),
         Fit("built-in text (the default)", "builtin", True),
         *(Fit("built-in text (the default)", "builtin", True, recipe) for recipe in RIVALS),
@@ -267,21 +286,34 @@ SUBJECTS: dict[str, tuple[Callable[[], Loaded], Callable[..., Any], Callable[[st
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Which rows are wanted: of the matrix of texts, or of amounts; those whose name and recipe hold `only`."""
+
+    part: str = "matrix"
+    only: str | None = None
+
+
 def data_of(fit: Fit, loaded: Loaded, amount: Amount) -> Data:
-    return gather(
-        fit.source, loaded.model, loaded.processor, describe(loaded.model), tokens=fit.tokens or amount.fit, seed=SEED,
-        broad=fit.broad,
-    )  # fmt: skip
+    default = gathering.FIT_SHARE
+    try:
+        gathering.FIT_SHARE = default if fit.share is None else fit.share
+        return gather(
+            fit.source, loaded.model, loaded.processor, describe(loaded.model), tokens=fit.tokens or amount.fit,
+            seed=SEED, broad=fit.broad,
+        )  # fmt: skip
+    finally:
+        gathering.FIT_SHARE = default
 
 
-def run(name: str, amount: Amount, file: Path, only: str | None, budgets: Sequence[float]) -> None:
+def run(name: str, amount: Amount, file: Path, rows: Rows, budgets: Sequence[float]) -> None:
     """Every cell of one model that is not in the file yet."""
     open_model, make_judge, list_fits = SUBJECTS[name]
     loaded = open_model()
     judge: Callable[[Any], dict[str, Any]] | None = None
-    for fit in list_fits(name):
+    for fit in breadth_fits(tuple(budgets)) if rows.part == "breadth" else list_fits(name):
         wanted = [b for b in budgets if b in fit.budgets and key(name, fit, b) not in cells(file)]
-        if not wanted or (only and only not in f"{fit.name} {fit.recipe}"):
+        if not wanted or (rows.only and rows.only not in f"{fit.name} {fit.recipe}"):
             continue
         judge = judge or make_judge(loaded, amount)
         started = time.monotonic()
@@ -295,7 +327,8 @@ def run(name: str, amount: Amount, file: Path, only: str | None, budgets: Sequen
                 seconds, started = time.monotonic() - started, time.monotonic()
                 cell = {
                     "model": name, "fit": fit.name, "recipe": fit.recipe, "broad": fit.broad, "budget": budget,
-                    "macs": made.decided.macs, "tokens": data.tokens, "seconds": round(seconds), "scores": scores,
+                    "part": rows.part, "macs": made.decided.macs,
+                    "tokens": data.tokens, "seconds": round(seconds), "scores": scores,
                 }  # fmt: skip
                 keep(file, key(name, fit, budget), cell)
                 brief = {text: round(score.get("excess", score.get("value")), 3) for text, score in scores.items()}
@@ -326,6 +359,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", choices=list(SUBJECTS))
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)))
     parser.add_argument("--only", help="rows whose name and recipe hold this text")
+    parser.add_argument("--part", default="matrix", choices=("matrix", "breadth"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="little of everything, to see that it runs")
     parser.add_argument("--out", type=Path, default=HERE / "results")
@@ -334,7 +368,8 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     file = options.out / "elsewhere.json"
     for name in options.models:
-        run(name, QUICK if options.quick else FULL, file, options.only, [float(b) for b in options.budgets.split(",")])
+        budgets = [float(b) for b in options.budgets.split(",")]
+        run(name, QUICK if options.quick else FULL, file, Rows(options.part, options.only), budgets)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ NAMES = {"stat": "STAT", "uniform": "`uniform`", "balanced": "`balanced`"}
 
 
 def elsewhere(results: dict[str, Any], part: str | None) -> str:
-    """All models, or one of them."""
-    cells = [cell for cell in results["cells"].values() if part in (None, cell["model"])]
+    """One model (`smollm2`), or its rows of amounts (`minilm-breadth`)."""
+    model, _, rows = (part or "").partition("-")
+    cells = [cell for cell in results["cells"].values() if (cell["model"], cell["part"]) == (model, rows or "matrix")]
     groups: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for cell in cells:
         groups.setdefault((cell["model"], cell["budget"]), []).append(cell)

@@ -24,6 +24,8 @@ from slimformer.models.batch import Batch as Batch
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+POSITIONS = 2048  # of a batch of short rows: work of one size, whatever their length
+LIKE = 0.85  # as long as the longest of their batch, rows are alike
 ENCODED_AT_ONCE = 64  # documents per call of the tokenizer: few enough to stop early, enough to be fast
 SEPARATOR = -1  # the document of tokens that set documents apart: they are of no text
 CHARACTERS_PER_TOKEN = 64  # no text has longer tokens on average; what lies beyond is not even tokenized
@@ -86,12 +88,19 @@ def padded_batches(
 ) -> list[Batch]:
     """One document or pair per row, truncated to `seq_len`; rows of like length together, to pad little.
 
-    The batches are then shuffled (always alike): whoever takes only the first must not get only short texts.
+    A batch has `batch_size` rows, or more of short ones, up to `POSITIONS` (where one row is asked for, one). The
+    batches are then shuffled (always alike): whoever takes only the first must not get only short texts.
     Labels that are names become numbers by `label_ids` (the model's `label2id`); without it, or where one is
     missing, there are none.
     """
-    rows = sorted(_rows(documents, tokenizer, seq_len, tokens), key=len)
-    parts = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    rows = sorted(_rows(documents, tokenizer, seq_len, tokens), key=len)  # the longest are taken first
+    parts: list[list[_Row]] = []
+    while rows:
+        longest = len(rows[-1])
+        alike = sum(len(row) >= LIKE * longest for row in rows[-max(1, POSITIONS // longest) :])
+        size = 1 if batch_size == 1 else max(batch_size, alike)
+        parts.append(rows[-size:])
+        del rows[-size:]
     random.Random(0).shuffle(parts)
     return [_pad(part, tokenizer, label_ids) for part in parts]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 POSITIONS = 2048  # of a batch of short rows: work of one size, whatever their length
-LIKE = 0.85  # as long as the longest of their batch, rows are alike
+LIKE = 0.9  # as long as the longest of their batch, rows are alike
 ENCODED_AT_ONCE = 64  # documents per call of the tokenizer: few enough to stop early, enough to be fast
 SEPARATOR = -1  # the document of tokens that set documents apart: they are of no text
 CHARACTERS_PER_TOKEN = 64  # no text has longer tokens on average; what lies beyond is not even tokenized

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -52,6 +53,7 @@ def bench(
 
     import torch
 
+    from slimformer.evaluate.bench import ROUNDS, Workload
     from slimformer.evaluate.bench import bench as measure
     from slimformer.report.tasks import bench_table
 
@@ -63,10 +65,9 @@ def bench(
             torch.set_num_threads(threads)
         with showing_progress(hidden=quiet or as_json) as progress:
             loaded, small = load_relatives(folder, against, opening)
-            found = measure(
-                loaded.model, small.model, names=(loaded.name, small.name), batch_sizes=sizes, seq_len=seq_len,
-                new_tokens=new_tokens, repeats=repeats, seed=seed, progress=progress,
-            ).to_dict()  # fmt: skip
+            work, rounds = Workload(sizes, seq_len, new_tokens), replace(ROUNDS, repeats=repeats, seed=seed)
+            names = (loaded.name, small.name)
+            found = measure(loaded.model, small.model, work, rounds, names=names, progress=progress).to_dict()
     finally:
         torch.set_num_threads(before)
     if record:

@@ -11,7 +11,7 @@ from slimformer.cli.inputs import require_model, require_place
 from slimformer.cli.options import AsJson, Force, Model, NoSeed, OpeningAsked, Quiet, opens_model
 from slimformer.cli.output import emit, python_line
 from slimformer.cli.terminal import showing_progress
-from slimformer.export.asked import require_sensible
+from slimformer.export.asked import Target
 
 ON_CPU = OpeningAsked("cpu")  # files are traced and compared there
 To = Annotated[str, typer.Option("--to", metavar="NAME", help="onnx, torch (a torch.export program) or gguf")]
@@ -48,7 +48,7 @@ def export(
     ONNX and torch take every model; batch and sequence are free, decoders have no cache. GGUF takes language models of
     the LLaMA family in plain format, with their tokenizer.
     """
-    require_sensible(to, int8, quant, seq_len)
+    target = Target(to, int8, quant, seq_len)
     require_place(out_folder, force, model)
     require_model(model, opening)
 
@@ -59,10 +59,7 @@ def export(
         progress("load", 0, 1)
         loaded = load_model(model, opening.resolve())
         progress("load", 1, 1)
-        made = export_model(
-            loaded, out_folder, to=to, int8=int8, quant=quant, seq_len=seq_len, verify=verify, force=force,
-            progress=progress,
-        )  # fmt: skip
+        made = export_model(loaded, out_folder, target, verify=verify, force=force, progress=progress)
     emit(made.to_dict(), as_json, quiet, lambda: _show(made, out_folder))
 
 

@@ -110,10 +110,9 @@ def _look(loaded: Any, architecture: Any, given: Any, rows: dict[int, Any], prog
     """One data set: what flows through the model on it."""
     from slimformer.inspect.portrait import data_portrait
 
-    batches, held = given.splits["fit"], given.splits["report"]
-    portrait = data_portrait(loaded.model, architecture, batches, rows, held=held, seed=given.seed, progress=progress)
-    read_tokens = sum(batch.tokens for batch in batches)
-    return {"name": given.name, "hash": given.hash, "tokens": read_tokens, "seq_len": given.seq_len, **portrait}
+    portrait = data_portrait(loaded.model, architecture, given.splits, rows, seed=given.seed, progress=progress)
+    facts = {"name": given.name, "hash": given.hash, "tokens": given.tokens["fit"], "seq_len": given.seq_len}
+    return {**facts, **portrait}
 
 
 def _require_figures(folder: Path, force: bool) -> None:

@@ -70,12 +70,14 @@ def match(
     _require_inputs(source, target, data, opening)
 
     from slimformer.heads import pairing
+    from slimformer.models.load import load_model
 
-    how: dict[str, Any] = {"seq_len": seq_len, "opening": opening.resolve(), "samples": samples}
+    how: dict[str, Any] = {"seq_len": seq_len, "samples": samples}
+    place = opening.resolve()
     with showing_progress(hidden=quiet or as_json) as progress:
         X, Y = (
             pairing.read_features(name)[:samples] if is_features(name)
-            else pairing.model_features(name, data, pool=pool or None, progress=progress, **how)
+            else pairing.model_features(load_model(name, place), data, pool=pool or None, progress=progress, **how)
             for name, pool in ((source, source_pool), (target, target_pool))
         )  # fmt: skip
         found = pairing.fit_and_retrieve(X, Y, methods, seed=seed, progress=progress)

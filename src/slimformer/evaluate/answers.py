@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,10 @@ from slimformer.errors import UnknownArchitecture
 from slimformer.evaluate.compare import is_language_model
 from slimformer.evaluate.perplexity import device_of, evaluating, pieces
 from slimformer.evaluate.routing import Answers, WindowScores, entropy, window_scores
+from slimformer.messages.progress import Progress, silent
 
 
-def observe(
-    model: PreTrainedModel, batches: Sequence[Batch], *, progress: Callable[[str, int, int], None] = lambda *_: None
-) -> Answers:
+def observe(model: PreTrainedModel, batches: Sequence[Batch], *, progress: Progress = silent) -> Answers:
     """Entropy and loss of a model, input by input. Cost: one pass.
 
     Classifiers lose 1 for a wrong label, language models the nats per token of a window. Classifiers without labels

@@ -19,11 +19,12 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
 from slimformer.evaluate import file_size, generate_text, model_latency, parameter_count
 from slimformer.evaluate.compare import compare, first_tokens, is_language_model
-from slimformer.evaluate.data_notes import few_examples, thin_data, unnamed_data
+from slimformer.evaluate.data_notes import few_examples, unnamed_data
 from slimformer.evaluate.elsewhere import home_and_elsewhere, narrow_notes, other_text
 from slimformer.evaluate.neighbours import LENGTH, SENTENCES, neighbours
 from slimformer.evaluate.report import Footprint, Report
 from slimformer.evaluate.report_file import read_report
+from slimformer.evaluate.speed import Rounds
 from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import read_json
 from slimformer.files.versions import versions
@@ -37,18 +38,6 @@ from slimformer.plan.cost import Size, block_cost, kv_cache_bytes, outside_macs,
 from slimformer.rewrite.sizes import auto_class
 
 PROMPT = "The main idea of this"
-
-
-def evaluate(
-    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, *, fitted: bool = True, timing: bool = True,
-    progress: Progress = silent,
-) -> Report:  # fmt: skip
-    """Dense and small on the report split, which was neither fitted nor used to choose."""
-    report = describe_result(loaded, small, plan)
-    thin = thin_data(describe(loaded.model), data) if fitted else []
-    notes = [*thin, *unnamed_data(data.reading, data.name)]
-    report = replace(report, warnings=[*report.warnings, *notes])
-    return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
 
 
 def beside(
@@ -100,16 +89,10 @@ def _opening(loaded: Loaded) -> dict[str, Any]:
 
 
 def measure(
-    report: Report,
-    loaded: Loaded,
-    small: PreTrainedModel,
-    data: Data,
-    batches: Sequence[Batch],
-    *,
-    timing: bool,
-    progress: Progress,
+    report: Report, loaded: Loaded, small: PreTrainedModel, data: Data, *, timing: bool, progress: Progress
 ) -> Report:
-    """The report with metrics, latency and samples added."""
+    """The report with metrics on the report split, which was neither fitted nor used to choose, latency and samples."""
+    batches = data.splits["report"]
     progress("evaluate", 0, 3)
     metrics = [metric.to_json() for metric in compare(loaded.model, small, batches)]
     progress("evaluate", 1, 3)
@@ -118,20 +101,18 @@ def measure(
     samples, alike = _samples(loaded, small), _neighbours(loaded, small)
     rows = other_text(loaded.model, small, data.other)
     progress("evaluate", 3, 3)
-    tokens = {**data.tokens, "report": sum(batch.tokens for batch in batches)}
-    provenance = data_provenance(describe(loaded.model), data, tokens)
     short = home_and_elsewhere(metrics, rows)
     notes = [*report.warnings, *few_examples(metrics, data.unit), *narrow_notes(short, data.name)]
     return replace(
-        report, metrics=metrics, latency=measured, samples=samples, neighbours=alike, data=provenance, warnings=notes,
-        other_data=rows, elsewhere=short,
+        report, metrics=metrics, latency=measured, samples=samples, neighbours=alike, warnings=notes,
+        data=data_provenance(describe(loaded.model), data), other_data=rows, elsewhere=short,
     )  # fmt: skip
 
 
-def data_provenance(architecture: Architecture, data: Data, tokens: dict[str, int] | None = None) -> dict[str, Any]:
+def data_provenance(architecture: Architecture, data: Data) -> dict[str, Any]:
     """What a report says of its data: enough for `eval` to read them again and to keep to what was held out."""
     return {
-        "name": data.name, "hash": data.hash, "seed": data.seed, "tokens": tokens or data.tokens,
+        "name": data.name, "hash": data.hash, "seed": data.seed, "tokens": data.tokens,
         "unit": "images" if architecture.family.image else "tokens", "document": data.unit, "read_as": list(data.notes),
         "reading": data.reading, "mixed": data.mixed,
     }  # fmt: skip
@@ -166,7 +147,8 @@ def evaluate_pair(
         sites=site_table(before, after, gone),
         versions=versions(), warnings=[*loaded.notes, *small.notes, *notes], opening=_opening(loaded),
     )  # fmt: skip
-    report = measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
+    held_out = replace(data, splits={**data.splits, "report": batches})
+    report = measure(report, loaded, small.model, held_out, timing=timing, progress=progress)
     calibrated = made.get("data")
     return beside(report, loaded, small.model, others, known=calibrated if isinstance(calibrated, dict) else {})
 
@@ -359,7 +341,7 @@ def _latency(
 ) -> dict[str, Any]:
     """Medians in seconds for one sequence, dense and small interleaved in one run."""
     inputs = {name: tensor[:1] for name, tensor in batches[0].inputs.items()}
-    measured = model_latency(dense, small, blocks=architecture.family.blocks, inputs=inputs, repeats=5, warmup=1)
+    measured = model_latency(dense, small, inputs, Rounds(5, 1), blocks=architecture.family.blocks)
 
     def part(timing: Any, ratio: float) -> dict[str, float]:
         return {"dense": timing.timings["dense"].median, "small": timing.timings["small"].median, "ratio": ratio}

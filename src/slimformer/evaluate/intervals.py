@@ -204,11 +204,12 @@ def paired_scores(
     second: Vector,
     golds: Vector,
     *,
-    level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
 ) -> Paired:
-    """Bootstrap of any score, and the randomisation test of the difference. Cost: 4 · resamples scores."""
+    """Bootstrap of any score (95 % intervals), and the randomisation test of the difference. Cost: 4 · resamples
+    scores."""
+    level = 0.95
     if not len(first) == len(second) == len(golds):
         raise ValueError(f"{len(first)}, {len(second)} and {len(golds)} values cannot be paired; use the same examples")
     if len(golds) < 2:
@@ -220,7 +221,7 @@ def paired_scores(
         index = generator.integers(len(golds), size=len(golds))
         both[i] = score(first[index], golds[index]), score(second[index], golds[index])
     a, b = score(first, golds), score(second, golds)
-    p = _randomised(score, first, second, golds, abs(b - a), resamples, generator)
+    p = _randomised(score, first, second, golds, resamples, generator)
     above = Interval(a, *_percentiles(both[:, 0], level), level)
     return Paired(
         above,
@@ -237,11 +238,11 @@ def _ratio(first: Interval, second: float, both: NDArray[np.float64]) -> Interva
 
 
 def _randomised(
-    score: Callable[[Vector, Vector], float], first: Vector, second: Vector, golds: Vector, gap: float, tosses: int,
+    score: Callable[[Vector, Vector], float], first: Vector, second: Vector, golds: Vector, tosses: int,
     generator: np.random.Generator,
 ) -> float:  # fmt: skip
-    """Two-sided p of a gap when predictions may change places example by example."""
-    as_far = 0
+    """Two-sided p of the gap between scores when predictions may change places example by example."""
+    gap, as_far = abs(score(second, golds) - score(first, golds)), 0
     for _ in range(tosses):
         kept = generator.random(len(golds)) < 0.5
         a, b = np.where(kept, first, second), np.where(kept, second, first)

@@ -26,7 +26,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.atomic import replacing
 from slimformer.decompose import Selection
 from slimformer.decompose.reduction import coordinates, legal_sizes
-from slimformer.evaluate.speed import compare_latency
+from slimformer.evaluate.speed import Rounds, compare_latency
 from slimformer.files.seals import read_sealed_json, sealed_json
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture, Site, describe
@@ -110,7 +110,7 @@ def _block_points(
         for size in sizes[site.name][:-1]:
             cut = _cut(model, architecture, site, size)
             calls[f"{site.name} {size.units} {size.groups}"] = partial(through, cut, stream.state, stream.calls[i])
-    found = compare_latency(calls, repeats=REPEATS, warmup=WARMUP).timings
+    found = compare_latency(calls, Rounds(REPEATS, WARMUP)).timings
     full = found["dense"].median
     times = {
         site.name: [found[f"{site.name} {s.units} {s.groups}"].median for s in sizes[site.name][:-1]] + [full]

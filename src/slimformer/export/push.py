@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from slimformer.evaluate.report import Footprint, Report
 from slimformer.evaluate.report_file import read_report
 from slimformer.files.manifest import NAME, require_unchanged
 from slimformer.files.reading import LARGE, read_json
+from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS
 from slimformer.models.read import CONFIG_FILES
@@ -31,7 +31,6 @@ from slimformer.report.page import without_places
 
 CARD = "README.md"
 PARTIAL = re.compile(r"\.(partial|old|replaced)-")  # of a run that is going on, or was killed
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def prepare(folder: str | Path, repository: str, *, private: bool = False, base_
     return Parcel(folder, repository, private, tuple(_files(folder)), card, tuple(_notes(report, base_model)))
 
 
-def send(parcel: Parcel, *, progress: Progress = lambda *_: None) -> str:
+def send(parcel: Parcel, *, progress: Progress = silent) -> str:
     """Create the repository where there is none, and put everything into one commit; the address it is at.
 
     The token never shows: it is taken from HF_TOKEN or from `hf auth login`, and blotted out of what the hub answers.

@@ -85,21 +85,19 @@ def left_out_scores(
     found: Within,
     Z: Float[Tensor, "n d"],
     c: Int[Tensor, " n"],
-    u: Float[Tensor, " n"],
+    own: Float[Tensor, " n"],
     gamma: float,
     log_prior: Float[Tensor, " C"] | None,
-    omega: Float[Tensor, " C"] | None = None,
 ) -> Float[Tensor, "n C"]:
     """Scores of every row by the moments without it: −½ (x − m)ᵀ Σ_γ⁻¹ (x − m) + log π, exactly. Cost n d C.
 
-    Z are the rows as `found.turned` gives them. `u` is the weight that is left out of each row; log_prior None means
-    empirical priors, which then lose the row, too. `omega` are class weights; they and the scale of the coordinates
-    stay those of all rows. For a row that is its class there is nothing left to measure the distance to: its own score
-    is −∞.
+    Z are the rows as `found.turned` gives them. `own` is the weight that is left out of each row, in the units of the
+    counts (so times the weight of its class); log_prior None means empirical priors, which then lose the row, too.
+    Class weights and the scale of the coordinates stay those of all rows. For a row that is its class there is nothing
+    left to measure the distance to: its own score is −∞.
     """
     gamma = max(gamma, BARELY)
-    omega = torch.ones_like(found.counts) if omega is None else omega
-    own, N = omega[c] * u, found.counts[c]  # counts are weighted by ω already
+    N = found.counts[c]
     left = N - own
     alone = left <= NOTHING
     rest = left.clamp(min=NOTHING)

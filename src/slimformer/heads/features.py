@@ -44,6 +44,17 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Features:
+    """Which features heads are fitted on: poolings and layers to choose from (none: the usual ones of the last layer),
+    tokens read of each text, and whether the texts of a pair are encoded apart and compared."""
+
+    pools: Sequence[str] = ()
+    layers: Sequence[int] = ()
+    seq_len: int = 128
+    compare: bool = False
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Features of some documents, in their order, by where they were read."""
 

@@ -27,8 +27,7 @@ from slimformer.heads.features import feature_chunks, readings_of
 from slimformer.heads.match import METHODS, SET_ASIDE, Match, match, ranks, without_hubs
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import family_of
-from slimformer.models.load import load_model
-from slimformer.models.opening import Opening
+from slimformer.models.load import Loaded
 
 AT = (1, 5, 10)
 IMAGE_COLUMNS = ("image", "file_name", "path")
@@ -66,22 +65,21 @@ def read_features(path: str | Path) -> Tensor:
 
 
 def model_features(
-    name: str, data: str, *, pool: str | None = None, seq_len: int = 64, opening: Opening = Opening(),  # noqa: B008
-    samples: int | None = None, progress: Progress = silent,
+    loaded: Loaded, data: str, *, pool: str | None = None, seq_len: int = 64, samples: int | None = None,
+    progress: Progress = silent,
 ) -> Tensor:  # fmt: skip
     """Features a model gives to the images or texts of `data`, one row for each, in order."""
-    loaded = load_model(name, opening)
     family = family_of(loaded.model.config)
-    documents = things(data, image=family.image, samples=samples)
+    documents = documents_of(data, image=family.image, samples=samples)
     reading = readings_of(loaded.model, (pool or ("cls" if family.image else "mean"),))[0]
-    found = []
+    parts = []
     for chunk in feature_chunks(loaded.model, loaded.processor, documents, [reading], seq_len=seq_len):
-        found.append(chunk.features[reading])
-        progress(f"{Path(name).name}"[:16], sum(map(len, found)), len(documents))
-    return torch.cat(found).double()
+        parts.append(chunk.features[reading])
+        progress(f"{Path(loaded.name).name}"[:16], sum(map(len, parts)), len(documents))
+    return torch.cat(parts).double()
 
 
-def things(data: str, *, image: bool, samples: int | None = None) -> list[Document]:
+def documents_of(data: str, *, image: bool, samples: int | None = None) -> list[Document]:
     """What one model reads of the pairs: the image column of a table (paths beside it) or its text column."""
     table = open_table(Path(data), None) if Path(data).is_file() else None
     if table is None:

@@ -67,7 +67,7 @@ def solve_discriminant(
 
     def scores(gamma: float) -> Tensor:
         given = None if log_prior is None else prior
-        return left_out_scores(found, Z, left.y, left.u, gamma, given, omega)
+        return left_out_scores(found, Z, left.y, omega[left.y] * left.u, gamma, given)
 
     chosen, beta, loss, error = _choose(scores, left, shrinkage, GAMMAS)
     return Solution(*discriminant(found, chosen, prior), chosen, beta, loss, error)

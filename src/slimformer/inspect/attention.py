@@ -13,7 +13,7 @@ Matrices are read off the model's own attention (its eager form), none is comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import TooFewTokens
 from slimformer.inspect.nulls import allowed, iid_attention, logit_spread, low_rank_attention, shuffled_attention
 from slimformer.linalg.spectra import effective_rank, energies, singular_values
+from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import Architecture
 from slimformer.models.hooks import listening
@@ -95,7 +96,7 @@ def attention_spectra(
     batches: Sequence[Batch],
     *,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: Progress = silent,
 ) -> Iterator[BlockAttention]:
     """One block after the other, over sequences of one length without padding; blocks without heads are left out.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,17 +18,12 @@ from slimformer.inspect.linearity import linearity
 from slimformer.inspect.weights import BlockWeights, block_weights, score_map
 from slimformer.linalg.score_forms import ScoreForms, null_forms, score_forms
 from slimformer.linalg.symmetry import shared_basis
+from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture
-
-Progress = Callable[[str, int, int], None]
-
-
-def _silent(_stage: str, _done: int, _total: int) -> None:
-    pass
 
 
 def weights_portrait(
-    model: PreTrainedModel, architecture: Architecture, *, values: bool = False, progress: Progress = _silent
+    model: PreTrainedModel, architecture: Architecture, *, values: bool = False, progress: Progress = silent
 ) -> list[dict[str, Any]]:
     """Block by block: compressibility, asymmetry of heads, magnitudes; with `values` the spectra and maps too."""
     found = []
@@ -48,17 +43,17 @@ def weights_portrait(
 def data_portrait(
     model: PreTrainedModel,
     architecture: Architecture,
-    batches: Sequence[Batch],
+    splits: Mapping[str, Sequence[Batch]],
     rows: Mapping[int, Sequence[Batch]],
     *,
-    held: Sequence[Batch],
     seed: int = 0,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Activations and symmetric scores over `batches`; attention over sequences of one length each, by that length.
+    """Activations and symmetric scores over the fit split; attention over sequences of one length each, by that length.
 
-    How linear feed-forward parts are is measured on `held`, other data of the same kind.
+    How linear feed-forward parts are is measured on the report split.
     """
+    batches, held = splits["fit"], splits["report"]
     streams = [_streams(model, architecture, block) for block in observe(model, architecture, batches, progress)]
     for block, linear in zip(streams, linearity(model, architecture, batches, held, progress), strict=True):
         block["mlp_linear"] = linear.to_json()

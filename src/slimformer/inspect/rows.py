@@ -27,6 +27,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.decompose.sequence import jl_projection
 from slimformer.inspect.nulls import allowed, iid_attention, logit_spread
 from slimformer.linalg.spectra import energies, singular_values
+from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture
 from slimformer.nn.long_context import Seen, observing
 
@@ -77,7 +78,7 @@ def row_spaces(
     *,
     share: float = SHARE,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: Progress = silent,
 ) -> list[RowSpaces]:
     """Every block that has attention, on sequences of one length without padding, one to a batch; two at least.
 

@@ -16,8 +16,8 @@ import torch
 from slimformer.lab.folder import LabFolder
 from slimformer.lab.settings import RunSettings
 from slimformer.lab.worker import run_one, work
+from slimformer.messages.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 Ended = Callable[[RunSettings, str], None]  # a run, and what went wrong
 
 

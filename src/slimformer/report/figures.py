@@ -15,7 +15,9 @@ import numpy as np
 from slimformer.errors import SlimformerError
 from slimformer.report.canvas import (
     COLOURS,
+    OF_SHARES,
     Found,
+    Shades,
     along,
     block_bar,
     canvas,
@@ -114,10 +116,10 @@ def asymmetry(found: Found) -> Any:
     height = 0.6 + max(2.6, 0.17 * len(blocks) + 1.2)
     drawing = canvas(8.5, height, f"{short(found['model'])}: how symmetric are the scores?")
     left, right = drawing.subplots(1, 2)
-    norm = TwoSlopeNorm(0.5**0.5, 0.0, 1.0)
+    shades = Shades("PuOr", {"norm": TwoSlopeNorm(0.5**0.5, 0.0, 1.0)}, (0, 0.25, 0.5, 0.71, 0.85, 1))
     rows = [b["symmetry"]["asymmetry"] for b in blocks]
-    heat(left, rows, "‖W − Wᵀ‖ / 2‖W‖ (0.71: random)", xlabel="head", map="PuOr", norm=norm)
-    heat(right, [b["symmetry"]["tied"] for b in blocks], "error with $W_q = W_k$", xlabel="head", limits=(0, 1))
+    heat(left, rows, "‖W − Wᵀ‖ / 2‖W‖ (0.71: random)", xlabel="head", shades=shades)
+    heat(right, [b["symmetry"]["tied"] for b in blocks], "error with $W_q = W_k$", xlabel="head", shades=OF_SHARES)
     left.set_ylabel("block")
     return drawing
 

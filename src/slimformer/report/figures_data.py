@@ -12,6 +12,7 @@ from slimformer.report.canvas import (
     COLOURS,
     ENERGIES,
     NULLS,
+    OF_SHARES,
     Found,
     block_bar,
     canvas,
@@ -109,7 +110,7 @@ def attention_energy(found: Found, sets: Sequence[Found], pair: Sequence[Found])
         axes[row, 0].legend(frameon=False, fontsize=7, loc="lower right")
         for ax, (key, name) in zip(axes[row, 2:], ENERGIES.items(), strict=True):
             rows = [block[f"energy_{key}"] for block in attention["blocks"]]
-            heat(ax, rows, f"{name} at k = n/4 = {max(1, n // 4)}", xlabel="head", limits=(0, 1))
+            heat(ax, rows, f"{name} at k = n/4 = {max(1, n // 4)}", xlabel="head", shades=OF_SHARES)
             ax.set_ylabel("block")
     return drawing
 

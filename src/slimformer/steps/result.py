@@ -13,7 +13,8 @@ from slimformer.checkpoint.atomic import require_apart
 from slimformer.checkpoint.pack import packed, unpacked
 from slimformer.checkpoint.save import save
 from slimformer.errors import PlanDoesNotFit
-from slimformer.evaluate.assessment import describe_result, evaluate, is_stored_packed
+from slimformer.evaluate.assessment import describe_result, is_stored_packed, measure
+from slimformer.evaluate.data_notes import thin_data, unnamed_data
 from slimformer.evaluate.report import Report
 from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import read_bytes
@@ -68,12 +69,13 @@ def assessed(run: Run, recipe: str, *, fitted: bool, timing: bool) -> tuple[Run,
     were read."""
     own = run.plan is not None
     run = run if own else replace(run, plan=plan_of(run.loaded, recipe, run.seq_len))
-    if run.data is None:
-        report = describe_result(run.loaded, run.model, run.decided)
-    else:
+    report = describe_result(run.loaded, run.model, run.decided)
+    if run.data is not None:
+        thin = thin_data(describe(run.dense), run.data) if fitted else []
+        notes = [*report.warnings, *thin, *unnamed_data(run.data.reading, run.data.name)]
         with run.timed("evaluate"):
-            report = evaluate(
-                run.loaded, run.model, run.decided, run.data, fitted=fitted, timing=timing, progress=run.progress
+            report = measure(
+                replace(report, warnings=notes), run.loaded, run.model, run.data, timing=timing, progress=run.progress
             )
     if not own:  # the plan of a folder is that of an earlier recipe
         report = replace(report, recipe=recipe, warnings=[*report.warnings, *_rounded_before(run)])

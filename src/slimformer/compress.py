@@ -27,13 +27,14 @@ from slimformer.models.load import Loaded, open_for_work
 from slimformer.models.opening import OPTIONS, Opening, OpeningOptions
 from slimformer.plan import Plan
 from slimformer.plan.asked import BUDGETS
+from slimformer.plan.budget import budget_of
 from slimformer.recipe import RECIPE, Recipe, cut_settings, load_recipe, recipe_of, with_arguments, with_settings
 from slimformer.run import Run, timed
 from slimformer.steps import NAMES
 from slimformer.steps.cut import Cut
 from slimformer.steps.refine import Refine
 from slimformer.steps.result import Result, assessed
-from slimformer.steps.streaming import Foreseen, Streamed, foresee, stream
+from slimformer.steps.streaming import Foreseen, Request, Streamed, foresee, stream
 from slimformer.steps.streaming_limits import require_streamable, require_streaming_possible
 
 MODEL_OR_LOADED = Kind(MODEL.wanted, lambda x: isinstance(x, Loaded) or MODEL.accepts(x))
@@ -155,8 +156,8 @@ def compress_streamed(
     `arguments` are those of `compress` as far as they can be had block by block, and `force`, `verify`, `progress`,
     `say` as in `steps.streaming.stream`.
     """
-    settings, refine, how = _by_blocks(recipe, arguments)
-    return stream(model, folder, data, memory=memory, settings=settings, refine=refine, **how)
+    asked, others = _by_blocks(model, data, memory, recipe, arguments)
+    return stream(asked, folder, **others)
 
 
 def foresee_streamed(
@@ -164,14 +165,13 @@ def foresee_streamed(
     **arguments: Any,
 ) -> Foreseen:  # fmt: skip
     """What `compress_streamed` would keep, and the memory it would take; refused where it would be."""
-    settings, refine, how = _by_blocks(recipe, arguments)
-    opening = Opening(**{name: how.pop(name) for name in OPTIONS if name in how})
-    known = {name: how[name] for name in ("macs", "params", "format", "seq_len") if name in how}
-    return foresee(model, data, memory=memory, settings=settings, refine=refine, opening=opening, **known)
+    return foresee(_by_blocks(model, data, memory, recipe, arguments)[0])
 
 
-def _by_blocks(recipe: str | Path | Recipe, arguments: dict[str, Any]) -> tuple[Cut, bool, dict[str, Any]]:
-    """The cut of a recipe, whether it is refined, and the other arguments; what needs the whole model is refused."""
+def _by_blocks(
+    model: str | Path, data: Source | Tensor, memory: int, recipe: str | Path | Recipe, arguments: dict[str, Any]
+) -> tuple[Request, dict[str, Any]]:
+    """What is asked for, and the arguments that do not change the result; what needs the whole model is refused."""
     given = {name: value for name, value in arguments.items() if value is not None}
     chosen = with_settings(load_recipe(recipe), given.pop("settings", {}))
     require_streamable(chosen.name, [NAMES[type(step)] for step in chosen.steps])
@@ -181,8 +181,16 @@ def _by_blocks(recipe: str | Path | Recipe, arguments: dict[str, Any]) -> tuple[
     chosen = with_arguments(chosen, own)
     settings = cut_settings(chosen)
     others = {name: value for name, value in given.items() if name not in ("timing", "eval_data")}
-    budget = {"macs": settings.macs, "params": settings.params}
-    return settings, any(isinstance(step, Refine) for step in chosen.steps), {**others, **budget}
+    reading = {name: others.pop(name) for name in READING if name in others}
+    length, broad = reading.pop("seq_len", None), not others.pop("only_data", False)
+    opening = Opening(**{name: others.pop(name) for name in OPTIONS if name in others})
+    budget = budget_of(macs=settings.macs, params=settings.params)
+    refined = any(isinstance(step, Refine) for step in chosen.steps)
+    asked = Request(
+        model, data, memory, budget, settings, others.pop("format", "ragged"), length, refined, opening,
+        {**reading, "broad": broad},
+    )  # fmt: skip
+    return asked, others
 
 
 @check_arguments(model=MODEL_OR_LOADED)

@@ -25,6 +25,7 @@ from slimformer.calibrate.gather import vocabulary
 from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.atomic import require_apart
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_cascade, save_cascade
+from slimformer.checkpoint.save import Belongings
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture, WrongArgument
 from slimformer.evaluate.answers import classes, logits_of, observe, read_windows, require_answers
 from slimformer.evaluate.compare import is_language_model
@@ -161,13 +162,14 @@ class CascadeResult(Short):
     ) -> Path:
         """Both checkpoints, the threshold and `report`, if given, as one folder, in the precision of the original."""
         require_apart(Path(folder), self.loaded.folder, self.loaded.name)
-        models = {"small": self.cascade.small, "large": self.cascade.large}
-        stored = {role: _in_precision(model, self.loaded.dtype) for role, model in models.items()}
-        save_cascade(
-            self.record.with_threshold(self.cascade.threshold), stored, self.plans, folder,
-            processor=self.loaded.processor, source_folder=self.loaded.companions, report=report,
-            force=force, verify=verify,
-        )  # fmt: skip
+        models = {}
+        for role, model in (("small", self.cascade.small), ("large", self.cascade.large)):
+            plan = self.plans.get(role)
+            texts = {"plan.json": plan.to_json()} if plan is not None else {}
+            belongings = Belongings(self.loaded.processor, self.loaded.companions, texts)
+            models[role] = (_in_precision(model, self.loaded.dtype), belongings)
+        record = self.record.with_threshold(self.cascade.threshold)
+        save_cascade(record, models, folder, report=report, force=force, verify=verify)
         return Path(folder)
 
 

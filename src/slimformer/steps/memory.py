@@ -1,4 +1,4 @@
-"""What `compress --memory` promises: what it will take of memory and of the disk, told from shapes and measured again.
+"""The limit of `compress --memory`: what the work will take of memory and disk, told from shapes and measured again.
 
 The first estimate needs config and headers only, so that what could not be kept to is refused before a weight is read.
 Once data and what is outside the blocks are there, what they take is known and no longer estimated.
@@ -38,8 +38,8 @@ TEXT = 8  # times the size of its file that a text takes while it is cut into do
 
 
 @dataclass(frozen=True)
-class Promise:
-    """What is asked of a skeleton, as far as memory goes."""
+class MemoryLimit:
+    """The memory that work on a skeleton may take."""
 
     skeleton: Skeleton
     memory: int

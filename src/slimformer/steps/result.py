@@ -10,8 +10,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from slimformer.checkpoint.atomic import require_apart
+from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.pack import packed, unpacked
-from slimformer.checkpoint.save import save
+from slimformer.checkpoint.save import Belongings, save
 from slimformer.errors import PlanDoesNotFit
 from slimformer.evaluate.assessment import describe_result, is_stored_packed, measure
 from slimformer.evaluate.data_notes import thin_data, unnamed_data
@@ -54,14 +55,22 @@ class Result(Short):
         folder, loaded = Path(folder), self.loaded
         require_apart(folder, loaded.folder, loaded.name)
         stored = self.model if self.model.dtype == loaded.dtype else _in_precision(self.model, loaded.dtype)
-        found = self.report.to_dict()
+        texts = texts_of(self.plan, self.report, folder)
         save(
-            unpacked(self.quantized, stored) if self.quantized else stored, folder, processor=loaded.processor,
-            source_folder=loaded.companions, plan=self.plan, report=found,
-            card=model_card(self.report, folder=folder.name), page=html_page(found, folder=folder.name), sample=None,
-            force=force, verify=verify, packed=packed(self.quantized, stored) if self.quantized else None,
+            unpacked(self.quantized, stored) if self.quantized else stored, folder,
+            Belongings(loaded.processor, loaded.companions, texts), force=force, verify=verify,
+            packed=packed(self.quantized, stored) if self.quantized else None,
         )  # fmt: skip
         return folder
+
+
+def texts_of(plan: Plan, report: Report, folder: Path) -> dict[str, str]:
+    """What a folder says of its model: plan, report, the page of the report, and the model card."""
+    numbers = report.to_dict()
+    return {
+        "plan.json": plan.to_json(), "report.json": json_text(numbers),
+        "report.html": html_page(numbers, folder=folder.name), "README.md": model_card(report, folder=folder.name),
+    }  # fmt: skip
 
 
 def assessed(run: Run, recipe: str, *, fitted: bool, timing: bool) -> tuple[Run, Report]:

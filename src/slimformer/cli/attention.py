@@ -8,20 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.inputs import column_names, joined, require_data, require_model
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    DataOption,
-    Lengths,
-    Model,
-    OpeningAsked,
-    Quiet,
-    Seed,
-    Sequences,
-    opens_model,
-)
+from slimformer.cli import options as opt
+from slimformer.cli.inputs import joined, require_data, require_model
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError, TooFewTokens
@@ -29,18 +17,17 @@ from slimformer.errors import SlimformerError, TooFewTokens
 TOKENS = 8192  # to look at activations on
 
 
-@opens_model
+@opt.grouped
 def attention(
-    model: Model,
-    data: DataOption = None,
-    lengths: Lengths = "",
-    sequences: Sequences = 8,
+    model: opt.Model,
+    data: opt.DataOption = None,
+    lengths: opt.Lengths = "",
+    sequences: opt.Sequences = 8,
     share: Annotated[float, typer.Option(metavar="FRACTION", help="of the energy of attention to keep")] = 0.95,
-    columns: Columns = "",
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    columns: opt.Columns = "",
+    seed: opt.Seed = 0,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """How many keys attention needs, layer by layer and head by head, and whether the same ones serve every text.
 
@@ -65,10 +52,10 @@ def attention(
     architecture = describe(loaded.model)
     if architecture.family.image:
         raise SlimformerError("this looks along texts; for the attention of image models see slimformer inspect")
-    read = partial(read_length, loaded, architecture, {"columns": column_names(columns), "seed": seed})
+    read = partial(read_length, loaded, architecture, {"columns": opt.column_names(columns), "seed": seed})
     length = sequence_length(loaded.model, architecture, None)
     rows = attention_rows(read, [name], asked, length, sequences, TOKENS)[name]
-    with showing_progress(hidden=quiet or as_json) as progress:
+    with showing_progress(hidden=shown.hidden) as progress:
         found = [
             rows_told(row_spaces(loaded.model, architecture, batches, share=share, seed=seed, progress=progress), share)
             for batches in rows.values()
@@ -79,7 +66,7 @@ def attention(
         for each in found:
             show_rows(each, out)
 
-    emit(told, as_json, quiet, tables)
+    emit(told, shown, tables)
 
 
 def lengths_of(text: str, names: list[str]) -> list[int]:

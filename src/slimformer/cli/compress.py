@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slimformer.cli import options as opt
 from slimformer.cli.inputs import (
-    column_names,
     fraction,
     joined,
     parts_of,
@@ -17,46 +17,6 @@ from slimformer.cli.inputs import (
     require_precision,
     size_in_bytes,
     with_precision,
-)
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    DataOption,
-    DryRun,
-    Dtype,
-    EvalData,
-    Force,
-    Format,
-    Groups,
-    HeadData,
-    KeepExact,
-    KeptBits,
-    KeptGroup,
-    Kind,
-    Latency,
-    Macs,
-    MaxKl,
-    MaybeOut,
-    Memory,
-    Model,
-    OnlyData,
-    OpeningAsked,
-    Params,
-    Quiet,
-    RecipeName,
-    Refine,
-    Samples,
-    Seed,
-    SeqLen,
-    Setting,
-    Size,
-    Steps,
-    Timing,
-    Tokens,
-    Track,
-    Window,
-    opens_model,
 )
 from slimformer.cli.output import emit, out, saved, show_notes, show_result
 from slimformer.cli.terminal import showing_progress
@@ -78,44 +38,39 @@ EXAMPLES = (
 )
 
 
-@opens_model
+@opt.grouped
 def compress(
-    model: Model,
-    macs: Macs = None,
-    params: Params = None,
-    latency: Latency = None,
-    max_kl: MaxKl = None,
-    size: Size = None,
-    out_folder: MaybeOut = None,
-    data: DataOption = None,
-    only_data: OnlyData = False,
-    eval_data: EvalData = None,
-    recipe: RecipeName = "balanced",
-    settings: Setting = None,
-    format: Format = "ragged",
-    columns: Columns = "",
-    tokens: Tokens = None,
-    samples: Samples = None,
-    seq_len: SeqLen = None,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    dtype: Dtype = "float32",
-    refine: Refine = None,
-    head_data: HeadData = None,
-    bits: KeptBits = None,
-    group: KeptGroup = None,
-    timing: Timing = True,
-    track: Track = None,
-    k: Groups = None,
-    window: Window = None,
-    kind: Kind = None,
-    keep_exact: KeepExact = None,
-    steps: Steps = None,
-    memory: Memory = None,
-    dry_run: DryRun = False,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    model: opt.Model,
+    macs: opt.Macs = None,
+    params: opt.Params = None,
+    latency: opt.Latency = None,
+    max_kl: opt.MaxKl = None,
+    size: opt.Size = None,
+    out_folder: opt.MaybeOut = None,
+    data: opt.DataOption = None,
+    only_data: opt.OnlyData = False,
+    eval_data: opt.EvalData = None,
+    recipe: opt.RecipeName = "balanced",
+    settings: opt.Setting = None,
+    format: opt.Format = "ragged",
+    reading: opt.Reading = opt.READING,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    dtype: opt.Dtype = "float32",
+    refine: opt.Refine = None,
+    head_data: opt.HeadData = None,
+    bits: opt.KeptBits = None,
+    group: opt.KeptGroup = None,
+    timing: opt.Timing = True,
+    track: opt.Track = None,
+    k: opt.Groups = None,
+    window: opt.Window = None,
+    kind: opt.Kind = None,
+    keep_exact: opt.KeepExact = None,
+    steps: opt.Steps = None,
+    memory: opt.Memory = None,
+    dry_run: opt.DryRun = False,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Shrink MODEL to a fraction of its block MACs and save it: calibrate, plan, apply, evaluate, verify."""
     from slimformer.recipes import fields_of, needs_budget
@@ -133,19 +88,18 @@ def compress(
         key.startswith("cut.") and key[4:] in BUDGETS for key in told["settings"]
     ):
         require_one({name: told.get(name) for name in BUDGETS})
-    shown = (force, as_json, quiet)
     if memory is not None:
         size_in_bytes("--memory", memory)
     place = None if dry_run else _require_out(out_folder, force, model, name, others)
     record = tracker(track)
     asked = {
-        "recipe": recipe, "format": format, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed,
-        "columns": column_names(columns), "only_data": only_data, "eval_data": eval_data, "timing": timing, **told,
+        "recipe": recipe, "format": format, "only_data": only_data, "eval_data": eval_data, "timing": timing,
+        **reading.arguments(), **told,
         **vars(_opening_for(model, name, {} if dry_run else others, opening, dtype)),
     }  # fmt: skip
     if place is None:
-        return _show_dry_run(model, name, memory, asked, as_json, quiet)
-    return record("compress", _made(model, place, name, memory, asked, shown))
+        return _show_dry_run(model, name, memory, asked, shown)
+    return record("compress", _made(model, place, name, memory, asked, force, shown))
 
 
 def _asked(texts: dict[str, str | None], given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
@@ -183,7 +137,7 @@ def _require_out(folder: Path | None, force: bool, model: str, data: str, others
     return folder
 
 
-def _opening_for(model: str, data: str, others: dict[str, Any], opening: OpeningAsked, dtype: str) -> Opening:
+def _opening_for(model: str, data: str, others: dict[str, Any], opening: opt.OpeningAsked, dtype: str) -> Opening:
     """How to open the model; model and data that are not there are refused first, before torch is imported."""
     require_precision(dtype)
     require_model(model, opening)
@@ -193,13 +147,12 @@ def _opening_for(model: str, data: str, others: dict[str, Any], opening: Opening
 
 
 def _made(
-    model: str, folder: Path, data: str, memory: str | None, asked: dict[str, Any], shown: tuple[bool, bool, bool]
+    model: str, folder: Path, data: str, memory: str | None, asked: dict[str, Any], force: bool, shown: opt.Shown
 ) -> dict[str, Any]:
     """The smaller model, made, saved and shown; its report."""
     from slimformer.compress import compress, compress_streamed
 
-    force, as_json, quiet = shown
-    hidden = quiet or as_json
+    hidden = shown.hidden
     with showing_progress(hidden=hidden) as progress:
         if memory is None:
             report = saved(compress(model, data, progress=progress, **asked), folder, force, progress).report
@@ -208,12 +161,12 @@ def _made(
                 model, folder, data, memory=size_in_bytes("--memory", memory), **asked, force=force, progress=progress,
                 say=lambda line: show_notes([line], hidden=hidden),
             ).report  # fmt: skip
-    show_result(report, folder, as_json, quiet)
+    show_result(report, folder, shown)
     found: dict[str, Any] = report.to_dict()
     return found
 
 
-def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, Any], as_json: bool, quiet: bool) -> None:
+def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, Any], shown: opt.Shown) -> None:
     """What would be kept, or saved, without reading data and without writing anything; within a memory, what it would
     take, without reading weights either."""
     from slimformer.compress import foresee_streamed, preview
@@ -232,9 +185,9 @@ def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, An
             out.print(line, markup=False, highlight=False, soft_wrap=True)
 
         found = {**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}
-        return emit(found, as_json, quiet, tables)
+        return emit(found, shown, tables)
     run, told = preview(model, **{name: value for name, value in asked.items() if name not in OF_DATA})
     if isinstance(told, Plan):
         table = plan_table(describe(run.dense), told)
-        return emit(json.loads(told.to_json()), as_json, quiet, lambda: out.print(kept(table)))
-    return emit({"lossless": told}, as_json, quiet, lambda: out.print(savings_table(told)))
+        return emit(json.loads(told.to_json()), shown, lambda: out.print(kept(table)))
+    return emit({"lossless": told}, shown, lambda: out.print(savings_table(told)))

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from slimformer.cli import options as opt
 from slimformer.cli.inputs import require_model, require_place
-from slimformer.cli.options import AsJson, Force, Model, NoSeed, OpeningAsked, Quiet, opens_model
 from slimformer.cli.output import emit, python_line
 from slimformer.cli.terminal import showing_progress
 from slimformer.export.asked import Target
 
-ON_CPU = OpeningAsked("cpu")  # files are traced and compared there
+ON_CPU = opt.OpeningAsked("cpu")  # files are traced and compared there
 To = Annotated[str, typer.Option("--to", metavar="NAME", help="onnx, torch (a torch.export program) or gguf")]
 Int8 = Annotated[bool, typer.Option("--int8", help="onnx: weights to int8, by dynamic quantization")]
 Quant = Annotated[
@@ -28,20 +28,19 @@ OutFolder = Annotated[
 Verify = Annotated[bool, typer.Option(help="run the file and compare its outputs with those of the model")]
 
 
-@opens_model
+@opt.grouped
 def export(
-    model: Model,
+    model: opt.Model,
     to: To,
     out_folder: OutFolder,
     int8: Int8 = False,
     quant: Quant = None,
     seq_len: FixedLength = None,
-    opening: OpeningAsked = ON_CPU,
-    seed: NoSeed = 0,
+    opening: opt.OpeningAsked = ON_CPU,
+    seed: opt.NoSeed = 0,
     verify: Verify = True,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Write MODEL, dense or compressed, for another runtime, and check that it gives the same outputs there.
 
@@ -55,12 +54,12 @@ def export(
     from slimformer.export.write import export_model
     from slimformer.models.load import load_model
 
-    with showing_progress(hidden=quiet or as_json) as progress:
+    with showing_progress(hidden=shown.hidden) as progress:
         progress("load", 0, 1)
         loaded = load_model(model, opening.resolve())
         progress("load", 1, 1)
         made = export_model(loaded, out_folder, target, verify=verify, force=force, progress=progress)
-    emit(made.to_dict(), as_json, quiet, lambda: _show(made, out_folder))
+    emit(made.to_dict(), shown, lambda: _show(made, out_folder))
 
 
 def _show(made: Any, folder: Path) -> None:

@@ -9,22 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from slimformer.cli import options as opt
 from slimformer.cli.attention import TOKENS, attention_rows, lengths_of, read_length
-from slimformer.cli.inputs import column_names, require_data, require_model
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    Force,
-    Lengths,
-    Model,
-    OpeningAsked,
-    Quiet,
-    Seed,
-    SeqLen,
-    Sequences,
-    opens_model,
-)
+from slimformer.cli.inputs import require_data, require_model
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
@@ -44,21 +31,20 @@ Figures = Annotated[
 ]
 
 
-@opens_model
+@opt.grouped
 def inspect(
-    model: Model,
+    model: opt.Model,
     data: Data = None,
     figures: Figures = None,
-    lengths: Lengths = "",
-    sequences: Sequences = 8,
-    columns: Columns = "",
+    lengths: opt.Lengths = "",
+    sequences: opt.Sequences = 8,
+    columns: opt.Columns = "",
     tokens: LookTokens = TOKENS,
-    seq_len: SeqLen = None,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seq_len: opt.SeqLen = None,
+    seed: opt.Seed = 0,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Show what a model is made of and what can be cut: sizes, exact MACs and parameters, spectra, asymmetry of heads.
 
@@ -85,11 +71,11 @@ def inspect(
     loaded = load_model(model, opening.resolve())
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
-    read = partial(read_length, loaded, architecture, {"columns": column_names(columns), "seed": seed})
+    read = partial(read_length, loaded, architecture, {"columns": opt.column_names(columns), "seed": seed})
     rows = attention_rows(read, names, asked, length, sequences, tokens) if names else {}
     given = [read(name, length, tokens) for name in names]  # before the work: data may be refused
     found = inspection(loaded, architecture, length)
-    with showing_progress(hidden=quiet or as_json) as progress:
+    with showing_progress(hidden=shown.hidden) as progress:
         whole = bool(names) or figures is not None
         found["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
         if names:
@@ -103,7 +89,7 @@ def inspect(
         if figures is not None:
             typer.echo(f"\nfigures and inspection.json are in {figures}")
 
-    emit(found, as_json, quiet, tables)
+    emit(found, shown, tables)
 
 
 def _look(loaded: Any, architecture: Any, given: Any, rows: dict[int, Any], progress: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from slimformer.cli.options import Shown
 from slimformer.errors import ReportNotFound, SlimformerError
 
 if TYPE_CHECKING:
@@ -21,13 +22,13 @@ out = Console()
 err = Console(stderr=True)
 
 
-def emit(found: Any, as_json: bool, quiet: bool, tables: Callable[[], None]) -> None:
+def emit(found: Any, shown: Shown, tables: Callable[[], None]) -> None:
     """One JSON object, or tables, or nothing."""
     from slimformer.checkpoint.lines import strict
 
-    if as_json:
+    if shown.as_json:
         typer.echo(json.dumps(strict(found), allow_nan=False))
-    elif not quiet:
+    elif not shown.quiet:
         tables()
 
 
@@ -62,7 +63,7 @@ def python_line(code: str) -> str:
     return f'python -c "{code}"' if plain else f"python -c {shlex.quote(code)}"
 
 
-def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
+def show_result(report: Any, folder: Path, shown: Shown) -> None:
     """The report of a model that was made, and where it is."""
     from slimformer.report.console import show
 
@@ -70,7 +71,7 @@ def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
         show(report, out)
         saved_line(folder, report)
 
-    emit(report.to_dict(), as_json, quiet, tables)
+    emit(report.to_dict(), shown, tables)
 
 
 def front_table(rows: list[dict[str, Any]]) -> Table:

@@ -8,21 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.inputs import column_names, require_data, require_model, require_place
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    Force,
-    Model,
-    OpeningAsked,
-    Quiet,
-    ReadLength,
-    Samples,
-    Seed,
-    WithHead,
-    opens_model,
-)
+from slimformer.cli import options as opt
+from slimformer.cli.inputs import require_data, require_model, require_place
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import HeadDoesNotFit
@@ -57,28 +44,27 @@ ClassWeight = Annotated[bool, typer.Option("--balanced", help="every class weigh
 Shrinkage = Annotated[str, typer.Option(metavar="VALUE", help="loo, ledoit-wolf, or a number")]
 
 
-@opens_model
+@opt.grouped
 def probe(
-    model: Model,
+    model: opt.Model,
     data: Labelled,
     eval_data: Eval = "",
-    out_folder: WithHead = None,
+    out_folder: opt.WithHead = None,
     kind: Kind = "lda",
     pool: Pool = "auto",
     layer: Layer = "last",
     target: Target = "auto",
-    columns: Columns = "",
+    columns: opt.Columns = "",
     label: LabelName = "",
     shrinkage: Shrinkage = "loo",
     balanced: ClassWeight = False,
     compare: Compare = False,
-    samples: Samples = None,
-    seq_len: ReadLength = 128,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    samples: opt.Samples = None,
+    seq_len: opt.ReadLength = 128,
+    seed: opt.Seed = 0,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Turn MODEL into a classifier in one pass over labelled data, without training; score it; save it."""
     pools = _pools(pool)
@@ -97,12 +83,12 @@ def probe(
     loaded = load_model(model, opening.resolve())
     if out_folder is not None:
         _require_place(loaded, pools)
-    rows = classify.LabelledRows(data, column_names(columns), label or None, samples, seed)
+    rows = classify.LabelledRows(data, opt.column_names(columns), label or None, samples, seed)
     head = HeadParameters(
         kind, shrinkage=_number(shrinkage), class_weight="balanced" if balanced else None, random_state=seed
     )
     features = Features(pools, _layers(layer, loaded), seq_len, compare)
-    with showing_progress(hidden=quiet or as_json) as progress:
+    with showing_progress(hidden=shown.hidden) as progress:
         train = classify.labelled(loaded, rows)
         probed = classify.probe(loaded, train, features, target=target, head=head, progress=progress)
         report = {**probed.report, "data": data, "seed": seed}
@@ -114,7 +100,7 @@ def probe(
             progress("save and verify", 0, 1)
             report["saved"] = _save(loaded, replace(probed, report=report), out_folder, seq_len, force)
             progress("save and verify", 1, 1)
-    emit(report, as_json, quiet, lambda: show_probe(report, out_folder, out))
+    emit(report, shown, lambda: show_probe(report, out_folder, out))
 
 
 def _save(loaded: Any, probed: Any, folder: Path, seq_len: int, force: bool) -> str:
@@ -133,7 +119,7 @@ def _save(loaded: Any, probed: Any, folder: Path, seq_len: int, force: bool) -> 
 
 
 def _pools(text: str) -> tuple[str, ...]:
-    chosen = () if text == "auto" else tuple(column_names(text) or ())
+    chosen = () if text == "auto" else tuple(opt.column_names(text) or ())
     require_pools(chosen)
     return chosen
 

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.options import AsJson, NoSeed, Quiet
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, show_notes
 from slimformer.cli.terminal import showing_progress
 
 
+@opt.grouped
 def push(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder `compress`, `cut` or `apply` wrote")],
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="where it goes on the hub")],
@@ -21,9 +22,8 @@ def push(
         typer.Option(metavar="ORG/NAME", help="what it was made from", show_default="as the report says"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be sent; nothing is")] = False,
-    seed: NoSeed = 0,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seed: opt.NoSeed = 0,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Put a compressed model on the hub with its card: what it was made from, tags, metrics. One commit, or none.
 
@@ -34,10 +34,10 @@ def push(
     parcel = prepare(folder, repository, private=private, base_model=base_model)
     found: dict[str, Any] = {**parcel.to_dict(), "dry_run": dry_run, "url": None}
     if not dry_run:
-        with showing_progress(hidden=quiet or as_json) as progress:
+        with showing_progress(hidden=shown.hidden) as progress:
             found["url"] = send(parcel, progress=progress)
-    show_notes(parcel.notes, hidden=quiet or as_json)
-    emit(found, as_json, quiet, lambda: _show_parcel(found))
+    show_notes(parcel.notes, hidden=shown.hidden)
+    emit(found, shown, lambda: _show_parcel(found))
 
 
 def _show_parcel(found: dict[str, Any]) -> None:

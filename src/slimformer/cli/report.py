@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from slimformer.cli.options import AsJson, Force, NoSeed, Quiet
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit
 
 
+@opt.grouped
 def report(
     place: Annotated[Path, typer.Argument(metavar="DIR", help="a folder `compress` wrote, or a report.json")],
     out_file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="the page to write", show_default="beside the report")
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
-    seed: NoSeed = 0,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seed: opt.NoSeed = 0,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Make one self-contained HTML page of a report: numbers, front, budget slider, heat maps, texts. No network."""
     from slimformer.checkpoint.atomic import require_free_file, revising, writing_file
@@ -43,4 +43,4 @@ def report(
         import webbrowser
 
         webbrowser.open(target.resolve().as_uri())
-    emit({"page": str(target)}, as_json, quiet, lambda: typer.echo(f"the page is {target}; open it in any browser"))
+    emit({"page": str(target)}, shown, lambda: typer.echo(f"the page is {target}; open it in any browser"))

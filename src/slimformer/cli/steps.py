@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.options import AsJson, NoSeed, Quiet
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit
 
 
+@opt.grouped
 def steps(
     name: Annotated[str, typer.Argument(metavar="STEP", help="one step alone, with all its settings")] = "",
-    seed: NoSeed = 0,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seed: opt.NoSeed = 0,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """List the steps a recipe can have, and what can be set in each: in a file, or by --set STEP.KEY=VALUE."""
     from slimformer.errors import UnknownRecipe
@@ -30,7 +30,7 @@ def steps(
             for key, setting in told["settings"].items() if name else ():
                 typer.echo(f"  {key} = {setting['default']}: {setting['description']}")
 
-    emit(found, as_json, quiet, tables)
+    emit(found, shown, tables)
 
 
 def _described(step: Any) -> dict[str, Any]:

@@ -65,9 +65,9 @@ class CascadeRecord:
     @classmethod
     def from_json(cls, text: str) -> CascadeRecord:
         data: Any = parse_own_json(text)
-        found = data.pop("slimformer_cascade", None) if isinstance(data, dict) else None
-        if found != FORMAT:
-            raise ValueError(f"it has format {found!r}, this version reads {FORMAT}")
+        format = data.pop("slimformer_cascade", None) if isinstance(data, dict) else None
+        if format != FORMAT:
+            raise ValueError(f"it has format {format!r}, this version reads {FORMAT}")
         return checked(cls, data)
 
     @property

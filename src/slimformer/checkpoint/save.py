@@ -62,7 +62,7 @@ def save(
         write_belongings(partial, belongings.processor, belongings.source_folder)
         write_texts(partial, belongings.texts)
         if verify:
-            verify_reload(model, partial, packed=packed)
+            verify_reload(model, partial, packed)
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:

@@ -38,5 +38,5 @@ def file_bytes(tensors: Tensors) -> int:
 def as_saved(model: PreTrainedModel, tensors: Tensors) -> Tensors:
     """The same under the names files have, which transformers translates for some types (ViT) as it saves and loads."""
     blank = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (dtype, shape) in tensors.items()}
-    found = revert_weight_conversion(model, blank)
-    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items()}
+    saved = revert_weight_conversion(model, blank)
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in saved.items()}

@@ -49,11 +49,11 @@ def adapt(
         progress("states", 0, 2)
         fit, select = (lm_adapt.states_of(loaded.model, splits[name]) for name in ("fit", "select"))
         progress("states", 2, 2)
-        found = lm_adapt.adapt_head(loaded.model, fit, select, method, progress=progress)
-        adapted, warning = lm_adapt.with_head(loaded.model, found.W)
+        solved = lm_adapt.adapt_head(loaded.model, fit, select, method, progress=progress)
+        adapted, warning = lm_adapt.with_head(loaded.model, solved.W)
         measured = lm_adapt.before_and_after(loaded.model, adapted, texts)
         report = {
-            "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": found.chosen, "data": name,
+            "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": solved.chosen, "data": name,
             "source_data": source_data, "tokens": len(fit.t), "perplexity": measured, "warning": warning,
         }  # fmt: skip
         if out_folder is not None:

@@ -9,7 +9,7 @@ import typer
 
 from slimformer.cli import options as opt
 from slimformer.cli.inputs import loaded_for, require_place, statistics_of
-from slimformer.cli.output import emit, saved, saved_line
+from slimformer.cli.output import emit, save_result, saved_line
 from slimformer.cli.terminal import showing_progress
 
 
@@ -41,5 +41,5 @@ def apply(
         small = replay(decided, loaded.model, statistics, progress=progress)
         decided = recounted(decided, describe(loaded.model))
         report = describe_result(loaded, small, decided, statistics.provenance)
-        saved(Result(small, decided, report, loaded), out_folder, force, progress)
+        save_result(Result(small, decided, report, loaded), out_folder, force, progress)
     emit(report.to_dict(), shown, lambda: saved_line(out_folder, report))

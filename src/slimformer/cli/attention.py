@@ -46,7 +46,7 @@ def attention(
     from slimformer.inspect.rows import row_spaces
     from slimformer.models import describe
     from slimformer.models.load import load_model
-    from slimformer.report.rows import rows_told, show_rows
+    from slimformer.report.rows import rows_report, show_rows
 
     loaded = load_model(model, opening.resolve())
     architecture = describe(loaded.model)
@@ -56,17 +56,19 @@ def attention(
     length = sequence_length(loaded.model, architecture, None)
     rows = attention_rows(read, [name], asked, length, sequences, TOKENS)[name]
     with showing_progress(hidden=shown.hidden) as progress:
-        found = [
-            rows_told(row_spaces(loaded.model, architecture, batches, share=share, seed=seed, progress=progress), share)
+        by_length = [
+            rows_report(
+                row_spaces(loaded.model, architecture, batches, share=share, seed=seed, progress=progress), share
+            )
             for batches in rows.values()
         ]
-    told = {"model": loaded.name, "data": name, "share": share, "sequences": sequences, "lengths": found}
+    report = {"model": loaded.name, "data": name, "share": share, "sequences": sequences, "lengths": by_length}
 
     def tables() -> None:
-        for each in found:
+        for each in by_length:
             show_rows(each, out)
 
-    emit(told, shown, tables)
+    emit(report, shown, tables)
 
 
 def lengths_of(text: str, names: list[str]) -> list[int]:
@@ -74,12 +76,12 @@ def lengths_of(text: str, names: list[str]) -> list[int]:
     if text and not names:
         raise SlimformerError("--lengths are those of attention on data; give --data")
     try:
-        found = [int(part) for part in text.split(",") if part.strip()]
+        numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise SlimformerError(f"--lengths {text!r} are not whole numbers; give e.g. 64,128") from None
-    if any(n < 4 for n in found):
+    if any(n < 4 for n in numbers):
         raise SlimformerError(f"--lengths {text!r}: attention over fewer than 4 tokens has no spectrum to speak of")
-    return sorted(set(found))
+    return sorted(set(numbers))
 
 
 def read_length(loaded: Any, architecture: Any, how: dict[str, Any], name: str, length: int, tokens: int) -> Any:

@@ -1,4 +1,4 @@
-"""`slimformer bench`: a smaller model beside the dense one, as they would serve."""
+"""`slimformer bench`: a smaller model against the dense one, as they would serve."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bench(
     record: opt.Record = False,
     shown: opt.Shown = opt.SHOWN,
 ) -> None:
-    """Time a smaller model beside the dense one: prefill, decode, throughput over batch sizes, peak memory, cache."""
+    """Time a smaller model against the dense one: prefill, decode, throughput over batch sizes, peak memory, cache."""
     sizes, recorded = _batch_sizes(batch_sizes), tracker(track)
     require_models(folder, against, opening)
 
@@ -54,13 +54,13 @@ def bench(
             loaded, small = load_relatives(folder, against, opening)
             work, rounds = Workload(sizes, seq_len, new_tokens), replace(ROUNDS, repeats=repeats, seed=seed)
             names = (loaded.name, small.name)
-            found = measure(loaded.model, small.model, work, rounds, names=names, progress=progress).to_dict()
+            figures = measure(loaded.model, small.model, work, rounds, names=names, progress=progress).to_dict()
     finally:
         torch.set_num_threads(before)
     if record:
-        record_in(folder, lambda kept: {**kept, "bench": found})
-    recorded("bench", found)
-    emit(found, shown, lambda: out.print(bench_table(found)))
+        record_in(folder, lambda report: {**report, "bench": figures})
+    recorded("bench", figures)
+    emit(figures, shown, lambda: out.print(bench_table(figures)))
 
 
 def _batch_sizes(text: str) -> list[int]:

@@ -67,5 +67,5 @@ def calibrate(
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
     notes = [*batches.notes, *thin_data(describe(loaded.model), batches), *unnamed_data(batches.reading, batches.name)]
     show_notes(notes, hidden=shown.hidden)
-    found = asdict(open_statistics(out_folder).provenance)
-    emit(found, shown, lambda: typer.echo(f"statistics of {found['model']} are in {out_folder}"))
+    provenance = asdict(open_statistics(out_folder).provenance)
+    emit(provenance, shown, lambda: typer.echo(f"statistics of {provenance['model']} are in {out_folder}"))

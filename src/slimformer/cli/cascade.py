@@ -110,12 +110,12 @@ def cascade(
             start = _opened(source, how_opened, format, reading.seq_len, Path(scratch), progress)
             ready = _from_model(start, name, reading, chosen, both)
         how = {"budgets": both, "tolerance": tolerance, "mean_macs": mean_macs}
-        made = make_cascade(ready.run, cut_settings(chosen), ready.splits["select"], **how)  # type: ignore[arg-type]
-        found = _report(made, ready, recipe, format, progress)
+        routed = make_cascade(ready.run, cut_settings(chosen), ready.splits["select"], **how)  # type: ignore[arg-type]
+        report = _report(routed, ready, recipe, format, progress)
         progress("save and verify", 0, 1)
-        made.save(out_folder, report=found, force=force, verify=verify)
+        routed.save(out_folder, report=report, force=force, verify=verify)
         progress("save and verify", 1, 1)
-    emit(found, shown, lambda: _show(found, out_folder))
+    emit(report, shown, lambda: _show(report, out_folder))
 
 
 def _require_inputs(source: str, moved: str, data: str, format: str, opening: opt.OpeningAsked, dtype: str) -> bool:
@@ -131,20 +131,20 @@ def _require_inputs(source: str, moved: str, data: str, format: str, opening: op
     return calibrated
 
 
-def _show(found: dict[str, Any], folder: Path) -> None:
+def _show(report: dict[str, Any], folder: Path) -> None:
     from slimformer.report.cascade import show_routing
 
-    show_routing(found, out)
+    show_routing(report, out)
     line = python_line(f"import slimformer; cascade = slimformer.load_cascade({str(folder)!r})")
     typer.echo(f"\nsaved in {folder}; load it with:\n  {line}")
 
 
 def _two_budgets(text: str) -> tuple[float, float]:
     """The two fractions in "0.3,1", the small one first."""
-    found = sorted(fractions_of(text))
-    if len(found) != 2 or found[0] == found[1]:
+    fractions = sorted(fractions_of(text))
+    if len(fractions) != 2 or fractions[0] == fractions[1]:
         raise BudgetOutOfReach(f"--macs {text!r} names no two cuts; give the small one and the large one, e.g. 0.3,1")
-    return found[0], found[1]
+    return fractions[0], fractions[1]
 
 
 def _opened(source: str, opening: Opening, format: str, seq_len: int | None, scratch: Path, progress: Any) -> Any:
@@ -174,8 +174,8 @@ def _from_model(start: Any, data: str, reading: opt.Reading, recipe: Any, budget
         check_budget(architecture, Budget(fraction), seq_len=start.seq_len, settings=settings, format=start.format)
     read = read_data(start.loaded, data, reading, broad=True)
     run = calibrated(replace(start, data=read, after=recipe.after_cut), settings)
-    told = data_provenance(architecture, read)
-    return Ready(run, read.splits | read.own, told, thin_data(architecture, read))
+    facts = data_provenance(architecture, read)
+    return Ready(run, read.splits | read.own, facts, thin_data(architecture, read))
 
 
 def _from_statistics(
@@ -189,36 +189,36 @@ def _from_statistics(
 
     recipe, format, refine = how
     run, _ = started_from(stats, recipe, format, source, progress)
-    made = run.known.provenance
+    provenance = run.known.provenance
     require_answers(run.dense)
-    as_made = replace(reading, seq_len=made.seq_len, seed=made.seed)
-    read = read_data(run.loaded, data, as_made, broad=bool(made.reading.get("broad")))
-    told = data_provenance(describe(run.dense), read)
-    if read.hash == made.data_hash:
-        return Ready(replace(run, data=read, after=recipe.after_cut), read.splits | read.own, told)
+    as_made = replace(reading, seq_len=provenance.seq_len, seed=provenance.seed)
+    read = read_data(run.loaded, data, as_made, broad=bool(provenance.reading.get("broad")))
+    facts = data_provenance(describe(run.dense), read)
+    if read.hash == provenance.data_hash:
+        return Ready(replace(run, data=read, after=recipe.after_cut), read.splits | read.own, facts)
     if refine:
         raise SlimformerError(
-            f"--refine needs the data the statistics were made from ({made.data}); give them as --data"
+            f"--refine needs the data the statistics were made from ({provenance.data}); give them as --data"
         )
     apart, own = () if read.windows else ("certify",), read.splits | read.own  # the broad text is not the user's
     unseen = [batch for split in ("fit", "select", *apart) for batch in own[split]]
     splits = {"select": unseen, "report": read.splits["report"]}
-    note = f"cuts are not refined: {read.name} is not what the statistics were made from ({made.data})"
-    return Ready(run, splits, told, [note])
+    note = f"cuts are not refined: {read.name} is not what the statistics were made from ({provenance.data})"
+    return Ready(run, splits, facts, [note])
 
 
-def _report(made: Any, ready: Ready, recipe: str, format: str, progress: Any) -> dict[str, Any]:
+def _report(routed: Any, ready: Ready, recipe: str, format: str, progress: Any) -> dict[str, Any]:
     """What the cascade does on the report split, and what it was made from."""
     from slimformer.evaluate.report import strict
     from slimformer.files.versions import versions
     from slimformer.report.cascade import FORMAT, routing_report
 
     measured = routing_report(
-        made.measured(ready.splits["report"], progress=progress), made.cascade.macs, made.cascade.threshold
+        routed.measured(ready.splits["report"], progress=progress), routed.cascade.macs, routed.cascade.threshold
     )
-    found: dict[str, Any] = strict({
+    report: dict[str, Any] = strict({
         "slimformer_cascade_report": FORMAT, "model": ready.run.loaded.name, "recipe": recipe, "format": format,
-        "refined": bool(ready.run.after), "seq_len": made.record.seq_len, **measured,
-        "select": made.record.select, "data": ready.data, "versions": versions(), "warnings": ready.notes,
+        "refined": bool(ready.run.after), "seq_len": routed.record.seq_len, **measured,
+        "select": routed.record.select, "data": ready.data, "versions": versions(), "warnings": ready.notes,
     })  # fmt: skip
-    return found
+    return report

@@ -18,7 +18,7 @@ from slimformer.cli.inputs import (
     size_in_bytes,
     with_precision,
 )
-from slimformer.cli.output import emit, out, saved, show_notes, show_result
+from slimformer.cli.output import emit, out, save_result, show_notes, show_result
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
 from slimformer.plan.asked import BUDGETS, MEASURES, require_format, require_fraction, require_one
@@ -83,50 +83,50 @@ def compress(
         "max_kl": max_kl, "refine": refine, "head_data": head_data, "bits": bits, "group": group, "k": k,
         "window": window, "kind": kind, "keep_exact": keep_exact, "steps": steps,
     }  # fmt: skip
-    told = _asked(texts, given, settings)
+    short = _asked(texts, given, settings)
     if needs_budget(file, BUDGETS) and not any(
-        key.startswith("cut.") and key[4:] in BUDGETS for key in told["settings"]
+        key.startswith("cut.") and key[4:] in BUDGETS for key in short["settings"]
     ):
-        require_one({name: told.get(name) for name in BUDGETS})
+        require_one({name: short.get(name) for name in BUDGETS})
     if memory is not None:
         size_in_bytes("--memory", memory)
     place = None if dry_run else _require_out(out_folder, force, model, name, others)
     record = tracker(track)
     asked = {
         "recipe": recipe, "format": format, "only_data": only_data, "eval_data": eval_data, "timing": timing,
-        **reading.arguments(), **told,
+        **reading.arguments(), **short,
         **vars(_opening_for(model, name, {} if dry_run else others, opening, dtype)),
     }  # fmt: skip
     if place is None:
         return _show_dry_run(model, name, memory, asked, shown)
-    return record("compress", _made(model, place, name, memory, asked, force, shown))
+    return record("compress", _make_and_save(model, place, name, memory, asked, force, shown))
 
 
 def _asked(texts: dict[str, str | None], given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
     """Arguments of `compress` from options: budgets, which are texts, all that is not left out, and --set."""
-    found: dict[str, Any] = {by: fraction(by, text) for by in MEASURES if (text := texts.get(by)) is not None}
-    for by, value in found.items():
+    budgets: dict[str, Any] = {by: fraction(by, text) for by in MEASURES if (text := texts.get(by)) is not None}
+    for by, value in budgets.items():
         require_fraction(value, by)
     if (size := texts.get("size")) is not None:
-        found["size"] = size_in_bytes("--size", size)
+        budgets["size"] = size_in_bytes("--size", size)
     others = {name: value for name, value in given.items() if value is not None}
-    return {**found, **others, "settings": _settings_in(settings or [])}
+    return {**budgets, **others, "settings": _settings_in(settings or [])}
 
 
 def _settings_in(texts: list[str]) -> dict[str, Any]:
     """What `--set cut.ridge=0.01` says, by step and key; values as YAML reads them."""
     from slimformer.files.reading import parse_yaml
 
-    found = {}
+    values = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or "." not in name:
             raise SlimformerError(f"--set {text!r} is not understood; give STEP.KEY=VALUE, e.g. cut.ridge=0.01")
         try:
-            found[name.strip()] = parse_yaml(value)
+            values[name.strip()] = parse_yaml(value)
         except ValueError as error:
             raise SlimformerError(f"--set {text!r}: {error}; give STEP.KEY=VALUE, e.g. cut.ridge=0.01") from None
-    return found
+    return values
 
 
 def _require_out(folder: Path | None, force: bool, model: str, data: str, others: dict[str, Any]) -> Path:
@@ -146,24 +146,24 @@ def _opening_for(model: str, data: str, others: dict[str, Any], opening: opt.Ope
     return with_precision(opening, dtype)
 
 
-def _made(
+def _make_and_save(
     model: str, folder: Path, data: str, memory: str | None, asked: dict[str, Any], force: bool, shown: opt.Shown
 ) -> dict[str, Any]:
-    """The smaller model, made, saved and shown; its report."""
+    """Make the smaller model, save it and show its report, which is returned."""
     from slimformer.compress import compress, compress_streamed
 
     hidden = shown.hidden
     with showing_progress(hidden=hidden) as progress:
         if memory is None:
-            report = saved(compress(model, data, progress=progress, **asked), folder, force, progress).report
+            report = save_result(compress(model, data, progress=progress, **asked), folder, force, progress).report
         else:
             report = compress_streamed(
                 model, folder, data, memory=size_in_bytes("--memory", memory), **asked, force=force, progress=progress,
                 say=lambda line: show_notes([line], hidden=hidden),
             ).report  # fmt: skip
     show_result(report, folder, shown)
-    found: dict[str, Any] = report.to_dict()
-    return found
+    content: dict[str, Any] = report.to_dict()
+    return content
 
 
 def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, Any], shown: opt.Shown) -> None:
@@ -172,7 +172,7 @@ def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, An
     from slimformer.compress import foresee_streamed, preview
     from slimformer.models import describe
     from slimformer.plan import Plan
-    from slimformer.report.console import kept, plan_table, savings_table
+    from slimformer.report.console import kept_table, plan_table, savings_table
 
     if asked.get("bits") is not None:
         raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
@@ -181,13 +181,13 @@ def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, An
         line = f"memory: {seen.estimate}; allowed {memory}"
 
         def tables() -> None:
-            out.print(kept(plan_table(seen.architecture, seen.plan)))
+            out.print(kept_table(plan_table(seen.architecture, seen.plan)))
             out.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        found = {**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}
-        return emit(found, shown, tables)
-    run, told = preview(model, **{name: value for name, value in asked.items() if name not in OF_DATA})
-    if isinstance(told, Plan):
-        table = plan_table(describe(run.dense), told)
-        return emit(json.loads(told.to_json()), shown, lambda: out.print(kept(table)))
-    return emit({"lossless": told}, shown, lambda: out.print(savings_table(told)))
+        content = {**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}
+        return emit(content, shown, tables)
+    run, forecast = preview(model, **{name: value for name, value in asked.items() if name not in OF_DATA})
+    if isinstance(forecast, Plan):
+        table = plan_table(describe(run.dense), forecast)
+        return emit(json.loads(forecast.to_json()), shown, lambda: out.print(kept_table(table)))
+    return emit({"lossless": forecast}, shown, lambda: out.print(savings_table(forecast)))

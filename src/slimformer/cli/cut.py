@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from slimformer.cli import options as opt
 from slimformer.cli.inputs import fraction_asked, require_calibrated, require_place, started_from
-from slimformer.cli.output import emit, saved, saved_line
+from slimformer.cli.output import emit, save_result, saved_line
 from slimformer.cli.terminal import showing_progress
 
 
@@ -44,5 +44,5 @@ def cut(
         report = describe_result(run.loaded, cut_run.model, cut_run.decided, run.known.provenance)
         report = replace(report, front=alternatives(run, budget, settings))
         result = Result(cut_run.model, cut_run.decided, report, run.loaded)
-        saved(result, out_folder, force, progress, verify=verify)
+        save_result(result, out_folder, force, progress, verify=verify)
     emit(report.to_dict(), shown, lambda: saved_line(out_folder, report))

@@ -1,4 +1,4 @@
-"""`slimformer eval`: a smaller model beside the dense one, on data or on a task of the papers."""
+"""`slimformer eval`: a smaller model against the dense one, on data or on a task of the papers."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def _on_task(
         progress(task, 0, 1)
         report = evaluate_task(task, loaded, small, Options(**how))
         progress(task, 1, 1)
-    found = strict(replace(report, notes=[*report.notes, *assess.calibrated_on(small, report.files)]).to_dict())
+    scores = strict(replace(report, notes=[*report.notes, *assess.calibrated_on(small, report.files)]).to_dict())
     if record:
-        record_in(pair[0], lambda report: {**report, "tasks": {**(report.get("tasks") or {}), task: found}})
-    recorded("eval", found)
-    emit(found, shown, lambda: out.print(task_table(found)))
+        record_in(pair[0], lambda report: {**report, "tasks": {**(report.get("tasks") or {}), task: scores}})
+    recorded("eval", scores)
+    emit(scores, shown, lambda: out.print(task_table(scores)))

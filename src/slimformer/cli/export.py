@@ -58,28 +58,28 @@ def export(
         progress("load", 0, 1)
         loaded = load_model(model, opening.resolve())
         progress("load", 1, 1)
-        made = export_model(loaded, out_folder, target, verify=verify, force=force, progress=progress)
-    emit(made.to_dict(), shown, lambda: _show(made, out_folder))
+        exported = export_model(loaded, out_folder, target, verify=verify, force=force, progress=progress)
+    emit(exported.to_dict(), shown, lambda: _show(exported, out_folder))
 
 
-def _show(made: Any, folder: Path) -> None:
-    size = f"{made.bytes / 1e6:.1f} MB"
-    typer.echo(f"{folder / made.file} ({size}; {', '.join(made.inputs)} → {', '.join(made.outputs)})")
-    if made.difference:
-        far, shapes = made.difference, made.difference["shapes"]
+def _show(exported: Any, folder: Path) -> None:
+    size = f"{exported.bytes / 1e6:.1f} MB"
+    typer.echo(f"{folder / exported.file} ({size}; {', '.join(exported.inputs)} → {', '.join(exported.outputs)})")
+    if exported.difference:
+        far, shapes = exported.difference, exported.difference["shapes"]
         typer.echo(
             f"checked on {len(shapes)} shapes: outputs differ by at most {far['largest']:.2g} (their scale is "
             f"{far['scale']:.2g}), cosine {far['cosine']:.6f}"
         )
     else:
         typer.echo("not checked")
-    for note in made.notes:
+    for note in exported.notes:
         typer.echo(f"note: {note}")
-    path = str(folder / made.file)
+    path = str(folder / exported.file)
     lines = {
         "onnx": f"import onnxruntime; session = onnxruntime.InferenceSession({path!r})",
         "torch": f"import torch; program = torch.export.load({path!r}).module()",
         "gguf": "from transformers import AutoModelForCausalLM as M; "
-        f"model = M.from_pretrained({str(folder)!r}, gguf_file={made.file!r})",
+        f"model = M.from_pretrained({str(folder)!r}, gguf_file={exported.file!r})",
     }
-    typer.echo(f"\nopen it with:\n  {python_line(lines[made.to])}")
+    typer.echo(f"\nopen it with:\n  {python_line(lines[exported.to])}")

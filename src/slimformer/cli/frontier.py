@@ -42,8 +42,8 @@ def frontier(
     with showing_progress(hidden=shown.hidden) as progress:
         run, settings = started_from(stats, recipe, format, source, progress)
         rows = [point.to_json() for point in front.frontier(run, settings, fractions)]
-    found = {"slimformer_front": 1, "recipe": recipe, "format": format, "points": rows}
+    content = {"slimformer_front": 1, "recipe": recipe, "format": format, "points": rows}
     if out_file is not None:
         with writing_file(out_file, force=force, kind=FRONT) as file:
-            file.write_text(json.dumps(found, indent=1))
-    emit(found, shown, lambda: out.print(front_table(rows)))
+            file.write_text(json.dumps(content, indent=1))
+    emit(content, shown, lambda: out.print(front_table(rows)))

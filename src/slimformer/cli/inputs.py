@@ -26,8 +26,8 @@ def fraction_asked(macs: str | None, params: str | None = None, latency: str | N
     from slimformer.plan.asked import one_fraction
 
     texts = {"macs": macs, "params": params, "latency": latency}
-    by, found = one_fraction({by: None if text is None else fraction(by, text) for by, text in texts.items()})
-    return {by: found}
+    by, share = one_fraction({by: None if text is None else fraction(by, text) for by, text in texts.items()})
+    return {by: share}
 
 
 def fraction(by: str, text: str) -> float:
@@ -36,14 +36,14 @@ def fraction(by: str, text: str) -> float:
 
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
-        found = float(number)
+        share = float(number)
     except ValueError:
         raise BudgetOutOfReach(
             f"--{by} {text!r} is not a number; give the fraction of the {NOUNS[by]} to keep, e.g. 0.5"
         ) from None
     if percent:
-        raise BudgetOutOfReach(f"--{by} {text} is not a fraction; did you mean {found / 100:g}?")
-    return found
+        raise BudgetOutOfReach(f"--{by} {text} is not a fraction; did you mean {share / 100:g}?")
+    return share
 
 
 def size_in_bytes(option: str, text: str) -> int:
@@ -127,8 +127,8 @@ def precision(name: str) -> torch.dtype:
     import torch
 
     require_precision(name)
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def with_precision(opening: opt.OpeningAsked, dtype: str) -> Opening:

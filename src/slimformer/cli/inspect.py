@@ -48,8 +48,8 @@ def inspect(
 ) -> None:
     """Show what a model is made of and what can be cut: sizes, exact MACs and parameters, spectra, asymmetry of heads.
 
-    Without --data only weights are read. With --data also spectra of activations and of attention, beside attention
-    that means nothing, and how linear every feed-forward part is.
+    Without --data only weights are read. With --data also spectra of activations and of attention, compared with
+    attention that means nothing, and how linear every feed-forward part is.
     """
     names = list(dict.fromkeys(data or []))
     if len(names) > MOST_SETS:
@@ -74,22 +74,22 @@ def inspect(
     read = partial(read_length, loaded, architecture, {"columns": opt.column_names(columns), "seed": seed})
     rows = attention_rows(read, names, asked, length, sequences, tokens) if names else {}
     given = [read(name, length, tokens) for name in names]  # before the work: data may be refused
-    found = inspection(loaded, architecture, length)
+    portrait = inspection(loaded, architecture, length)
     with showing_progress(hidden=shown.hidden) as progress:
         whole = bool(names) or figures is not None
-        found["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
+        portrait["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
         if names:
-            found["data"] = [_look(loaded, architecture, each, rows[each.name], progress) for each in given]
+            portrait["data"] = [_look(loaded, architecture, each, rows[each.name], progress) for each in given]
     if figures is not None:
-        _draw(found, figures, force)
+        _draw(portrait, figures, force)
 
     def tables() -> None:
-        show_inspection(found, out)
-        show_portrait(found, out)
+        show_inspection(portrait, out)
+        show_portrait(portrait, out)
         if figures is not None:
             typer.echo(f"\nfigures and inspection.json are in {figures}")
 
-    emit(found, shown, tables)
+    emit(portrait, shown, tables)
 
 
 def _look(loaded: Any, architecture: Any, given: Any, rows: dict[int, Any], progress: Any) -> dict[str, Any]:
@@ -109,12 +109,12 @@ def _require_figures(folder: Path, force: bool) -> None:
     require_free(folder, force)
 
 
-def _draw(found: dict[str, Any], folder: Path, force: bool) -> None:
+def _draw(portrait: dict[str, Any], folder: Path, force: bool) -> None:
     from slimformer.checkpoint.atomic import writing
     from slimformer.evaluate.report import strict
     from slimformer.report.figures import draw
 
     with writing(folder, "inspection", force=force) as place:
-        draw(found, place)
-        stored = {"slimformer_inspection": 1, **found}
+        draw(portrait, place)
+        stored = {"slimformer_inspection": 1, **portrait}
         (place / "inspection.json").write_text(json.dumps(strict(stored), allow_nan=False), encoding="utf-8")

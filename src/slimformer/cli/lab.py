@@ -115,12 +115,12 @@ def train_all(runs: Any, folder: Any, workers: int, every: float, progress: Any,
     failed: list[str] = []
 
     def ended(run: Any, wrong: str) -> None:
-        found = folder.result(run)
-        if found is None:
+        result = folder.result(run)
+        if result is None:
             failed.append(f"{run.name}: {wrong}")
         else:
-            record("lab", found)
-        note = wrong or (found or {}).get("note")
+            record("lab", result)
+        note = wrong or (result or {}).get("note")
         if note and not quiet:
             err.print(f"{run.name} stopped: {note}", style="yellow", markup=False, highlight=False)
 
@@ -129,7 +129,7 @@ def train_all(runs: Any, folder: Any, workers: int, every: float, progress: Any,
 
 
 def show_table(place: Path, shown: opt.Shown) -> None:
-    """Write tables and figures beside the runs, and print the table."""
+    """Write tables and figures into the folder of the runs, and print the table."""
     from slimformer.lab.figures import can_draw, draw
     from slimformer.lab.folder import read_folder
     from slimformer.lab.table import cells, summarise, write_tables

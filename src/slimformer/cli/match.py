@@ -69,10 +69,10 @@ def match(
             else pairing.model_features(load_model(name, place), data, pool=pool or None, progress=progress, **how)
             for name, pool in ((source, source_pool), (target, target_pool))
         )  # fmt: skip
-        found = pairing.fit_and_retrieve(X, Y, methods, seed=seed, progress=progress)
-        report = {**found.report, "source": source, "target": target, "data": data, "seed": seed}
+        matched = pairing.fit_and_retrieve(X, Y, methods, seed=seed, progress=progress)
+        report = {**matched.report, "source": source, "target": target, "data": data, "seed": seed}
         if out_folder is not None:
-            _save_map(found.best, out_folder, report, force)
+            _save_map(matched.best, out_folder, report, force)
     emit(report, shown, lambda: show_match(report, out_folder, out))
 
 
@@ -80,16 +80,16 @@ def _require_inputs(source: str, target: str, data: str, opening: opt.OpeningAsk
     """Refuse models and data that are not there, and models without data to read."""
     models = [side for side in (source, target) if not is_features(side)]
     if models and not data:
-        raise DataNotFound("models are matched on things both read; name them with --data, e.g. captions.jsonl")
+        raise DataNotFound("models are matched on inputs both read; name them with --data, e.g. captions.jsonl")
     for model in models:
         require_model(model, opening)
     require_data(data or None)
 
 
-def _save_map(found: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
+def _save_map(fitted: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
     from slimformer.checkpoint.atomic import writing
     from slimformer.heads.match_file import write_match
 
     with writing(folder, "match", force=force) as partial:
-        write_match(found, partial / "match.safetensors")
+        write_match(fitted, partial / "match.safetensors")
         (partial / "match.json").write_text(json.dumps(report, indent=1), encoding="utf-8")

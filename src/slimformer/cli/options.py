@@ -28,12 +28,12 @@ DataOption = Annotated[
     ),
 ]
 OnlyData = Annotated[
-    bool, typer.Option("--only-data", help="fit on --data alone, without the broad text that is fitted beside it")
+    bool, typer.Option("--only-data", help="fit on --data alone, without the broad text that is added to it")
 ]
 EvalData = Annotated[
     list[str] | None,
     typer.Option(
-        "--eval-data", metavar="DATA", help="other data, never fitted on, to measure on beside; may be given again"
+        "--eval-data", metavar="DATA", help="other data, never fitted on, to measure on as well; may be given again"
     ),
 ]
 Columns = Annotated[
@@ -179,7 +179,7 @@ Format = Annotated[
 Paths = Annotated[
     bool,
     typer.Option(
-        "--paths/--no-paths", help="gather neurons with their input, too, so that linear paths may stand beside neurons"
+        "--paths/--no-paths", help="gather neurons with their input, too, so that blocks may keep linear paths, too"
     ),
 ]
 Track = Annotated[

@@ -22,12 +22,12 @@ out = Console()
 err = Console(stderr=True)
 
 
-def emit(found: Any, shown: Shown, tables: Callable[[], None]) -> None:
+def emit(content: Any, shown: Shown, tables: Callable[[], None]) -> None:
     """One JSON object, or tables, or nothing."""
     from slimformer.checkpoint.lines import strict
 
     if shown.as_json:
-        typer.echo(json.dumps(strict(found), allow_nan=False))
+        typer.echo(json.dumps(strict(content), allow_nan=False))
     elif not shown.quiet:
         tables()
 
@@ -38,7 +38,7 @@ def show_notes(notes: Iterable[str], *, hidden: bool) -> None:
         err.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool = True) -> Any:
+def save_result(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool = True) -> Any:
     """The result, once it is written and verified in a fresh process."""
     progress("save and verify", 0, 1)
     result.save(folder, force=force, verify=verify)
@@ -106,9 +106,9 @@ def record_in(folder: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) 
     from slimformer.checkpoint.lines import json_text, strict
     from slimformer.report.page import html_page, is_page_as_made
 
-    place, found = Path(folder), strict(changed(recorded_report(folder)))
+    place, report = Path(folder), strict(changed(recorded_report(folder)))
     with revising(place, "report.json") as file:
-        file.write_text(json_text(found), encoding="utf-8")
+        file.write_text(json_text(report), encoding="utf-8")
     if is_page_as_made(place / "report.html"):
         with revising(place, "report.html") as file:
-            file.write_text(html_page(found, folder=place.resolve().name), encoding="utf-8")
+            file.write_text(html_page(report, folder=place.resolve().name), encoding="utf-8")

@@ -43,7 +43,7 @@ def plan(
 
     from slimformer.models import describe
     from slimformer.plan.budget import budget_of
-    from slimformer.report.console import kept, plan_table
+    from slimformer.report.console import kept_table, plan_table
     from slimformer.steps.make import make_plan, priced
 
     with showing_progress(hidden=shown.hidden) as progress:
@@ -52,4 +52,4 @@ def plan(
         with writing_file(out_file, force=force, kind=PLAN) as file:
             file.write_text(decided.to_json())
     table = plan_table(describe(run.dense), decided)
-    emit(json.loads(decided.to_json()), shown, lambda: out.print(kept(table)))
+    emit(json.loads(decided.to_json()), shown, lambda: out.print(kept_table(table)))

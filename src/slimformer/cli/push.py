@@ -32,19 +32,19 @@ def push(
     from slimformer.export.push import prepare, send
 
     parcel = prepare(folder, repository, private=private, base_model=base_model)
-    found: dict[str, Any] = {**parcel.to_dict(), "dry_run": dry_run, "url": None}
+    content: dict[str, Any] = {**parcel.to_dict(), "dry_run": dry_run, "url": None}
     if not dry_run:
         with showing_progress(hidden=shown.hidden) as progress:
-            found["url"] = send(parcel, progress=progress)
+            content["url"] = send(parcel, progress=progress)
     show_notes(parcel.notes, hidden=shown.hidden)
-    emit(found, shown, lambda: _show_parcel(found))
+    emit(content, shown, lambda: _show_parcel(content))
 
 
-def _show_parcel(found: dict[str, Any]) -> None:
-    for file in found["files"]:
+def _show_parcel(content: dict[str, Any]) -> None:
+    for file in content["files"]:
         typer.echo(f"{file['bytes']:>14,}  {file['path']}")
-    visibility = "private" if found["private"] else "public"
-    if found["dry_run"]:
-        typer.echo(f"\nwould go to {found['repository']} ({visibility}); nothing was sent")
+    visibility = "private" if content["private"] else "public"
+    if content["dry_run"]:
+        typer.echo(f"\nwould go to {content['repository']} ({visibility}); nothing was sent")
     else:
-        typer.echo(f"\nsent to {found['url']} ({visibility})")
+        typer.echo(f"\nsent to {content['url']} ({visibility})")

@@ -18,13 +18,13 @@ def recipes_ls(seed: opt.NoSeed = 0, shown: opt.Shown = opt.SHOWN) -> None:
     """List the recipes."""
     from slimformer.recipes import fields_of, names
 
-    found = {name: fields_of(name)["summary"] for name in names()}
+    summaries = {name: fields_of(name)["summary"] for name in names()}
 
     def tables() -> None:
-        for name, summary in found.items():
+        for name, summary in summaries.items():
             typer.echo(f"{name:10} {summary}")
 
-    emit(found, shown, tables)
+    emit(summaries, shown, tables)
 
 
 @recipes.command("show", epilog="Example: slimformer recipes show balanced > mine.yaml")
@@ -41,5 +41,5 @@ def recipes_show(
 
     from slimformer.recipe import load_recipe
 
-    found = load_recipe(name)
-    emit(found.to_json(), shown, lambda: typer.echo(text_of(name), nl=False))
+    recipe = load_recipe(name)
+    emit(recipe.to_json(), shown, lambda: typer.echo(text_of(name), nl=False))

@@ -15,7 +15,7 @@ from slimformer.cli.output import emit
 def report(
     place: Annotated[Path, typer.Argument(metavar="DIR", help="a folder `compress` wrote, or a report.json")],
     out_file: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="the page to write", show_default="beside the report")
+        Path | None, typer.Option("--out", metavar="FILE", help="the page to write", show_default="next to the report")
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
     seed: opt.NoSeed = 0,
@@ -28,17 +28,17 @@ def report(
     from slimformer.files.content import FileKind
     from slimformer.report.page import html_page, is_page, is_page_as_made
 
-    found = read_report(place)
-    beside = place / "report.html" if place.is_dir() else place.with_suffix(".html")
-    target = beside if out_file is None else out_file
+    content = read_report(place)
+    usual = place / "report.html" if place.is_dir() else place.with_suffix(".html")
+    target = usual if out_file is None else out_file
     folder = (place if place.is_dir() else place.parent).resolve().name or "smaller"
     page = FileKind("a page", is_page)
     anew = force or is_page_as_made(target)  # a page of ours can be made anew until somebody changes it
     require_free_file(target, anew, page)
-    own = target.resolve() == beside.resolve()
+    own = target.resolve() == usual.resolve()
     writer = revising(target.parent, target.name, anew=force) if own else writing_file(target, force=anew, kind=page)
     with writer as file:
-        file.write_text(html_page(found, folder=folder), encoding="utf-8")
+        file.write_text(html_page(content, folder=folder), encoding="utf-8")
     if open_page:
         import webbrowser
 

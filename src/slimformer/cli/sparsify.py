@@ -8,7 +8,7 @@ import typer
 
 from slimformer.cli import options as opt
 from slimformer.cli.inputs import joined, parts_of, require_inputs, require_place
-from slimformer.cli.output import saved, show_result
+from slimformer.cli.output import save_result, show_result
 from slimformer.cli.terminal import showing_progress
 
 PatternName = Annotated[
@@ -53,5 +53,5 @@ def sparsify(
         smaller = make_smaller(
             loaded, name, only_data=only_data, timing=timing, progress=progress, **asked, **reading.arguments()
         )
-        saved(smaller, out_folder, force, progress, verify=verify)
+        save_result(smaller, out_folder, force, progress, verify=verify)
     show_result(smaller.report, out_folder, shown)

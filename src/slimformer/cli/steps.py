@@ -22,15 +22,15 @@ def steps(
 
     if name and name not in STEPS:
         raise UnknownRecipe(f"there is no step {name!r}; choose from {', '.join(STEPS)}")
-    found = {each: _described(step) for each, step in STEPS.items() if name in ("", each)}
+    descriptions = {each: _described(step) for each, step in STEPS.items() if name in ("", each)}
 
     def tables() -> None:
-        for each, told in found.items():
-            typer.echo(f"{each}: {told['summary']}")
-            for key, setting in told["settings"].items() if name else ():
+        for each, description in descriptions.items():
+            typer.echo(f"{each}: {description['summary']}")
+            for key, setting in description["settings"].items() if name else ():
                 typer.echo(f"  {key} = {setting['default']}: {setting['description']}")
 
-    emit(found, shown, tables)
+    emit(descriptions, shown, tables)
 
 
 def _described(step: Any) -> dict[str, Any]:

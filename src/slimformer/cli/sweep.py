@@ -34,7 +34,7 @@ def sweep(
     seed: opt.NoSeed = 0,
     shown: opt.Shown = opt.SHOWN,
 ) -> None:
-    """Make and measure the models of chosen budgets, one after the other; predicted beside measured divergence.
+    """Make and measure the models of chosen budgets, one after the other; with predicted and measured divergence.
 
     Without --data they are measured on what was held out of the data STATS were made from; of those, no other part is
     read with --data either.
@@ -56,30 +56,35 @@ def sweep(
     with showing_progress(hidden=shown.hidden) as progress:
         run, settings = started_from(stats, recipe, format, source, progress)
         points = front.frontier(run, settings, fractions)
-        loaded, made = run.loaded, run.known.provenance
+        loaded, provenance = run.loaded, run.known.provenance
         if data:
-            reading = opt.Reading(columns, tokens, samples, made.seq_len, made.seed)
+            reading = opt.Reading(columns, tokens, samples, provenance.seq_len, provenance.seed)
             read = read_data(loaded, joined(data), reading, purpose="evaluation")
         else:
             read = read_again(
-                known_data(made), loaded.model, loaded.processor, owner=str(stats), seq_len=made.seq_len, tokens=tokens
+                known_data(provenance),
+                loaded.model,
+                loaded.processor,
+                owner=str(stats),
+                seq_len=provenance.seq_len,
+                tokens=tokens,
             )
-        batches, notes = held_out_batches(made, read)
+        batches, notes = held_out_batches(provenance, read)
         rows = list(front.sweep(run, settings, points, batches))
     pairs = [(row["predicted_kl"], kl) for row in rows if (kl := measured_kl(row)) is not None and row["predicted_kl"]]
     tokens_read = sum(batch.tokens for batch in batches)
     facts = {"name": read.name, "hash": read.hash, "tokens": {"report": tokens_read}, "document": read.unit}
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "slimformer_sweep": 1, "points": rows, "rank_correlation": front.correlation(pairs), "notes": notes,
         "data": {**facts, "read_as": list(read.notes)},
     }  # fmt: skip
     show_notes(notes, hidden=shown.hidden)
 
     def tables() -> None:
-        out.print(Text(measured_line(found["data"], rows[0]["metrics"] if rows else [])))
+        out.print(Text(measured_line(content["data"], rows[0]["metrics"] if rows else [])))
         out.print(front_table(rows))
 
-    emit(found, shown, tables)
+    emit(content, shown, tables)
 
 
 def measured_kl(row: dict[str, Any]) -> float | None:

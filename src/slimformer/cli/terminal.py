@@ -154,13 +154,13 @@ class _Notes(logging.Handler):
 
 @contextmanager
 def _notes(*, hidden: bool) -> Iterator[None]:
-    said, notes = logging.getLogger("slimformer"), _Notes()
-    said.setLevel(logging.ERROR if hidden else logging.INFO)
-    said.addHandler(notes)
+    logger, notes = logging.getLogger("slimformer"), _Notes()
+    logger.setLevel(logging.ERROR if hidden else logging.INFO)
+    logger.addHandler(notes)
     try:
         yield
     finally:
-        said.removeHandler(notes)
+        logger.removeHandler(notes)
 
 
 @contextmanager

@@ -78,11 +78,11 @@ def _examples(model: PreTrainedModel, batch: Batch) -> Iterator[tuple[Any, ...]]
 
 def _windows(model: PreTrainedModel, batch: Batch) -> Iterator[tuple[Any, ...]]:
     """The same for every window that predicts something; language models make no choice."""
-    found = read_windows(model, batch)
-    some = found.tokens > 0
-    tokens = found.tokens[some]
+    windows = read_windows(model, batch)
+    some = windows.tokens > 0
+    tokens = windows.tokens[some]
     # one more is read than predicted
-    columns = (found.entropy[some], found.nats[some] / tokens, 0 * tokens, tokens.double(), tokens.double() + 1)
+    columns = (windows.entropy[some], windows.nats[some] / tokens, 0 * tokens, tokens.double(), tokens.double() + 1)
     return zip(*(column.tolist() for column in columns), strict=True)
 
 

@@ -99,13 +99,13 @@ def bench(
     batch_sizes, new_tokens = workload.batch_sizes, workload.new_tokens
     length = _length(dense, workload.seq_len, new_tokens if decoder else 0)
     pair = {"dense": dense, "small": small}
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     phases = _generation if decoder else _forward
     with evaluating(dense, small):
         for i, batch in enumerate(batch_sizes):
             progress("bench", i, len(batch_sizes))
             inputs = random_inputs(dense, batch, length, rounds.seed)
-            found += phases(pair, inputs, length, new_tokens, rounds)
+            measurements += phases(pair, inputs, length, new_tokens, rounds)
         caches = {name: cache_bytes(_prefill(model, random_inputs(dense, 1, length, rounds.seed))) if decoder else 0
                   for name, model in pair.items()}  # fmt: skip
     progress("bench", len(batch_sizes), len(batch_sizes))
@@ -114,7 +114,7 @@ def bench(
         new_tokens=new_tokens if decoder else 0, repeats=rounds.repeats, warmup=rounds.warmup,
         unit="images" if image else "tokens",
         weights_bytes={name: sum(p.nbytes for p in model.parameters()) for name, model in pair.items()},
-        kv_cache_bytes=caches, measurements=found,
+        kv_cache_bytes=caches, measurements=measurements,
     )  # fmt: skip
 
 
@@ -186,11 +186,11 @@ def _decoding(model: Any, inputs: dict[str, Tensor], new: int) -> Callable[[], N
 
 def _measured(
     phase: str, inputs: dict[str, Tensor], items: int, steps: int, calls: Mapping[str, Callable[[], object]],
-    found: Latency,
+    latency: Latency,
 ) -> Measurement:  # fmt: skip
     batch = len(next(iter(inputs.values())))
-    dense, small = (found.timings[name].median / steps for name in ("dense", "small"))
-    ratio = found.timings["small"]
+    dense, small = (latency.timings[name].median / steps for name in ("dense", "small"))
+    ratio = latency.timings["small"]
     peaks = [peak_bytes(calls[name]) for name in ("dense", "small")]
     rates = (batch * items / dense, batch * items / small)
     return Measurement(phase, batch, dense, small, ratio.ratio, ratio.ratio_low, ratio.ratio_high, *rates, *peaks)

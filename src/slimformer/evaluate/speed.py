@@ -5,7 +5,7 @@ meets all of them alike. The ratio to the first competitor is the quotient of th
 
     ratio = median t_r / median t_r(first) over rounds r,        < 1 is faster,
 
-so that it is that of the times printed beside it; its quartiles are those of the quotients round by round.
+so that it is that of the times printed next to it; its quartiles are those of the quotients round by round.
 
 A model is measured as a whole (end to end) and in its body, the stack of blocks without embeddings and head:
 the time between entering the first block and leaving the last one, in the same forward pass.
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from slimformer.errors import ModelNotFound
-from slimformer.evaluate.fidelity import bare
+from slimformer.evaluate.fidelity import headless
 from slimformer.evaluate.perplexity import device_of, evaluating
 
 
@@ -146,7 +146,7 @@ def parameter_count(model: nn.Module, *, blocks: str) -> ParameterCount:
 
 
 def _stack(model: nn.Module, blocks: str) -> nn.ModuleList:
-    body = bare(model)
+    body = headless(model)
     stacks = {name: module for name, module in body.named_modules() if isinstance(module, nn.ModuleList)}
     if not stacks.get(blocks):
         known = ", ".join(stacks) or "none"

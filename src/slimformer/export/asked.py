@@ -1,4 +1,4 @@
-"""What an export is to be, told and refused without a model."""
+"""What an export is to be, checked without a model."""
 
 from __future__ import annotations
 

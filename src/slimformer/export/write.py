@@ -110,15 +110,15 @@ def _traced(graph: Graph, name: str, folder: Path, target: Target, verify: bool)
     int8, seq_len = target.int8, target.seq_len
     packages: tuple[str, ...] = ("torch", "transformers")
     if target.to == "onnx":
-        file, found = onnx_file.FILE, onnx_file.write_onnx(graph, folder, int8=int8, seq_len=seq_len, verify=verify)
+        file, gap = onnx_file.FILE, onnx_file.write_onnx(graph, folder, int8=int8, seq_len=seq_len, verify=verify)
         packages += onnx_file.PACKAGES
     else:
-        file, found = torch_file.FILE, torch_file.write_program(graph, folder, seq_len=seq_len, verify=verify)
+        file, gap = torch_file.FILE, torch_file.write_program(graph, folder, seq_len=seq_len, verify=verify)
     notes = ["there is no cache: every call reads the whole sequence"] if graph.uncached else []
     return Export(
         target.to, name, file, _size(folder, file), list(graph.input_names), list(graph.output_names), seq_len,
         longest(graph.model), "int8" if int8 else "f32", verify, None if int8 or not verify else TOLERANCE,
-        _said(found), notes, {package: version(package) for package in packages},
+        _as_dict(gap), notes, {package: version(package) for package in packages},
     )  # fmt: skip
 
 
@@ -127,20 +127,20 @@ def _gguf(model: PreTrainedModel, loaded: Loaded, folder: Path, quant: str, veri
     from slimformer.export.gguf_file import FILE, write_gguf
 
     written = write_gguf(model, loaded.processor, folder, quant=quant, name=loaded.name.rstrip("/").split("/")[-1])
-    found = check_gguf(model, loaded.processor, folder, written) if verify else None
+    gap = check_gguf(model, loaded.processor, folder, written) if verify else None
     notes = [f"{written.stored['f16']} tensors whose rows are no whole blocks of 32 are f16"]
     notes = notes if quant == "q8_0" and written.stored["f16"] else []
     if written.needs_config:
-        notes.append("transformers does not read all of this file: give it the config.json beside it (config=)")
+        notes.append("transformers does not read all of this file: give it the config.json of this folder (config=)")
     packages = {package: version(package) for package in ("torch", "transformers", "gguf")}
     return Export(
         "gguf", loaded.name, FILE, _size(folder, FILE), ["input_ids"], ["logits"], None, longest(model), quant, verify,
-        TOLERANCE if verify else None, _said(found), notes, packages,
+        TOLERANCE if verify else None, _as_dict(gap), notes, packages,
     )  # fmt: skip
 
 
-def _said(found: Difference | None) -> dict[str, Any] | None:
-    return None if found is None else found.to_dict()
+def _as_dict(gap: Difference | None) -> dict[str, Any] | None:
+    return None if gap is None else gap.to_dict()
 
 
 def _size(folder: Path, file: str) -> int:

@@ -105,10 +105,10 @@ class AnalyticHead(HeadParameters):
         self.n_features_in_ = rows.shape[1]
         if classes is not None:
             self._declared = sorted({*getattr(self, "_declared", ()), *np.asarray(classes).tolist()})
-        moments, kept = self._counted(rows, targets, weights)
+        moments, sample = self._counted(rows, targets, weights)
         if hasattr(self, "moments_"):
-            moments, kept = self.moments_ + moments, self.kept_ + kept
-        self._become(moments, kept)
+            moments, sample = self.moments_ + moments, self.kept_ + sample
+        self._become(moments, sample)
         return self
 
     def forget(self, X: Any, y: Any, sample_weight: Any = None) -> AnalyticHead:
@@ -119,8 +119,8 @@ class AnalyticHead(HeadParameters):
         """
         self._require_rows()
         rows = rows_of(X, "AnalyticHead", self.n_features_in_)
-        moments, kept = self._counted(rows, self._targets(y, len(rows)), weights_of(sample_weight, len(rows)))
-        self._become(self.moments_ - moments, self.kept_ - kept)
+        moments, sample = self._counted(rows, self._targets(y, len(rows)), weights_of(sample_weight, len(rows)))
+        self._become(self.moments_ - moments, self.kept_ - sample)
         return self
 
     def merge(self, other: AnalyticHead) -> AnalyticHead:
@@ -183,12 +183,12 @@ class AnalyticHead(HeadParameters):
 
         Random features become a fixed layer before it.
         """
-        found = self.solution()
-        W, b = found.weight, found.bias.clamp(min=-1e9)
+        solution = self.solution()
+        W, b = solution.weight, solution.bias.clamp(min=-1e9)
         if self.target == "classes":
-            W, b = found.beta * W, found.beta * b
+            W, b = solution.beta * W, solution.beta * b
         elif self.target == "labels":
-            W, b = 2 * found.beta * W, found.beta * (2 * b - 1)
+            W, b = 2 * solution.beta * W, solution.beta * (2 * b - 1)
         layer = linear(W, b)
         if self.kind != "random":
             return layer
@@ -249,13 +249,13 @@ class AnalyticHead(HeadParameters):
         values, self._flat = numbers_of(y, n, binary=self.target == "labels")
         return values.numpy()
 
-    def _become(self, moments: ClassMoments | TargetMoments, kept: KeptRows) -> None:
+    def _become(self, moments: ClassMoments | TargetMoments, sample: KeptRows) -> None:
         if isinstance(moments, ClassMoments):
             missing = set(getattr(self, "_declared", ())) - set(moments.labels)
             moments = moments + ClassMoments.zero(sorted(missing), moments.width, apart=moments.apart)
-            kept = kept.only(moments.labels)
+            sample = sample.only(moments.labels)
         self.moments_: Any = moments
-        self.kept_, self._solution, self._learnt = kept, None, {**self.get_params(), "steps": 0}
+        self.kept_, self._solution, self._learnt = sample, None, {**self.get_params(), "steps": 0}
 
     def _counted(
         self, rows: Tensor, targets: NDArray[Any], weights: Tensor
@@ -263,7 +263,7 @@ class AnalyticHead(HeadParameters):
         """Moments and sample of some rows; those of weight zero were never there."""
         there = weights > 0
         rows, targets, weights = rows[there], targets[there.numpy()], weights[there]
-        kept = KeptRows.of(rows, targets, weights, self.keep)
+        sample = KeptRows.of(rows, targets, weights, self.keep)
         parts: list[Any] = []
         for index in torch.arange(len(rows)).split(ROWS):
             X, w = self._features(rows[index]), weights[index]
@@ -275,7 +275,7 @@ class AnalyticHead(HeadParameters):
         total = parts[0]
         for part in parts[1:]:
             total = total + part
-        return total, kept
+        return total, sample
 
     def _features(self, rows: Tensor) -> Tensor:
         return lifted(rows, self._projection()) if self.kind == "random" else rows
@@ -285,9 +285,9 @@ class AnalyticHead(HeadParameters):
 
     def _scores(self, X: Any) -> Tensor:
         self._require_rows()
-        found = self.solution()
+        solution = self.solution()
         rows = rows_of(X, "AnalyticHead", self.n_features_in_)
-        parts = [self._features(part).double() @ found.weight.mT + found.bias for part in rows.split(ROWS)]
+        parts = [self._features(part).double() @ solution.weight.mT + solution.bias for part in rows.split(ROWS)]
         return torch.cat(parts)
 
     def _solve(self) -> Solution:

@@ -186,16 +186,16 @@ def targets(chunk: Chunk, target: str) -> Any:
 
 
 def score(
-    loaded: Loaded, found: Probed, documents: Iterator[Document], *, progress: Progress = silent
+    loaded: Loaded, probed: Probed, documents: Iterator[Document], *, progress: Progress = silent
 ) -> dict[str, Any]:
     """The head on data it has not seen: accuracy, F1, calibration, confusion; or correlations."""
-    head, target = found.head, found.report["target"]
+    head, target = probed.head, probed.report["target"]
     truth, predicted, sure = [], [], []
     for chunk in feature_chunks(
-        loaded.model, loaded.processor, documents, [found.reading],
-        seq_len=found.report["seq_len"], compare=found.report["compare"],
+        loaded.model, loaded.processor, documents, [probed.reading],
+        seq_len=probed.report["seq_len"], compare=probed.report["compare"],
     ):  # fmt: skip
-        X = chunk.features[found.reading]
+        X = chunk.features[probed.reading]
         truth.append(targets(chunk, target))
         predicted.append(head.predict(X))
         if target == "classes":
@@ -215,7 +215,7 @@ def seen_before(train: str, held_out: str) -> list[str]:
 
 
 def padding(processor: Any) -> int | None:
-    """The id a classifier of a decoder is told to take as padding."""
+    """The id that a classifier of a decoder takes as padding."""
     ids = (getattr(processor, "pad_token_id", None), getattr(processor, "eos_token_id", None))
     return next((i for i in ids if i is not None), None)
 
@@ -229,8 +229,8 @@ def fresh_head(
     seq_len: int = 128,
     progress: Progress = silent,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """`model` with a head fitted on its own features: a classifier gets new weights in its last layer, a bare encoder
-    becomes a classifier. The model given is changed.
+    """`model` with a head fitted on its own features: a classifier gets new weights in its last layer, an encoder
+    without a head becomes a classifier. The model given is changed.
     """
     here = replace(loaded, model=model)
     if is_bare(model):
@@ -269,11 +269,11 @@ def last_features(loaded: Loaded, documents: Sequence[Document], seq_len: int) -
     model: Any = loaded.model
     numbered = [replace(document, label=i) for i, document in enumerate(documents)]
     with _without_last_layer(model), evaluating(model):
-        found = [
+        parts = [
             (batch.labels, _logits(model, batch)) for batch in batches_of(model, loaded.processor, numbered, seq_len)
         ]
-    order = torch.cat([numbers for numbers, _ in found if numbers is not None]).argsort()
-    return torch.cat([features for _, features in found])[order]
+    order = torch.cat([numbers for numbers, _ in parts if numbers is not None]).argsort()
+    return torch.cat([features for _, features in parts])[order]
 
 
 def _logits(model: Any, batch: Batch) -> Any:
@@ -295,12 +295,12 @@ def _without_last_layer(model: PreTrainedModel) -> Iterator[None]:
 
 def _class_number(label: Any, names: Sequence[str]) -> int:
     """The number of a class, by its name or by its number."""
-    said = str(label)
-    if said in names:
-        return names.index(said)
-    if said.isdigit() and int(said) < len(names):
-        return int(said)
-    raise DataUnreadable(f"the label {said!r} is none of the classes of the model: {', '.join(names[:10])}")
+    name = str(label)
+    if name in names:
+        return names.index(name)
+    if name.isdigit() and int(name) < len(names):
+        return int(name)
+    raise DataUnreadable(f"the label {name!r} is none of the classes of the model: {', '.join(names[:10])}")
 
 
 def _parts(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:

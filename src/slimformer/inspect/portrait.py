@@ -26,7 +26,7 @@ def weights_portrait(
     model: PreTrainedModel, architecture: Architecture, *, values: bool = False, progress: Progress = silent
 ) -> list[dict[str, Any]]:
     """Block by block: compressibility, asymmetry of heads, magnitudes; with `values` the spectra and maps too."""
-    found = []
+    blocks = []
     for weights in block_weights(model, architecture):
         block = compressibility(weights, architecture.hidden).to_json()
         block["symmetry"] = {name: _rounded(x) for name, x in vars(weights.symmetry).items()}
@@ -35,9 +35,9 @@ def weights_portrait(
         if values:
             block["values"] = _spectra(weights)
             block["qk_map"] = [significant(row, 3) for row in score_map(model, architecture, weights.block)]
-        found.append(block)
+        blocks.append(block)
         progress("weights", weights.block + 1, architecture.n_blocks)
-    return found
+    return blocks
 
 
 def data_portrait(
@@ -83,9 +83,9 @@ def _streams(model: PreTrainedModel, architecture: Architecture, block: BlockAct
     return {"block": block.block, "streams": spectra, "symmetry_on_data": errors, "score_forms": forms}
 
 
-def _forms(found: ScoreForms) -> dict[str, Any]:
-    by_head = {"symmetric": _rounded(found.symmetric), "half_rank": _rounded(found.half_rank)}
-    return {**by_head, "one_for_all": round(found.one_for_all, 4)}
+def _forms(errors: ScoreForms) -> dict[str, Any]:
+    by_head = {"symmetric": _rounded(errors.symmetric), "half_rank": _rounded(errors.half_rank)}
+    return {**by_head, "one_for_all": round(errors.one_for_all, 4)}
 
 
 def _spectra(weights: BlockWeights) -> dict[str, Any]:

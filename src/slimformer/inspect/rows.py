@@ -110,8 +110,8 @@ def attention_matrix(seen: Seen) -> Float[Tensor, "b h n n"]:
 def shared_energies(fit: Float[Tensor, "h n n"], held: Float[Tensor, "h n n"]) -> Float[Tensor, "h n"]:
     """Share of ‖P‖² of the held inputs (ΣPᵀP) in the k best key directions of the fitted ones, for every k. O(h n³)."""
     V = torch.linalg.eigh(fit.double()).eigenvectors.flip(-1)
-    kept = torch.einsum("hjk,hji,hik->hk", V, held.double(), V).cumsum(-1)
-    return kept / kept[:, -1:]
+    energies = torch.einsum("hjk,hji,hik->hk", V, held.double(), V).cumsum(-1)
+    return energies / energies[:, -1:]
 
 
 def smallest(curve: Float[Tensor, "*b n"], share: float) -> Float[Tensor, "*b"]:

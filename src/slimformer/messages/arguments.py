@@ -52,7 +52,7 @@ def _is_path(value: Any) -> bool:
 
 
 def _is_data(value: Any) -> bool:
-    """A name or path, token ids, or things one after another; what they are is seen when they are read."""
+    """A name or path, token ids, or several items; what they are is seen when they are read."""
     return _is_path(value) or (isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping))
 
 
@@ -190,7 +190,7 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, str | Real):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except ValueError:
         return None
-    return int(found) if math.isfinite(found) and found == int(found) else found
+    return int(number) if math.isfinite(number) and number == int(number) else number

@@ -16,7 +16,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MAP = "cividis"
 NULLS = {"iid": ("iid logits", ":"), "low_rank": ("rank-d logits", "--"), "shuffled": ("shuffled rows", "-.")}
 ENERGIES = {"sum": "Σσ", "squares": "Σσ²"}
-Found = dict[str, Any]
+Facts = dict[str, Any]
 
 
 def canvas(width: float, height: float, title: str) -> Any:

@@ -78,10 +78,10 @@ def show_match(report: dict[str, Any], folder: Path | None, out: Console) -> Non
         table.add_column(name, justify="right")
     for row in report["methods"]:
         for way in ("forward", "backward"):
-            found = row["cosine"][way]
+            recalls = row["cosine"][way]
             table.add_row(
-                row["method"], way, f"{found['R@1']:.3f}", f"{found['low']:.3f} … {found['high']:.3f}",
-                f"{found['R@5']:.3f}", f"{found['R@10']:.3f}", f"{found['median_rank']:g}",
+                row["method"], way, f"{recalls['R@1']:.3f}", f"{recalls['low']:.3f} … {recalls['high']:.3f}",
+                f"{recalls['R@5']:.3f}", f"{recalls['R@10']:.3f}", f"{recalls['median_rank']:g}",
                 f"{row['csls'][way]['R@1']:.3f}", style="bold" if row["method"] == report["best"] else None,
             )  # fmt: skip
     out.print(table)
@@ -94,10 +94,10 @@ def show_adapted(report: dict[str, Any], folder: Path | None, out: Console) -> N
     table = Table(title=f"{report['method']} on {report['tokens']:,} tokens: {report['chosen']}", title_justify="left")
     for name in ("held-out text", "before", "after", "nats per token", "95 % interval"):
         table.add_column(name, justify="right")
-    for name, found in report["perplexity"].items():
-        interval = f"{found['low']:+.3f} … {found['high']:+.3f}" if "low" in found else ""
-        nats = f"{found['nats']:+.3f}" if "nats" in found else ""
-        table.add_row(name, f"{found['before']:.2f}", f"{found['after']:.2f}", nats, interval)
+    for name, change in report["perplexity"].items():
+        interval = f"{change['low']:+.3f} … {change['high']:+.3f}" if "low" in change else ""
+        nats = f"{change['nats']:+.3f}" if "nats" in change else ""
+        table.add_row(name, f"{change['before']:.2f}", f"{change['after']:.2f}", nats, interval)
     out.print(table)
     if report["warning"]:
         out.print(f"note: {report['warning']}", style="yellow")

@@ -16,10 +16,10 @@ RANDOM_ASYMMETRY = 0.71
 FFN = ("gate", "up", "down")
 
 
-def show_portrait(found: dict[str, Any], console: Console) -> None:
+def show_portrait(portrait: dict[str, Any], console: Console) -> None:
     """Weights first, then every data set."""
-    console.print(weights_table(found["weights"]), symmetry_table(found["weights"]), sep="\n")
-    for data in found.get("data", []):
+    console.print(weights_table(portrait["weights"]), symmetry_table(portrait["weights"]), sep="\n")
+    for data in portrait.get("data", []):
         console.print(activations_table(data), maps_table(data), forms_table(data), sep="\n")
         for attention in data["attention"]:
             if attention["blocks"]:
@@ -88,7 +88,7 @@ def maps_table(data: dict[str, Any]) -> Table:
 
 
 def forms_table(data: dict[str, Any]) -> Table:
-    """What simpler score forms of every head would miss of its scores on data, beside heads that learnt nothing."""
+    """What simpler score forms of every head would miss of its scores on data, and of heads that learnt nothing."""
     table = _table(
         f"simpler W_qk on {data['name']}: share of the scores (root mean square) that is missed",
         ["block", "symmetric", "least … most", "null", "half rank", "null", "one for all", "null"],

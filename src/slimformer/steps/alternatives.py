@@ -138,7 +138,7 @@ def _grid(lowest: float, chosen: float) -> list[float]:
 def _point(
     plan: Plan, probes: Mapping[str, Probe], curves: Mapping[str, Curve], rungs: Sequence[Ladder]
 ) -> dict[str, Any]:
-    """A plan in short: units kept by site, "512+24" with a path of rank 24 beside them, "6/3" for six heads on three
+    """A plan in short: units kept by site, "512+24" with a path of rank 24, "6/3" for six heads on three
     key/value heads where others went whole, null for ranks of attention that is not cut by rank."""
     sizes = plan.sizes
     return {
@@ -149,7 +149,7 @@ def _point(
 
 
 def _kept(site: Site, sizes: Mapping[str, Size]) -> int | str | None:
-    """A plan does not name scores that cannot be cut; beside values that are, they count as whole."""
+    """A plan does not name scores that cannot be cut; next to values that are, they count as whole."""
     if site.name in sizes:
         size = sizes[site.name]
         if site.kind == "attn.heads" and size.groups < min(size.units, site.units // max(1, site.group)):

@@ -198,8 +198,8 @@ def make_cascade(
     require_answers(run.dense)
     require_same_model(run.dense, run.known)
     cuts = [make(run, Budget(macs), settings) if macs < 1 else run for macs in budgets]
-    small, large = (made.model.eval() for made in cuts)
-    members = [Member(macs, made.plan.macs if made.plan else 1.0) for macs, made in zip(budgets, cuts, strict=True)]
+    small, large = (cut.model.eval() for cut in cuts)
+    members = [Member(macs, cut.plan.macs if cut.plan else 1.0) for macs, cut in zip(budgets, cuts, strict=True)]
     macs = (members[0].macs, members[1].macs)
     outcomes = paired(*(observe(model, select_batches, progress=run.progress) for model in (small, large)))
     point = (

@@ -65,14 +65,14 @@ class MemoryLimit:
 
     def _fitting(self, load: Load, sizes: tuple[int, ...]) -> Estimate:
         model, architecture, before = self.skeleton.loaded.model, self.skeleton.architecture, anonymous_memory()
-        found = [
+        estimates = [
             estimate_memory(
                 architecture, load, replace(self.work, batch_size=batch_size), vocabulary=_outputs(model),
                 before=before, windows=reads_windows(model, architecture.family),
             )
             for batch_size in sizes
         ]  # fmt: skip
-        return next((each for each in found if each.peak <= self.memory), found[-1])
+        return next((each for each in estimates if each.peak <= self.memory), estimates[-1])
 
     def disk(self, data: Data, fraction: float) -> int:
         """Bytes of the work folder when it is fullest: moments of two splits, states of every walk, blocks.
@@ -173,8 +173,8 @@ def _calls(skeleton: Skeleton, data: Data) -> int:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    found = value if isinstance(value, tuple | list) else [value]
-    return [each for each in found if isinstance(each, torch.Tensor)]
+    values = value if isinstance(value, tuple | list) else [value]
+    return [each for each in values if isinstance(each, torch.Tensor)]
 
 
 def require_disk(needed: int, folder: Path) -> None:

@@ -73,7 +73,7 @@ def texts_of(plan: Plan, report: Report, folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def assessed(run: Run, recipe: str, *, fitted: bool, timing: bool) -> tuple[Run, Report]:
+def assess(run: Run, recipe: str, *, fitted: bool, timing: bool) -> tuple[Run, Report]:
     """What the smaller model does on the report split, and how it came about; what is known without data, if none
     were read."""
     own = run.plan is not None

@@ -196,7 +196,7 @@ def _files(skeleton: Skeleton) -> dict[str, Any]:
     folder = skeleton.weights.folder.resolve()
     times = {file: (folder / file).stat() for file in sorted(set(skeleton.weights.files.values()))}
     config = hashlib.sha256(read_bytes(folder / "config.json")).hexdigest()
-    return {"config": config, **{file: [found.st_size, found.st_mtime_ns] for file, found in times.items()}}
+    return {"config": config, **{file: [status.st_size, status.st_mtime_ns] for file, status in times.items()}}
 
 
 def _inputs(data: Data) -> str:
@@ -227,10 +227,10 @@ class _Task:
         residence = OnDisk(self.skeleton, self.job, self.mark)
         run = replace(self.start, folder=self.job.statistics, residence=residence)
         run = calibrated(run, self.settings)
-        made = make(run, self.budget, self.settings)
-        made = made.reporting(front=alternatives(run, self.budget, self.settings))
+        smaller = make(run, self.budget, self.settings)
+        smaller = smaller.reporting(front=alternatives(run, self.budget, self.settings))
         with run.timed("evaluate"):
-            return made, _measured(made)
+            return smaller, _measured(smaller)
 
 
 def _carry_on(task: _Task, say: Any) -> tuple[Run, Report]:

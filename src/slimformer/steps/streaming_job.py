@@ -1,7 +1,7 @@
 """The work folder of a model that is compressed block by block: what is done, so that a killed run can go on.
 
-`.<name>.streaming` beside the result holds what was asked for (job.json), a note of every block that is through a phase
-(notes), the statistics, the states between blocks and the blocks of the smaller model. It is there until the result is.
+`.<name>.streaming` next to the result holds what was asked for (job.json), a note of every block that is through a
+phase (notes), the statistics, the states between blocks and the blocks of the smaller model. It is there until the result is.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Job:
     def versions(self) -> dict[int, int]:
         """The version of every block of the smaller model that counts."""
         phases = {path.stem.rpartition(".")[0] for path in self._folder.glob("*.json")}
-        found: dict[int, int] = {}
+        newest: dict[int, int] = {}
         for note in (note for phase in phases for note in self._notes(phase)):
             for block, version in note["blocks"].items():
-                found[int(block)] = max(version, found.get(int(block), 0))
-        return found
+                newest[int(block)] = max(version, newest.get(int(block), 0))
+        return newest
 
     def finish(self, phase: str, note: Any, versions: Mapping[int, int] | None = None) -> None:
         """One more block is through a phase: what there is to say of it, and the blocks it has settled. In one step."""
@@ -130,20 +130,20 @@ def job_for(target: Path, asked: dict[str, Any]) -> Iterator[Job]:
     with one_clear_line(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder / "lock", f"another process is making the same result (it works in {folder})"):
-            found = _found(folder)
-            if found != wanted:
-                _require_ours(folder, ours=found is not None)
+            job = _earlier(folder)
+            if job != wanted:
+                _require_ours(folder, ours=job is not None)
                 _clear(folder, but=("lock",))
                 _write(folder / "job.json", json.dumps(wanted, indent=1))
-            yield Job(folder, resumed=found == wanted)
-            with suppress(OSError):  # the result is there; what cannot be removed stays, and can be told to be ours
+            yield Job(folder, resumed=job == wanted)
+            with suppress(OSError):  # the result is there; what cannot be removed stays, and is known to be ours
                 _clear(folder)
                 folder.rmdir()
 
 
 def asked_before(target: Path) -> dict[str, Any]:
     """What an earlier run for the same result was asked for; nothing where there was none."""
-    return _found(work_folder(target)) or {}
+    return _earlier(work_folder(target)) or {}
 
 
 def work_folder(target: Path) -> Path:
@@ -152,13 +152,13 @@ def work_folder(target: Path) -> Path:
     return target.parent.resolve() / f".{target.name}.streaming"
 
 
-def _found(folder: Path) -> dict[str, Any] | None:
+def _earlier(folder: Path) -> dict[str, Any] | None:
     """What an earlier run was asked for."""
     try:
-        found = read_own_json(folder / "job.json")
+        content = read_own_json(folder / "job.json")
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and "slimformer_stream" in found else None
+    return content if isinstance(content, dict) and "slimformer_stream" in content else None
 
 
 def _require_ours(folder: Path, *, ours: bool) -> None:

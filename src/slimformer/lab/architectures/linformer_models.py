@@ -247,8 +247,8 @@ class LinformerForCausalLM(LinformerPreTrainedModel, GenerationMixin):
         if past_key_values is not None:
             raise ProjectionDoesNotFit("a Linformer has no cache of keys and values; give the whole text")
         out = self._encoded(input_ids, attention_mask, inputs_embeds, kwargs)
-        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, kept])
+        positions = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, positions])
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 

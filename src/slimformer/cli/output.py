@@ -76,12 +76,10 @@ def show_result(report: Any, folder: Path, shown: Shown) -> None:
 
 def front_table(rows: list[dict[str, Any]]) -> Table:
     """One line for each budget."""
-    from rich.table import Table
+    from slimformer.report.tables import number_table
 
-    table = Table(title=None)
     names = [metric["name"] for metric in rows[0].get("metrics", [])] if rows else []
-    for name in ("budget", "MACs", "parameters", "predicted KL", *names):
-        table.add_column(name, justify="right")
+    table = number_table("", "budget", "MACs", "parameters", "predicted KL", *names)
     for row in rows:
         predicted = "" if row["predicted_kl"] is None else f"{row['predicted_kl']:.4g}"
         measured = [f"{metric['small']:.4g}" for metric in row.get("metrics", [])]

@@ -11,7 +11,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -21,8 +20,8 @@ from slimformer.cli.output import err
 from slimformer.errors import SlimformerError
 from slimformer.messages.notes import OpeningNote
 from slimformer.messages.progress import Lines, Progress, silent
+from slimformer.messages.quiet import quieten_libraries
 from slimformer.messages.words import shell_words
-from slimformer.start.after_import import after_import
 
 BAD_INPUT = 2
 SIGNALS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "terminated"}
@@ -38,7 +37,8 @@ class Stopped(SystemExit):
 
 def run(app: typer.Typer) -> int:
     """Run the commands; say facts in one line."""
-    quieten()
+    quieten_libraries()
+    _replace_unprintable()
     try:
         with _stoppable(), shell_words(), _notes_shown():
             return int(typer.main.get_command(app).main(prog_name="slimformer", standalone_mode=False) or 0)
@@ -116,24 +116,11 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def quieten() -> None:
-    """Loading bars and advice of the libraries below would bury our own output."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.filterwarnings("ignore")
-    for name in ("datasets", "huggingface_hub"):  # after their import, at which they set a level of their own
-        after_import(f"{name}.utils.logging", partial(logging.getLogger(name).setLevel, logging.ERROR))
-    after_import("transformers", _quieten_transformers)
+def _replace_unprintable() -> None:
+    """A terminal that cannot show ↓ gets a question mark, not a traceback."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure:  # a terminal that cannot show ↓ gets a question mark, not a traceback
+    if reconfigure:
         reconfigure(errors="replace")
-
-
-def _quieten_transformers() -> None:
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
 
 
 @contextmanager

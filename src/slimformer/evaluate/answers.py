@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.text import Batch
 from slimformer.errors import UnknownArchitecture
-from slimformer.evaluate.compare import is_language_model
+from slimformer.evaluate.compare import has_classes, is_language_model
 from slimformer.evaluate.perplexity import device_of, evaluating, pieces
 from slimformer.evaluate.routing import Answers, WindowScores, entropy, window_scores
 from slimformer.messages.progress import Progress, silent
@@ -25,7 +25,7 @@ def observe(model: PreTrainedModel, batches: Sequence[Batch], *, progress: Progr
     """
     require_answers(model)
     language = is_language_model(model)
-    labelled = not language and all(_has_classes(model, batch.labels) for batch in batches)
+    labelled = not language and all(has_classes(model, batch.labels) for batch in batches)
     measure = "nats per token" if language else "error" if labelled else "disagreement"
     rows: list[tuple[Any, ...]] = []
     progress("observe", 0, len(batches))
@@ -56,13 +56,6 @@ def require_answers(model: PreTrainedModel) -> None:
 def classes(model: PreTrainedModel) -> int:
     """How many classes the head tells apart."""
     return int(model.config.num_labels or 0)
-
-
-def _has_classes(model: PreTrainedModel, labels: Tensor | None) -> bool:
-    """Has every example one of the model's classes? GLUE writes −1 where it keeps the label to itself."""
-    if labels is None or labels.is_floating_point():
-        return False
-    return int(labels.min()) >= 0 and int(labels.max()) < classes(model)
 
 
 def _examples(model: PreTrainedModel, batch: Batch) -> Iterator[tuple[Any, ...]]:

@@ -133,7 +133,8 @@ def evaluate_pair(
     require_relatives(loaded, small)
     gone = _dropped(small) if after.n_blocks < before.n_blocks else set()
     recorded = _own_file(small, "report.json")
-    batches, notes = _held_out(small, recorded, data)
+    known = _calibration_data(small)
+    batches, notes = _unfitted(known, data, small=small.name)
     origin = _own_file(small, "plan.json").get("fingerprint") or fingerprint(loaded.model)
     if origin != fingerprint(loaded.model):
         notes.append(f"{small.name} was made from another model than {loaded.name}")
@@ -149,19 +150,20 @@ def evaluate_pair(
     )  # fmt: skip
     held_out = replace(data, splits={**data.splits, "report": batches})
     report = measure(report, loaded, small.model, held_out, timing=timing, progress=progress)
-    calibrated = recorded.get("data")
-    return with_other_data(
-        report, loaded, small.model, others, known=calibrated if isinstance(calibrated, dict) else {}
-    )
+    return with_other_data(report, loaded, small.model, others, known=known)
 
 
 def data_of(small: Loaded, loaded: Loaded, *, seq_len: int | None = None, tokens: int | None = None) -> Data:
     """The data the small model was calibrated on, read again; `evaluate_pair` keeps to what was held out of them."""
-    known = _own_file(small, "report.json").get("data")
     return read_again(
-        known if isinstance(known, dict) else {}, loaded.model, loaded.processor, owner=small.name, seq_len=seq_len,
-        tokens=tokens,
-    )  # fmt: skip
+        _calibration_data(small), loaded.model, loaded.processor, owner=small.name, seq_len=seq_len, tokens=tokens
+    )
+
+
+def _calibration_data(small: Loaded) -> dict[str, Any]:
+    """What the report of a model says of the data it was calibrated on; nothing where there is none."""
+    known = _own_file(small, "report.json").get("data")
+    return known if isinstance(known, dict) else {}
 
 
 def require_relatives(loaded: Loaded, small: Loaded) -> None:
@@ -191,14 +193,8 @@ def _same_ends(dense: PreTrainedModel, small: PreTrainedModel, *, image: bool) -
     return labels[0] == labels[1] and (image or vocabulary(dense) == vocabulary(small))
 
 
-def _held_out(small: Loaded, recorded: dict[str, Any], data: Data) -> tuple[list[Batch], list[str]]:
-    """What of `data` the small model was not calibrated on, and what there is to say about it."""
-    calibrated = recorded.get("data")
-    return _unfitted(calibrated if isinstance(calibrated, dict) else {}, data, small=small.name)
-
-
 def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Batch], list[str]]:
-    """The same by what is known of the data that were calibrated on."""
+    """What of `data` a model was not calibrated on, by what is known of the data that were, and notes on it."""
     if known.get("hash") != data.hash:
         again = _again(_known_places(known), _sources(data.name))
         note = f"{small} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
@@ -212,8 +208,7 @@ def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Ba
 
 def calibrated_on(small: Loaded, files: Sequence[str]) -> list[str]:
     """A note where the model says that it was calibrated on files it is judged on; `files` are those that were read."""
-    calibrated = _own_file(small, "report.json").get("data")
-    again = _again(_known_places(calibrated), files) if isinstance(calibrated, dict) else []
+    again = _again(_known_places(_calibration_data(small)), files)
     return [f"{small.name} was calibrated on {', '.join(again)}: these are not held-out figures"] if again else []
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.text import Batch
@@ -56,7 +57,7 @@ def compare(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
     if is_language_model(dense):
         return _language(dense, small, batches)
     metrics = []
-    if _classifies(dense) and _has_classes(dense, batches):
+    if _classifies(dense) and all(has_classes(dense, batch.labels) for batch in batches):
         metrics = _accuracy(dense, small, batches)
     return [*metrics, *_divergence(dense, small, batches)]
 
@@ -82,14 +83,11 @@ def _change(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
     return Metric(name, 0.0, math.fsum(moved) / math.fsum(size), "lower", *gap, documents=len(size))
 
 
-def _has_classes(model: PreTrainedModel, batches: Sequence[Batch]) -> bool:
+def has_classes(model: PreTrainedModel, labels: Tensor | None) -> bool:
     """Does every example carry one of the model's classes? GLUE writes −1 where it keeps the label to itself."""
-    labels = [batch.labels for batch in batches]
-    classes = int(model.config.num_labels or 0)
-    return all(
-        part is not None and not part.is_floating_point() and 0 <= int(part.min()) <= int(part.max()) < classes
-        for part in labels
-    )
+    if labels is None or labels.is_floating_point():
+        return False
+    return 0 <= int(labels.min()) <= int(labels.max()) < int(model.config.num_labels or 0)
 
 
 def first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:

@@ -130,16 +130,6 @@ class QuantizationFacts:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One way to reach a size."""
-
-    bits: Annotated[int, Field(ge=1, le=64)] | None
-    params: Annotated[float, Field(ge=0, le=10)]
-    bytes: Count
-    harm: NotNegative | None
-
-
-@dataclass(frozen=True)
 class SavingFacts:
     """What a rewrite saved."""
 

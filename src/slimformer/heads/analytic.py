@@ -57,11 +57,6 @@ class AnalyticHead(HeadParameters):
     def _estimator_type(self) -> str:
         return "regressor" if self.target == "numbers" else "classifier"
 
-    def __sklearn_tags__(self) -> Any:
-        from slimformer.heads.estimator_tags import tags_of
-
-        return tags_of(self)
-
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "moments_")
 

@@ -64,6 +64,18 @@ class HeadParameters:
         changed = [f"{name}={value!r}" for name, value in self.get_params().items() if value is not usual[name]]
         return f"{type(self).__name__}({', '.join(changed)})"
 
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn's tools ask an estimator about itself; only they call this, so only they need it."""
+        from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags
+
+        numbers = self.target == "numbers"
+        return Tags(
+            estimator_type="regressor" if numbers else "classifier",
+            target_tags=TargetTags(required=True, multi_output=self.target != "classes"),
+            classifier_tags=None if numbers else ClassifierTags(multi_label=self.target == "labels"),
+            regressor_tags=RegressorTags() if numbers else None,
+        )
+
     def require_sense(self) -> None:
         """Refuse parameters of a head that do not go together."""
         kind, target, shrinkage = self.kind, self.target, self.shrinkage

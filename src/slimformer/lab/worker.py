@@ -25,9 +25,9 @@ def work(line: Connection, folder: LabFolder, every: float, parent: int) -> None
     """Take runs from the line until it says None; tell it steps, and how each ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides, and ends us
     signal.signal(signal.SIGTERM, _leave)
-    from slimformer.lab.quiet import quieten
+    from slimformer.messages.quiet import quieten_libraries
 
-    quieten()
+    quieten_libraries()
     torch.set_num_threads(1)
     while (task := line.recv()) is not None:
         number, run = task

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from slimformer.evaluate.intervals import paired_difference
 from slimformer.evaluate.routing import Macs, Outcomes, Point, at_threshold, routed_losses, routing_curve
 from slimformer.report.names import source_names
+from slimformer.report.tables import number_table
 
 FORMAT = 1
 SHARES = 10  # the curve is shown at this many equal steps of the share that is handed on
@@ -49,10 +49,8 @@ def routing_report(outcomes: Outcomes, macs: Macs, threshold: float) -> dict[str
 def show_routing(report: dict[str, Any], console: Console) -> None:
     """Print quality against mean MACs: both models alone, and the cascade at a number of thresholds."""
     name = report["measure"]
-    table = Table(title=Text(f"{report['model']} · cascade of {report['recipe']} cuts"), title_justify="left")
-    table.add_column("")
-    for column in ("handed on", "mean MACs", "by token", name):
-        table.add_column(column, justify="right")
+    title = f"{report['model']} · cascade of {report['recipe']} cuts"
+    table = number_table(title, "", "handed on", "mean MACs", "by token", name)
     for role in ("small", "large"):
         alone = report[role]
         table.add_row(f"{role} alone", "", f"{alone['macs']:.3f}", "", f"{alone[name]:.4g}")

@@ -21,6 +21,7 @@ from slimformer.plan.memory import in_words
 from slimformer.report.card import narrow_line, opening_line
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.names import source_names
+from slimformer.report.tables import number_table
 
 
 def show(report: Report, console: Console) -> None:
@@ -51,9 +52,7 @@ def show(report: Report, console: Console) -> None:
 
 def layers_table(section: dict[str, Any]) -> Table:
     """What grouping keys does to the output of every attention, and where it was done."""
-    table = Table(title="attention over groups of keys", title_justify="left")
-    for column in ("layer", "error of its output", "second order", "keys"):
-        table.add_column(column, justify="right")
+    table = number_table("attention over groups of keys", "layer", "error of its output", "second order", "keys")
     keys = f"{section['k']} groups" + (f" + {section['window']}" if section["window"] else "")
     for each in section["layers"]:
         order = "yes" if each["second_order"] else "no"
@@ -101,10 +100,8 @@ def measured_line(data: dict[str, Any], metrics: Sequence[dict[str, Any]]) -> st
 
 def before_after(report: Report) -> RenderableType:
     """The table of numbers: dense, small and their ratio, below the data they were measured on."""
-    table = Table(title=Text(f"{report.model} · {report.recipe} · {report.format}"), title_justify="left")
-    table.add_column("")
-    for column in ("dense", "small", "ratio / difference"):
-        table.add_column(column, justify="right")
+    title = f"{report.model} · {report.recipe} · {report.format}"
+    table = number_table(title, "", "dense", "small", "ratio / difference")
     dense, small = report.dense, report.small
     _row(table, f"block MACs / token (T={report.seq_len})", dense.block_macs, small.block_macs, count)
     _row(table, "MACs outside blocks / token", dense.outside_macs, small.outside_macs, count)
@@ -132,10 +129,9 @@ def before_after(report: Report) -> RenderableType:
 
 def kept_table(sites: Sequence[dict[str, Any]]) -> Table:
     """What every block keeps."""
-    table = Table(title="kept in each block", title_justify="left")
     ranked = any("qk" in site for site in sites)
-    for column in ("block", "heads", "kv heads", *(("qk rank", "vo rank") if ranked else ()), "neurons"):
-        table.add_column(column, justify="right")
+    rank_columns = ("qk rank", "vo rank") if ranked else ()
+    table = number_table("kept in each block", "block", "heads", "kv heads", *rank_columns, "neurons")
     for i in sorted({site["block"] for site in sites}):
         heads, neurons = (
             next(s for s in sites if s["block"] == i and s["kind"] == k) for k in ("attn.heads", "ffn.hidden")

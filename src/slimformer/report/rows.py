@@ -8,11 +8,11 @@ from statistics import mean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from slimformer.errors import SlimformerError
 from slimformer.inspect.rows import RowSpaces, identity_error
+from slimformer.report.tables import number_table
 
 COLUMNS = ("layer", "k (σ²)", "worst head", "k (σ)", "k (σ²), noise", "k, shared", "own keeps", "shared keeps")
 
@@ -31,9 +31,7 @@ def rows_report(blocks: Sequence[RowSpaces], share: float) -> dict[str, Any]:
 def show_rows(spaces: dict[str, Any], console: Console) -> None:
     """Means over heads, and what they say."""
     n, share = spaces["n"], spaces["share"]
-    table = Table(title=f"keys that keep {share:.0%} of attention over {n} tokens", title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
+    table = number_table(f"keys that keep {share:.0%} of attention over {n} tokens", *COLUMNS)
     for each in spaces["layers"]:
         numbers = [mean(each[name]) for name in ("k_sum", "k_null", "k_shared")]
         table.add_row(

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
+
+from slimformer.report.tables import number_table
 
 NONE = "–"
 
 
 def task_table(report: dict[str, Any]) -> RenderableType:
     """One line for each score: both models, their difference with its interval and test, the recovery."""
-    table = Table(title=Text(f"{report['task']} · {report['small']} against {report['dense']}"), title_justify="left")
-    table.add_column("")
-    for column in ("dense", "small", "difference (95 %)", "p", "recovery"):
-        table.add_column(column, justify="right")
+    title = f"{report['task']} · {report['small']} against {report['dense']}"
+    table = number_table(title, "", "dense", "small", "difference (95 %)", "p", "recovery")
     for metric in report["metrics"]:
         table.add_row(
             f"{metric['name']} ({'↓' if metric['better'] == 'lower' else '↑'})",
@@ -36,12 +35,9 @@ LOADS = ("dense rate", "small rate", "dense peak", "small peak")
 
 def bench_table(report: dict[str, Any]) -> RenderableType:
     """Latencies, then rates and peaks, one line for each phase and batch size; weights and cache below."""
-    times = Table(title=Text(f"{report['small']} against {report['dense']}"), title_justify="left")
-    loads = Table()
-    for table, columns in ((times, ("dense", "small", "small / dense", "quartiles")), (loads, LOADS)):
-        table.add_column("")
-        for column in ("batch", *columns):
-            table.add_column(column, justify="right")
+    title = f"{report['small']} against {report['dense']}"
+    times = number_table(title, "", "batch", "dense", "small", "small / dense", "quartiles")
+    loads = number_table("", "", "batch", *LOADS)
     for row in report["measurements"]:
         what = row["phase"], str(row["batch"])
         seconds = (f"{1e3 * row[f'{name}_seconds']:.1f} ms" for name in SIDES)

@@ -10,7 +10,6 @@ one reads again. Formulas are in `evaluate/routing.py`, when it pays off in docs
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +49,7 @@ from slimformer.plan import Budget, Plan
 from slimformer.plan.settings import CutSettings
 from slimformer.run import Run
 from slimformer.steps.make import make, require_same_model
+from slimformer.steps.result import in_precision
 
 TOLERANCE = 0.005  # half a point of accuracy, or half a percent of perplexity
 
@@ -167,7 +167,7 @@ class CascadeResult(Short):
             plan = self.plans.get(role)
             texts = {"plan.json": plan.to_json()} if plan is not None else {}
             belongings = Belongings(self.loaded.processor, self.loaded.companions, texts)
-            models[role] = (_in_precision(model, self.loaded.dtype), belongings)
+            models[role] = (in_precision(model, self.loaded.dtype), belongings)
         record = self.record.with_threshold(self.cascade.threshold)
         save_cascade(record, models, folder, report=report, force=force, verify=verify)
         return Path(folder)
@@ -263,10 +263,3 @@ def _rows(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
         name: value[chosen.to(value.device)] if isinstance(value, Tensor) and len(value) == len(chosen) else value
         for name, value in inputs.items()
     }
-
-
-def _in_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    if model.dtype == dtype:
-        return model
-    out: Any = copy.deepcopy(model)
-    return out.to(dtype)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from slimformer.checkpoint.atomic import require_apart
@@ -54,7 +55,7 @@ class Result(Short):
         """
         folder, loaded = Path(folder), self.loaded
         require_apart(folder, loaded.folder, loaded.name)
-        stored = self.model if self.model.dtype == loaded.dtype else _in_precision(self.model, loaded.dtype)
+        stored = in_precision(self.model, loaded.dtype)
         texts = texts_of(self.plan, self.report, folder)
         save(
             unpacked(self.quantized, stored) if self.quantized else stored, folder,
@@ -126,6 +127,9 @@ def _rounded_before(run: Run) -> list[str]:
     ]
 
 
-def _in_precision(model: PreTrainedModel, dtype: Any) -> PreTrainedModel:
+def in_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model itself where it has this precision, else a copy that does."""
+    if model.dtype == dtype:
+        return model
     out: Any = copy.deepcopy(model)
     return out.to(dtype)

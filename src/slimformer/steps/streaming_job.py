@@ -1,7 +1,8 @@
 """The work folder of a model that is compressed block by block: what is done, so that a killed run can go on.
 
 `.<name>.streaming` next to the result holds what was asked for (job.json), a note of every block that is through a
-phase (notes), the statistics, the states between blocks and the blocks of the smaller model. It is there until the result is.
+phase (notes), the statistics, the states between blocks and the blocks of the smaller model. It is there until the
+result is.
 """
 
 from __future__ import annotations

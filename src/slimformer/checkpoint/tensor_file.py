@@ -3,7 +3,7 @@
     8 bytes: length of the header    JSON, padded with spaces to a multiple of 8    the tensors, without gaps
 
 The header names every tensor, its kind, its shape and where it lies. In tiny models it is a good part of the file, so
-whoever promises a size has to count it.
+a stated size has to count it.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def lengths_of(text: str, names: list[str]) -> list[int]:
     except ValueError:
         raise SlimformerError(f"--lengths {text!r} are not whole numbers; give e.g. 64,128") from None
     if any(n < 4 for n in numbers):
-        raise SlimformerError(f"--lengths {text!r}: attention over fewer than 4 tokens has no spectrum to speak of")
+        raise SlimformerError(f"--lengths {text!r}: attention over fewer than 4 tokens has no useful spectrum")
     return sorted(set(numbers))
 
 

@@ -157,7 +157,7 @@ def _opened(source: str, opening: Opening, format: str, seq_len: int | None, scr
 
 
 def _from_model(start: Any, data: str, reading: opt.Reading, recipe: Any, budgets: tuple[float, float]) -> Ready:
-    """Calibrate anew."""
+    """Calibrate."""
     from slimformer.evaluate.answers import require_answers
     from slimformer.evaluate.assessment import data_provenance
     from slimformer.evaluate.data_notes import thin_data

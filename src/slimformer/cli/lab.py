@@ -31,7 +31,7 @@ def lab_run(
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="processes to train in, one thread each")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and the hours, and train nothing")] = False,
     timing: Annotated[bool, typer.Option("--estimate/--no-estimate", help="time a few steps of each row first")] = True,
-    resume: Annotated[bool, typer.Option("--resume/--anew", help="go on from what is there, or forget it")] = True,
+    resume: Annotated[bool, typer.Option("--resume/--anew", help="resume from what is there, or start again")] = True,
     force: Annotated[bool, typer.Option("--force", help="run again what was run with other settings or data")] = False,
     track: opt.Track = None,
     seed: opt.NoSeed = 0,
@@ -80,7 +80,7 @@ def lab_table(
     seed: opt.NoSeed = 0,
     shown: opt.Shown = opt.SHOWN,
 ) -> None:
-    """Make the table and the figures of an experiment anew from the runs that have ended."""
+    """Make the table and the figures of an experiment again from the runs that have ended."""
     show_table(folder, shown)
 
 

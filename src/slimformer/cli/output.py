@@ -99,7 +99,7 @@ def recorded_report(folder: str) -> dict[str, Any]:
 
 
 def record_in(folder: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Write the report of a folder anew, and its page if there is one that nobody has changed."""
+    """Rewrite the report of a folder, and its page unless somebody has changed it."""
     from slimformer.checkpoint.atomic import revising
     from slimformer.checkpoint.lines import json_text, strict
     from slimformer.report.page import html_page, is_page_as_made

@@ -52,14 +52,7 @@ def quantize(
     from slimformer.steps.quantize import grid_of
 
     grid_of(bits, group)
-    asked: dict[str, Any] = {
-        "bits": bits,
-        "group": group,
-        "method": method,
-        "symmetric": symmetric,
-        "only_data": only_data,
-        "timing": timing,
-    }
+    asked: dict[str, Any] = {"bits": bits, "group": group, "method": method, "symmetric": symmetric}
     loaded = load_model(model, opening.resolve())
     with showing_progress(hidden=shown.hidden) as progress:
         smaller = make_smaller(

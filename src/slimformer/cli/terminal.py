@@ -60,7 +60,7 @@ def run(app: typer.Typer) -> int:
 
 @contextmanager
 def _notes_shown() -> Iterator[None]:
-    """What is to be said of how a model was opened goes to standard error."""
+    """Notes on how a model was opened go to standard error."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", OpeningNote)
         before = warnings.showwarning
@@ -76,7 +76,7 @@ def _notes_shown() -> Iterator[None]:
 
 
 def _fact(error: Exception) -> str | None:
-    """What a user can do something about, in the words of the libraries below; None for what only we can mend."""
+    """What a user can correct, in the words of the libraries below; None for mistakes of this program."""
     if hasattr(error, "format_message"):  # usage errors of typer, or of the click inside it
         context = getattr(error, "ctx", None)
         hint = f"; see {context.command_path} --help" if context is not None else ""

@@ -1,4 +1,4 @@
-"""What there is to say of predictions: scores with intervals, calibration error, confusion matrix.
+"""How good predictions are: scores with intervals, calibration error, confusion matrix.
 
     macro F1 = mean over classes of F1      ECE = Σ_bins (n_b / n) |accuracy_b − confidence_b|
 

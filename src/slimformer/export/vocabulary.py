@@ -57,7 +57,9 @@ def _tokens(description: dict[str, Any], size: int) -> tuple[list[str], list[int
     added = {each["id"]: each for each in description.get("added_tokens", [])}
     by_number |= {number: each["content"] for number, each in added.items()}
     if max(by_number) >= size:
-        raise CannotExport(f"the tokenizer has {max(by_number) + 1} tokens and the model {size}; mend the checkpoint")
+        raise CannotExport(
+            f"the tokenizer has {max(by_number) + 1} tokens and the model {size}; correct the checkpoint"
+        )
     kinds = [_kind(by_number.get(i), added.get(i), model) for i in range(size)]
     return [by_number.get(i, f"[PAD{i}]") for i in range(size)], kinds
 

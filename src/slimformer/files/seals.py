@@ -1,4 +1,4 @@
-"""Files of our own that carry a checksum of what they hold, so that a changed bit is found by whoever reads them.
+"""Files of our own that carry a checksum of what they hold, so that readers notice a changed bit.
 
 For single files that machines write for themselves: caches, states of work that goes on, solved heads. Files of a
 result or of statistics stand together, and people edit plans.

@@ -75,7 +75,7 @@ class AnalyticHead(HeadParameters):
     def polish(self, parts: Iterable[tuple[Any, ...]]) -> AnalyticHead:
         """Newton steps over the rows learnt so far, given again as (X, y) or (X, y, weight), in any parts and order.
 
-        They are read once for each step, so `parts` must be something that can be iterated anew. Kind "newton" only.
+        They are read once for each step, so `parts` must allow several iterations. Kind "newton" only.
         """
         self._require_rows()
         if self.kind != "newton":

@@ -1,7 +1,7 @@
 """What arguments of public functions may be, in one table, by the names all of them share.
 
 `check_arguments` looks at the arguments of a call before anything is done. What is of the wrong kind is one line
-(`WrongArgument`) that says what to give; what only a model or its data can tell is left to whoever knows them.
+(`WrongArgument`) that says what to give; what only a model or its data can tell is checked later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slimformer.messages.words import option
 
 P = ParamSpec("P")
 R = TypeVar("R")
-SHOWN = 60  # characters of a value that are repeated to whoever gave it
+SHOWN = 60  # characters of a value that are repeated in a message
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def grouped_line(section: dict[str, Any]) -> str:
 
 
 def savings_table(savings: Sequence[dict[str, Any]]) -> Table:
-    """What each lossless rewrite saves, or why it is not to be had."""
+    """What each lossless rewrite saves, or why it is not possible."""
     table = Table(title="rewrites that change no output", title_justify="left")
     for column in ("rewrite", "parameters", "MACs / token", "KV cache"):
         table.add_column(column, justify="left" if column == "rewrite" else "right")

@@ -40,9 +40,9 @@ def _parsed(text: str, folder: Path) -> dict[str, Any]:
     try:
         fields = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise CannotPush(f"{folder / 'README.md'}: its header is not YAML; mend it") from error
+        raise CannotPush(f"{folder / 'README.md'}: its header is not YAML; correct it") from error
     if not isinstance(fields, dict):
-        raise CannotPush(f"{folder / 'README.md'}: its header is no table of fields; mend it")
+        raise CannotPush(f"{folder / 'README.md'}: its header is no table of fields; correct it")
     return fields
 
 

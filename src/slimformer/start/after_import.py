@@ -1,4 +1,4 @@
-"""Work that waits until somebody imports a module, so that nobody has to import it for the work's sake."""
+"""Work that waits until somebody imports a module, so that it is not imported for the work alone."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Lossless(Step):
         require_format(run.format)
 
     def preview(self, run: Run) -> list[dict[str, Any]]:
-        """What each rewrite would save, or why it is not to be had."""
+        """What each rewrite would save, or why it is not possible."""
         savings = offers(
             run.dense, describe(run.dense), self._scope(run), seq_len=run.seq_len, names=self.rewrites
         )  # fmt: skip

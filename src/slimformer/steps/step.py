@@ -35,7 +35,7 @@ class Step(BaseModel):
         return self.reads_data
 
     def require_complete(self) -> None:
-        """Refuse, before a model is opened, settings that say too little, or what nobody could have."""
+        """Refuse, before a model is opened, settings that are incomplete or impossible."""
 
     def require_possible(self, run: Run) -> None:
         """Refuse, before data are read, what this model cannot have."""

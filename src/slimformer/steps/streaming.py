@@ -1,4 +1,4 @@
-"""Compress a model that does not fit into memory: `calibrated` and `make`, as ever, with a residence on disk.
+"""Compress a model that does not fit into memory: `calibrated` and `make`, with a residence on disk.
 
 Every walk (metric, moments, curves, probes, cut, correction) needs one block's weights at a time; between blocks states
 are kept in mapped files (`models.state_store`). Each goes on at the last finished block when the run was killed. What
@@ -179,7 +179,7 @@ def _fingerprint(skeleton: Skeleton, progress: Progress) -> str:
 
 
 def _asked(run: Run, skeleton: Skeleton, budget: Budget, settings: CutSettings) -> dict[str, Any]:
-    """What decides the result, to the last bit: only a run that was asked for the same is gone on with."""
+    """What decides the result, to the last bit: only a run that was asked for the same is resumed."""
     data = run.data
     assert data is not None
     return {

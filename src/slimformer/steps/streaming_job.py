@@ -68,7 +68,7 @@ class Job:
         return newest
 
     def finish(self, phase: str, note: Any, versions: Mapping[int, int] | None = None) -> None:
-        """One more block is through a phase: what there is to say of it, and the blocks it has settled. In one step."""
+        """One more block is through a phase: a note on it, and the blocks it has settled. In one step."""
         with one_clear_line(self.folder):
             self._folder.mkdir(exist_ok=True)
             content = {"note": note, "blocks": {str(i): version for i, version in (versions or {}).items()}}
@@ -84,7 +84,7 @@ class Job:
         return count
 
     def begin_anew(self) -> None:
-        """Remove what was done, because it cannot be gone on with."""
+        """Remove what was done, because it cannot be resumed."""
         _clear(self.folder, but=("lock", "job.json"))
 
     @property
@@ -122,7 +122,7 @@ def require_whole(*paths: Path) -> None:
 
 @contextmanager
 def job_for(target: Path, asked: dict[str, Any]) -> Iterator[Job]:
-    """The work folder for a result; one of an earlier run that was asked for the same is gone on with.
+    """The work folder for a result; one of an earlier run that was asked for the same is resumed.
 
     When the block ends well the folder is removed. A second process for the same result is refused.
     """
@@ -169,8 +169,8 @@ def _require_ours(folder: Path, *, ours: bool) -> None:
 
 
 def _clear(folder: Path, but: Sequence[str] = ()) -> None:
-    """Remove what we put into a work folder: first, in one step, what says that it can be gone on with, last what says
-    that it is ours. So whoever is killed meanwhile leaves a folder that the next run knows what to do with.
+    """Remove what we put into a work folder: first, in one step, what says that it can be resumed, last what says
+    that it is ours. So a run that is killed meanwhile leaves a folder that the next run knows what to do with.
     """
     if (folder / GONE).is_dir():
         shutil.rmtree(folder / GONE)

@@ -215,7 +215,7 @@ class LinformerForCausalLM(LinformerPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "encoder.tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: LinformerConfig) -> None:
-        config = copy.deepcopy(config)  # whoever gave it may go on to build an encoder from it
+        config = copy.deepcopy(config)  # the caller may still build an encoder from it
         config.is_causal = True
         super().__init__(config)
         self.encoder = LinformerModel(config)

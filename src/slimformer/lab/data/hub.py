@@ -50,7 +50,7 @@ def _parts(settings: DataSettings) -> list[Any]:
             dataset = datasets.load_dataset(name, config or None)
     except Exception as error:  # `datasets` raises a dozen unrelated types for one fact
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        raise DataNotFound(f"the data set {settings.path!r} cannot be had: {reason}") from None
+        raise DataNotFound(f"the data set {settings.path!r} cannot be opened: {reason}") from None
     if "train" not in dataset:
         raise DataNotFound(f"the data set {settings.path!r} has no part 'train'; it has {', '.join(dataset)}")
     behind = settings.validation_path or next((part for part in BEHIND if part in dataset), None)

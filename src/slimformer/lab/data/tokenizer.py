@@ -52,7 +52,7 @@ def open_tokenizer(name: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises several types for one fact
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        raise DataNotFound(f"the tokenizer {name!r} cannot be had: {reason}; or train one: wordpiece, bpe") from None
+        raise DataNotFound(f"the tokenizer {name!r} cannot be opened: {reason}; or train one: wordpiece, bpe") from None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer

@@ -35,7 +35,8 @@ from torch import Tensor
 from cells import write_json
 from recipes import shared_file
 from slimformer.calibrate.gather import Data, gather
-from slimformer.evaluate import perplexity, state_similarity
+from slimformer.evaluate.fidelity import state_similarity
+from slimformer.evaluate.perplexity import perplexity
 from slimformer.inspect.activations import StreamSpectrum, observe
 from slimformer.inspect.attention import attention_spectra, full_rows
 from slimformer.inspect.heads import head_factors

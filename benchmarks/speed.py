@@ -27,9 +27,8 @@ import scipy.linalg
 import torch
 
 from slimformer.calibrate.gather import gather
-from slimformer.evaluate import model_latency
 from slimformer.evaluate.bench import random_inputs
-from slimformer.evaluate.speed import Rounds
+from slimformer.evaluate.speed import Rounds, model_latency
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.pivoted_cholesky import pivots
 from slimformer.models import describe

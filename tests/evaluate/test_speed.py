@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from slimformer.errors import ModelNotFound
-from slimformer.evaluate import compare_latency, file_size, model_latency, parameter_count, speed
-from slimformer.evaluate.speed import Rounds
+from slimformer.evaluate import speed
+from slimformer.evaluate.speed import Rounds, compare_latency, file_size, model_latency, parameter_count
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 GPT2 = {"n_embd": 32, "n_head": 4, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 2}

@@ -17,14 +17,14 @@ from slimformer.calibrate.store import Provenance
 from slimformer.calibrate.tasks import TASKS
 from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
-from slimformer.evaluate import file_size, generate_text, model_latency, parameter_count
 from slimformer.evaluate.compare import compare, first_tokens, is_language_model
 from slimformer.evaluate.data_notes import few_examples, unnamed_data
 from slimformer.evaluate.elsewhere import home_and_elsewhere, narrow_notes, other_text
 from slimformer.evaluate.neighbours import LENGTH, SENTENCES, neighbours
 from slimformer.evaluate.report import Footprint, Report
 from slimformer.evaluate.report_file import read_report
-from slimformer.evaluate.speed import Rounds
+from slimformer.evaluate.sample import generate_text
+from slimformer.evaluate.speed import Rounds, file_size, model_latency, parameter_count
 from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import read_json
 from slimformer.files.versions import versions

@@ -99,7 +99,7 @@ class LabFolder:
 def open_folder(path: Path, runs: Sequence[RunSettings], *, force: bool) -> LabFolder:
     """The folder to work in. One with other contents is refused; runs of other settings need `force`."""
     folder = LabFolder(path)
-    if _read(path / "lab.json", "slimformer_lab") is None and not _bare(path):
+    if _read(path / "lab.json", "slimformer_lab") is None and not _is_unused(path):
         require_free(path, force=False)
     changed = folder.changed(runs)
     if changed and not force:
@@ -135,7 +135,7 @@ def alone(folder: LabFolder) -> AbstractContextManager[None]:
     return lock.alone(folder.path / LOCK, message)
 
 
-def _bare(path: Path) -> bool:
+def _is_unused(path: Path) -> bool:
     """An empty folder, or one a runner was stopped in before it began."""
     return path.is_dir() and {file.name for file in path.iterdir()} <= {LOCK}
 

@@ -45,11 +45,11 @@ class Head(Step):
             )
             rows = labelled(run.loaded, LabelledRows(self.data, how["columns"], seed=data.seed))
             allowed = (row for row in rows if (row.text, row.pair) not in held_out)
-            bare, length = is_bare(run.model), min(data.seq_len, 128)
+            headless, length = is_bare(run.model), min(data.seq_len, 128)
             model, head = fresh_head(
                 run.loaded, run.model, allowed, kind=self.kind, seq_len=length, progress=run.progress
             )
-            if bare:  # it has become a classifier; its own metrics, of states, stay what they were
+            if headless:  # it has become a classifier; its own metrics, of states, stay what they were
                 report = replace(report, head=head, load_class=auto_class(model))
             else:
                 metrics = [metric.to_json() for metric in compare(run.dense, model, data.splits["report"])]

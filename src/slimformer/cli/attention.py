@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import joined, require_data, require_model
+from slimformer.cli.inputs import joined, read_data, require_inputs
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError, TooFewTokens
@@ -39,8 +38,7 @@ def attention(
         raise SlimformerError("--sequences 1: directions are fitted on a half of the texts and tried on the others")
     name = joined(data)
     asked = lengths_of(lengths, [name])
-    require_model(model, opening)
-    require_data(name)
+    require_inputs(model, name, opening)
 
     from slimformer.calibrate.gather import sequence_length
     from slimformer.inspect.rows import row_spaces
@@ -52,7 +50,7 @@ def attention(
     architecture = describe(loaded.model)
     if architecture.family.image:
         raise SlimformerError("this looks along texts; for the attention of image models see slimformer inspect")
-    read = partial(read_length, loaded, architecture, {"columns": opt.column_names(columns), "seed": seed})
+    read = reader(loaded, columns, seed)
     length = sequence_length(loaded.model, architecture, None)
     rows = attention_rows(read, [name], asked, length, sequences, TOKENS)[name]
     with showing_progress(hidden=shown.hidden) as progress:
@@ -84,11 +82,9 @@ def lengths_of(text: str, names: list[str]) -> list[int]:
     return sorted(set(numbers))
 
 
-def read_length(loaded: Any, architecture: Any, how: dict[str, Any], name: str, length: int, tokens: int) -> Any:
-    """Data for a model that is loaded already, in sequences of that length."""
-    from slimformer.calibrate.gather import gather
-
-    return gather(name, loaded.model, loaded.processor, architecture, seq_len=length, tokens=tokens, **how)
+def reader(loaded: Any, columns: str, seed: int) -> Callable[[str, int, int], Any]:
+    """What reads data for a model: their name, the length of sequences, how many tokens."""
+    return lambda name, length, tokens: read_data(loaded, name, opt.Reading(columns, tokens, None, length, seed))
 
 
 def attention_rows(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from slimformer.cli import options as opt
-from slimformer.cli.attention import TOKENS, attention_rows, lengths_of, read_length
+from slimformer.cli.attention import TOKENS, attention_rows, lengths_of, reader
 from slimformer.cli.inputs import require_data, require_model
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
@@ -71,7 +70,7 @@ def inspect(
     loaded = load_model(model, opening.resolve())
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
-    read = partial(read_length, loaded, architecture, {"columns": opt.column_names(columns), "seed": seed})
+    read = reader(loaded, columns, seed)
     rows = attention_rows(read, names, asked, length, sequences, tokens) if names else {}
     given = [read(name, length, tokens) for name in names]  # before the work: data may be refused
     portrait = inspection(loaded, architecture, length)

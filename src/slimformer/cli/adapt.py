@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import joined, parts_of, read_data, require_inputs, require_place
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.heads.asked import require_adaptation
@@ -31,20 +31,20 @@ def adapt(
     shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Adapt the head of a language model to the domain of --data, in closed form; perplexity before and after."""
-    name = joined(data)
+    name = inputs.joined(data)
     require_adaptation(method)
     if out_folder is not None:
-        require_place(out_folder, force, model, *parts_of(name), source_data)
-    require_inputs(model, name, opening, source_data or None)
+        inputs.require_place(out_folder, force, model, *inputs.parts_of(name), source_data)
+    inputs.require_inputs(model, name, opening, source_data or None)
 
     from slimformer.heads import adapt as lm_adapt
     from slimformer.models.load import load_model
 
     loaded = load_model(model, opening.resolve())
-    splits = read_data(loaded, name, reading).splits
+    splits = inputs.read_data(loaded, name, reading).splits
     texts = {"domain": splits["report"]}
     if source_data:
-        texts["source"] = read_data(loaded, source_data, reading, purpose="evaluation").splits["report"]
+        texts["source"] = inputs.read_data(loaded, source_data, reading, purpose="evaluation").splits["report"]
     with showing_progress(hidden=shown.hidden) as progress:
         progress("states", 0, 2)
         fit, select = (lm_adapt.states_of(loaded.model, splits[name]) for name in ("fit", "select"))

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import loaded_for, require_place, statistics_of
 from slimformer.cli.output import emit, save_result, saved_line
 from slimformer.cli.terminal import showing_progress
 
@@ -25,7 +25,7 @@ def apply(
     shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Carry out a plan with the statistics it was made from, and save the smaller model."""
-    require_place(out_folder, force, stats, plan_file, statistics_of(stats, model, opening))
+    inputs.require_place(out_folder, force, stats, plan_file, inputs.statistics_of(stats, model, opening))
 
     from slimformer.calibrate.store import open_statistics
     from slimformer.evaluate.assessment import describe_result
@@ -36,7 +36,7 @@ def apply(
     from slimformer.steps.result import Result
 
     decided, statistics = Plan.load(plan_file), open_statistics(stats)
-    loaded = loaded_for(statistics, model, opening)
+    loaded = inputs.loaded_for(statistics, model, opening)
     with showing_progress(hidden=shown.hidden) as progress:
         small = replay(decided, loaded.model, statistics, progress=progress)
         decided = recounted(decided, describe(loaded.model))

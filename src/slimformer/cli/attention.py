@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import joined, read_data, require_inputs
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError, TooFewTokens
@@ -36,9 +36,9 @@ def attention(
         raise SlimformerError(f"--share {share}: a fraction between 0 and 1, e.g. 0.95")
     if sequences < 2:
         raise SlimformerError("--sequences 1: directions are fitted on a half of the texts and tried on the others")
-    name = joined(data)
+    name = inputs.joined(data)
     asked = lengths_of(lengths, [name])
-    require_inputs(model, name, opening)
+    inputs.require_inputs(model, name, opening)
 
     from slimformer.calibrate.gather import sequence_length
     from slimformer.inspect.rows import row_spaces
@@ -84,7 +84,7 @@ def lengths_of(text: str, names: list[str]) -> list[int]:
 
 def reader(loaded: Any, columns: str, seed: int) -> Callable[[str, int, int], Any]:
     """What reads data for a model: their name, the length of sequences, how many tokens."""
-    return lambda name, length, tokens: read_data(loaded, name, opt.Reading(columns, tokens, None, length, seed))
+    return lambda name, length, tokens: inputs.read_data(loaded, name, opt.Reading(columns, tokens, None, length, seed))
 
 
 def attention_rows(

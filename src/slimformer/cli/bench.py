@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import load_relatives, require_models
 from slimformer.cli.output import emit, out, record_in, recorded_report
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
@@ -36,7 +36,7 @@ def bench(
 ) -> None:
     """Time a smaller model against the dense one: prefill, decode, throughput over batch sizes, peak memory, cache."""
     sizes, recorded = _batch_sizes(batch_sizes), tracker(track)
-    require_models(folder, against, opening)
+    inputs.require_models(folder, against, opening)
 
     import torch
 
@@ -51,7 +51,7 @@ def bench(
         if threads is not None:
             torch.set_num_threads(threads)
         with showing_progress(hidden=shown.hidden) as progress:
-            loaded, small = load_relatives(folder, against, opening)
+            loaded, small = inputs.load_relatives(folder, against, opening)
             work, rounds = Workload(sizes, seq_len, new_tokens), replace(ROUNDS, repeats=repeats, seed=seed)
             names = (loaded.name, small.name)
             figures = measure(loaded.model, small.model, work, rounds, names=names, progress=progress).to_dict()

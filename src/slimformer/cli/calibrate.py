@@ -9,16 +9,8 @@ from typing import Annotated
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import (
-    joined,
-    parts_of,
-    read_data,
-    require_inputs,
-    require_place,
-    require_precision,
-    with_precision,
-)
 from slimformer.cli.output import emit, show_notes
 from slimformer.cli.terminal import showing_progress
 
@@ -37,10 +29,10 @@ def calibrate(
     shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """One pass over the data: write the moments of every width, from which any budget can be planned."""
-    name = joined(data)
-    require_precision(dtype)
-    require_place(out_folder, force, model, *parts_of(name))
-    require_inputs(model, name, opening)
+    name = inputs.joined(data)
+    inputs.require_precision(dtype)
+    inputs.require_place(out_folder, force, model, *inputs.parts_of(name))
+    inputs.require_inputs(model, name, opening)
 
     from slimformer.calibrate.distributed import is_follower
     from slimformer.calibrate.metric import shared_metric
@@ -54,9 +46,9 @@ def calibrate(
     from slimformer.steps.calibration import calibrate as gather_moments
     from slimformer.steps.calibration import keep_probes, require_together
 
-    loaded = load_model(model, with_precision(opening, dtype))
+    loaded = load_model(model, inputs.with_precision(opening, dtype))
     require_every_key(loaded.model)
-    batches = read_data(loaded, name, reading, broad=not only_data)
+    batches = inputs.read_data(loaded, name, reading, broad=not only_data)
     require_together(loaded, batches)
     with showing_progress(hidden=shown.hidden):
         narrowness_noted(loaded.model, batches)

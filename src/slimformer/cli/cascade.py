@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import (
-    joined,
-    parts_of,
-    read_data,
-    require_data,
-    require_model,
-    require_place,
-    require_precision,
-    started_from,
-    statistics_of,
-    with_precision,
-)
 from slimformer.cli.output import emit, out, python_line
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import BudgetOutOfReach, SlimformerError
@@ -93,9 +82,9 @@ def cascade(
     """
     from slimformer.recipes import fields_of
 
-    both, name = _two_budgets(budgets), joined(data)
+    both, name = _two_budgets(budgets), inputs.joined(data)
     fields_of(recipe)
-    require_place(out_folder, force, source, model or None, *parts_of(name))
+    inputs.require_place(out_folder, force, source, model or None, *inputs.parts_of(name))
     calibrated = _require_inputs(source, model, name, format, opening, dtype)
 
     from slimformer.recipe import cut_settings, load_recipe, with_arguments
@@ -106,7 +95,7 @@ def cascade(
         if calibrated:
             ready = _from_statistics(Path(source), (model, opening), name, reading, (chosen, format, refine), progress)
         else:
-            how_opened = with_precision(opening, dtype)
+            how_opened = inputs.with_precision(opening, dtype)
             start = _opened(source, how_opened, format, reading.seq_len, Path(scratch), progress)
             ready = _from_model(start, name, reading, chosen, both)
         how = {"budgets": both, "tolerance": tolerance, "mean_macs": mean_macs}
@@ -121,13 +110,13 @@ def cascade(
 def _require_inputs(source: str, moved: str, data: str, format: str, opening: opt.OpeningAsked, dtype: str) -> bool:
     """Are these statistics, not a model? What is not there or not known is refused before torch is imported."""
     require_format(format)
-    require_precision(dtype)
-    require_data(data)
+    inputs.require_precision(dtype)
+    inputs.require_data(data)
     calibrated = (Path(source) / "stats.json").is_file()
     if calibrated:
-        statistics_of(Path(source), moved, opening)
+        inputs.statistics_of(Path(source), moved, opening)
     else:
-        require_model(source, opening)
+        inputs.require_model(source, opening)
     return calibrated
 
 
@@ -172,7 +161,7 @@ def _from_model(start: Any, data: str, reading: opt.Reading, recipe: Any, budget
     require_answers(model)
     for fraction in budgets:  # before the long work
         check_budget(architecture, Budget(fraction), seq_len=start.seq_len, settings=settings, format=start.format)
-    read = read_data(start.loaded, data, reading, broad=True)
+    read = inputs.read_data(start.loaded, data, reading, broad=True)
     run = calibrated(replace(start, data=read, after=recipe.after_cut), settings)
     facts = data_provenance(architecture, read)
     return Ready(run, read.splits | read.own, facts, thin_data(architecture, read))
@@ -188,11 +177,11 @@ def _from_statistics(
     from slimformer.models import describe
 
     recipe, format, refine = how
-    run, _ = started_from(stats, recipe, format, source, progress)
+    run, _ = inputs.started_from(stats, recipe, format, source, progress)
     provenance = run.known.provenance
     require_answers(run.dense)
     as_made = replace(reading, seq_len=provenance.seq_len, seed=provenance.seed)
-    read = read_data(run.loaded, data, as_made, broad=bool(provenance.reading.get("broad")))
+    read = inputs.read_data(run.loaded, data, as_made, broad=bool(provenance.reading.get("broad")))
     facts = data_provenance(describe(run.dense), read)
     if read.hash == provenance.data_hash:
         return Ready(replace(run, data=read, after=recipe.after_cut), read.splits | read.own, facts)

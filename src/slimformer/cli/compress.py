@@ -6,18 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import (
-    fraction,
-    joined,
-    parts_of,
-    require_data,
-    require_model,
-    require_place,
-    require_precision,
-    size_in_bytes,
-    with_precision,
-)
 from slimformer.cli.output import emit, out, save_result, show_notes, show_result
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
@@ -77,7 +67,7 @@ def compress(
 
     file = fields_of(recipe)
     require_format(format)
-    name, texts = joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
+    name, texts = inputs.joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
     others = {"eval_data": eval_data or (), "head_data": head_data}
     given = {
         "max_kl": max_kl, "refine": refine, "head_data": head_data, "bits": bits, "group": group, "k": k,
@@ -89,7 +79,7 @@ def compress(
     ):
         require_one({name: short.get(name) for name in BUDGETS})
     if memory is not None:
-        size_in_bytes("--memory", memory)
+        inputs.size_in_bytes("--memory", memory)
     place = None if dry_run else _require_out(out_folder, force, model, name, others)
     record = tracker(track)
     asked = {
@@ -104,11 +94,11 @@ def compress(
 
 def _asked(texts: dict[str, str | None], given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
     """Arguments of `compress` from options: budgets, which are texts, all that is not left out, and --set."""
-    budgets: dict[str, Any] = {by: fraction(by, text) for by in MEASURES if (text := texts.get(by)) is not None}
+    budgets: dict[str, Any] = {by: inputs.fraction(by, text) for by in MEASURES if (text := texts.get(by)) is not None}
     for by, value in budgets.items():
         require_fraction(value, by)
     if (size := texts.get("size")) is not None:
-        budgets["size"] = size_in_bytes("--size", size)
+        budgets["size"] = inputs.size_in_bytes("--size", size)
     others = {name: value for name, value in given.items() if value is not None}
     return {**budgets, **others, "settings": _settings_in(settings or [])}
 
@@ -133,17 +123,17 @@ def _require_out(folder: Path | None, force: bool, model: str, data: str, others
     """Where to write; refused, before the work, where nothing is said, or where it is taken or read from."""
     if folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
-    require_place(folder, force, model, others["head_data"], *parts_of(data), *others["eval_data"])
+    inputs.require_place(folder, force, model, others["head_data"], *inputs.parts_of(data), *others["eval_data"])
     return folder
 
 
 def _opening_for(model: str, data: str, others: dict[str, Any], opening: opt.OpeningAsked, dtype: str) -> Opening:
     """How to open the model; model and data that are not there are refused first, before torch is imported."""
-    require_precision(dtype)
-    require_model(model, opening)
+    inputs.require_precision(dtype)
+    inputs.require_model(model, opening)
     if others:
-        require_data(data, *others["eval_data"], others["head_data"])
-    return with_precision(opening, dtype)
+        inputs.require_data(data, *others["eval_data"], others["head_data"])
+    return inputs.with_precision(opening, dtype)
 
 
 def _make_and_save(
@@ -158,8 +148,8 @@ def _make_and_save(
             report = save_result(compress(model, data, progress=progress, **asked), folder, force, progress).report
         else:
             report = compress_streamed(
-                model, folder, data, memory=size_in_bytes("--memory", memory), **asked, force=force, progress=progress,
-                say=lambda line: show_notes([line], hidden=hidden),
+                model, folder, data, memory=inputs.size_in_bytes("--memory", memory), **asked, force=force,
+                progress=progress, say=lambda line: show_notes([line], hidden=hidden),
             ).report  # fmt: skip
     show_result(report, folder, shown)
     content: dict[str, Any] = report.to_dict()
@@ -177,7 +167,7 @@ def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, An
     if asked.get("bits") is not None:
         raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
     if memory is not None:
-        seen = foresee_streamed(model, data, memory=size_in_bytes("--memory", memory), **asked)
+        seen = foresee_streamed(model, data, memory=inputs.size_in_bytes("--memory", memory), **asked)
         line = f"memory: {seen.estimate}; allowed {memory}"
 
         def tables() -> None:

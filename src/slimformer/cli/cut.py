@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import fraction_asked, require_calibrated, require_place, started_from
 from slimformer.cli.output import emit, save_result, saved_line
 from slimformer.cli.terminal import showing_progress
 
@@ -28,8 +28,8 @@ def cut(
 ) -> None:
     """Make a model at any budget from one calibration, without the data: the same bits as compress --no-refine."""
     source = (model, opening)
-    asked = fraction_asked(macs, params, latency)
-    require_place(out_folder, force, stats, require_calibrated(stats, recipe, format, source))
+    asked = inputs.fraction_asked(macs, params, latency)
+    inputs.require_place(out_folder, force, stats, inputs.require_calibrated(stats, recipe, format, source))
 
     from slimformer.evaluate.assessment import describe_result
     from slimformer.plan.budget import budget_of
@@ -38,7 +38,7 @@ def cut(
     from slimformer.steps.result import Result
 
     with showing_progress(hidden=shown.hidden) as progress:
-        run, settings = started_from(stats, recipe, format, source, progress)
+        run, settings = inputs.started_from(stats, recipe, format, source, progress)
         budget = priced(run, budget_of(**asked))
         cut_run = make(run, budget, settings)
         report = describe_result(run.loaded, cut_run.model, cut_run.decided, run.known.provenance)

@@ -7,16 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import (
-    joined,
-    load_pair,
-    load_relatives,
-    read_data,
-    require_data,
-    require_models,
-    require_readable_as_recorded,
-)
 from slimformer.cli.output import emit, out, record_in, recorded_report
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
@@ -72,15 +64,15 @@ def eval_(
     Of data it was calibrated on, only what was held out is read, and that is what is read without --data; a task is
     read whole.
     """
-    recorded, sources = tracker(track), (joined(data) if data else None, *(eval_data or ()))
+    recorded, sources = tracker(track), (inputs.joined(data) if data else None, *(eval_data or ()))
     if task is None:
         _require_data_options(sources, columns, samples, record)
-        require_models(folder, against, opening)
+        inputs.require_models(folder, against, opening)
         reading = opt.Reading(columns, tokens, samples, seq_len, seed)
         return _on_data((folder, against, opening), sources, reading, timing, recorded, shown)
     several, limited = bool(eval_data) or len(data or ()) > 1, tokens is not None or not timing
     _require_task_options(task, several=several, limited=limited)
-    require_models(folder, against, opening)
+    inputs.require_models(folder, against, opening)
     how: dict[str, Any] = {
         "data": sources[0], "columns": tuple(opt.column_names(columns) or ()) or None, "seq_len": seq_len, "seed": seed,
         "limit": samples, "batch_size": batch_size, "threshold": threshold, "stride": stride, "longest": longest,
@@ -94,8 +86,8 @@ def _require_data_options(sources: tuple[str | None, ...], columns: str, samples
     if record:
         raise SlimformerError("--record is for the scores of a --task; give one")
     if sources[0] is None:
-        require_readable_as_recorded(columns=columns, samples=samples)
-    require_data(*sources)
+        inputs.require_readable_as_recorded(columns=columns, samples=samples)
+    inputs.require_data(*sources)
 
 
 def _require_task_options(task: str, *, several: bool, limited: bool) -> None:
@@ -119,13 +111,13 @@ def _on_data(
     from slimformer.evaluate import assessment as assess
     from slimformer.report.console import show
 
-    loaded, small = load_pair(*pair)
+    loaded, small = inputs.load_pair(*pair)
     first, *others = sources
     if first is None:
         batches = assess.data_of(small, loaded, seq_len=reading.seq_len, tokens=reading.tokens)
     else:
-        batches = read_data(loaded, first, reading, purpose="evaluation")
-    others_read = [read_data(loaded, str(name), reading, purpose="evaluation") for name in others]
+        batches = inputs.read_data(loaded, first, reading, purpose="evaluation")
+    others_read = [inputs.read_data(loaded, str(name), reading, purpose="evaluation") for name in others]
     with showing_progress(hidden=shown.hidden) as progress:
         report = assess.evaluate_pair(loaded, small, batches, others_read, timing=timing, progress=progress)
     recorded("eval", report.to_dict())
@@ -145,7 +137,7 @@ def _on_task(
         recorded_report(pair[0])
     with showing_progress(hidden=shown.hidden) as progress:
         progress("load", 0, 1)
-        loaded, small = load_relatives(*pair)
+        loaded, small = inputs.load_relatives(*pair)
         progress("load", 1, 1)
         progress(task, 0, 1)
         report = evaluate_task(task, loaded, small, Options(**how))

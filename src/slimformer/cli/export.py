@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import require_model, require_place
 from slimformer.cli.output import emit, python_line
 from slimformer.cli.terminal import showing_progress
 from slimformer.export.asked import Target
@@ -48,8 +48,8 @@ def export(
     the LLaMA family in plain format, with their tokenizer.
     """
     target = Target(to, int8, quant, seq_len)
-    require_place(out_folder, force, model)
-    require_model(model, opening)
+    inputs.require_place(out_folder, force, model)
+    inputs.require_model(model, opening)
 
     from slimformer.export.write import export_model
     from slimformer.models.load import load_model

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import require_calibrated, started_from
 from slimformer.cli.output import emit, front_table, out
 from slimformer.cli.terminal import showing_progress
 
@@ -35,12 +35,12 @@ def frontier(
     if out_file is not None:
         require_free_file(out_file, force, FRONT)
     fractions, source = fractions_of(budgets), (model, opening)
-    require_calibrated(stats, recipe, format, source)
+    inputs.require_calibrated(stats, recipe, format, source)
 
     from slimformer.steps import frontier as front
 
     with showing_progress(hidden=shown.hidden) as progress:
-        run, settings = started_from(stats, recipe, format, source, progress)
+        run, settings = inputs.started_from(stats, recipe, format, source, progress)
         rows = [point.to_json() for point in front.frontier(run, settings, fractions)]
     content = {"slimformer_front": 1, "recipe": recipe, "format": format, "points": rows}
     if out_file is not None:

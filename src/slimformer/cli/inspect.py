@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
 from slimformer.cli.attention import TOKENS, attention_rows, lengths_of, reader
-from slimformer.cli.inputs import require_data, require_model
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
@@ -56,8 +56,8 @@ def inspect(
     asked = lengths_of(lengths, names)
     if figures is not None:
         _require_figures(figures, force)
-    require_model(model, opening)
-    require_data(*names)
+    inputs.require_model(model, opening)
+    inputs.require_data(*names)
 
     from slimformer.calibrate.gather import sequence_length
     from slimformer.inspect.portrait import weights_portrait

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import require_data, require_model, require_place
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import DataNotFound
@@ -53,7 +53,7 @@ def match(
 ) -> None:
     """Match two models on pairs, in closed form: recall both ways on pairs set aside, method by method."""
     if out_folder is not None:
-        require_place(out_folder, force, source, target, data)
+        inputs.require_place(out_folder, force, source, target, data)
     methods = MAPS if method == "all" else tuple(opt.column_names(method) or ())
     require_maps(methods)
     _require_inputs(source, target, data, opening)
@@ -82,8 +82,8 @@ def _require_inputs(source: str, target: str, data: str, opening: opt.OpeningAsk
     if models and not data:
         raise DataNotFound("models are matched on inputs both read; name them with --data, e.g. captions.jsonl")
     for model in models:
-        require_model(model, opening)
-    require_data(data or None)
+        inputs.require_model(model, opening)
+    inputs.require_data(data or None)
 
 
 def _save_map(fitted: Any, folder: Path, report: dict[str, Any], force: bool) -> None:

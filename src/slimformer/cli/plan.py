@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import fraction_asked, require_calibrated, started_from
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 
@@ -37,8 +37,8 @@ def plan(
     from slimformer.files.content import PLAN
 
     source = (model, opening)
-    asked = fraction_asked(macs, params, latency)
-    require_calibrated(stats, recipe, format, source)
+    asked = inputs.fraction_asked(macs, params, latency)
+    inputs.require_calibrated(stats, recipe, format, source)
     require_free_file(out_file, force, PLAN)
 
     from slimformer.models import describe
@@ -47,7 +47,7 @@ def plan(
     from slimformer.steps.make import make_plan, priced
 
     with showing_progress(hidden=shown.hidden) as progress:
-        run, settings = started_from(stats, recipe, format, source, progress)
+        run, settings = inputs.started_from(stats, recipe, format, source, progress)
         decided = make_plan(run, priced(run, budget_of(**asked)), settings)
         with writing_file(out_file, force=force, kind=PLAN) as file:
             file.write_text(decided.to_json())

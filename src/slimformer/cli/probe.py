@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import require_data, require_model, require_place
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import HeadDoesNotFit
@@ -70,10 +70,10 @@ def probe(
     pools = _pools(pool)
     require_target(target)
     if out_folder is not None:
-        require_place(out_folder, force, model, data, eval_data)
+        inputs.require_place(out_folder, force, model, data, eval_data)
         _require_room(kind, compare)
-    require_model(model, opening)
-    require_data(data, eval_data or None)
+    inputs.require_model(model, opening)
+    inputs.require_data(data, eval_data or None)
 
     from slimformer.heads import classify
     from slimformer.heads.features import Features

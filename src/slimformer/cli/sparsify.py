@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import joined, parts_of, require_inputs, require_place
 from slimformer.cli.output import save_result, show_result
 from slimformer.cli.terminal import showing_progress
 
@@ -38,9 +38,9 @@ def sparsify(
 
     The zeros are stored as zeros: the folder is no smaller, and opens everywhere.
     """
-    name = joined(data)
-    require_place(out_folder, force, model, *parts_of(name))
-    require_inputs(model, name, opening)
+    name = inputs.joined(data)
+    inputs.require_place(out_folder, force, model, *inputs.parts_of(name))
+    inputs.require_inputs(model, name, opening)
 
     from slimformer.compress import sparsify as make_smaller
     from slimformer.models.load import load_model

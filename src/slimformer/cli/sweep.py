@@ -6,15 +6,8 @@ from typing import Any
 
 from rich.text import Text
 
+from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.inputs import (
-    joined,
-    read_data,
-    require_calibrated,
-    require_data,
-    require_readable_as_recorded,
-    started_from,
-)
 from slimformer.cli.output import emit, front_table, out, show_notes
 from slimformer.cli.terminal import showing_progress
 
@@ -42,11 +35,11 @@ def sweep(
     from slimformer.plan.asked import fractions_of
 
     if data:
-        require_data(joined(data))
+        inputs.require_data(inputs.joined(data))
     else:
-        require_readable_as_recorded(columns=columns, samples=samples)
+        inputs.require_readable_as_recorded(columns=columns, samples=samples)
     fractions, source = fractions_of(budgets), (model, opening)
-    require_calibrated(stats, recipe, format, source)
+    inputs.require_calibrated(stats, recipe, format, source)
 
     from slimformer.calibrate.recorded import read_again
     from slimformer.evaluate.assessment import held_out_batches, known_data
@@ -54,12 +47,12 @@ def sweep(
     from slimformer.steps import frontier as front
 
     with showing_progress(hidden=shown.hidden) as progress:
-        run, settings = started_from(stats, recipe, format, source, progress)
+        run, settings = inputs.started_from(stats, recipe, format, source, progress)
         points = front.frontier(run, settings, fractions)
         loaded, provenance = run.loaded, run.known.provenance
         if data:
             reading = opt.Reading(columns, tokens, samples, provenance.seq_len, provenance.seed)
-            read = read_data(loaded, joined(data), reading, purpose="evaluation")
+            read = inputs.read_data(loaded, inputs.joined(data), reading, purpose="evaluation")
         else:
             read = read_again(
                 known_data(provenance),

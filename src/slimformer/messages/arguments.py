@@ -142,7 +142,7 @@ def check_arguments(function: Any = None, /, **own: Kind) -> Any:
     A function that takes `progress` takes True and False as well: here they become what it calls.
     """
     if function is None:
-        return lambda found: _checking(found, {**KINDS, **own})
+        return lambda wrapped: _checking(wrapped, {**KINDS, **own})
     return _checking(function, KINDS)
 
 

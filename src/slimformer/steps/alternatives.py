@@ -59,7 +59,7 @@ def alternatives(run: Run, budget: Budget, settings: CutSettings) -> dict[str, A
         "by": budget.by, "allocation": choice.allocation, "metric": settings.metric, "near": list(NEAR), "steps": STEPS,
         "dense": {"price": dense, "macs": cost.macs, "params": cost.params},
         "least": math.ceil(1000 * least / dense) / 1000,
-        "menus": tables.found, "sites": sites,
+        "menus": tables.entries, "sites": sites,
         "fixed": [at[ladder.site.name] for ladder in choice.fixed],
         "parts": [[[at[ladder.site.name] for ladder in way] for way in part] for part in choice.parts],
         "points": [_point(plan, probes, curves, rungs) for plan in plans],
@@ -71,7 +71,7 @@ class _Tables:
 
     def __init__(self, seq_len: int) -> None:
         self.seq_len = seq_len
-        self.found: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []
 
     def number(self, ladder: Ladder) -> int:
         costs = [site_cost(ladder.site, size, self.seq_len) for size in ladder.sizes]
@@ -82,9 +82,9 @@ class _Tables:
         if any(size.rank for size in ladder.sizes):
             entry["ranks"] = [size.rank for size in ladder.sizes]
             entry["paired"] = not ladder.site.gated  # a rank is then two neurons
-        if entry not in self.found:
-            self.found.append(entry)
-        return self.found.index(entry)
+        if entry not in self.entries:
+            self.entries.append(entry)
+        return self.entries.index(entry)
 
 
 def _site(

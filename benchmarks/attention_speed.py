@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from slimformer.evaluate.speed import compare_latency
+from slimformer.evaluate.speed import Rounds, compare_latency
 from slimformer.models import describe
 from slimformer.plan.cost import kv_cache_bytes
 from slimformer.rewrite.ranks import cut_ranks, rotary_rows
@@ -122,7 +122,7 @@ def measured(models: Mapping[str, PreTrainedModel], repeats: int) -> list[dict[s
     rows = []
     for phase, make in PHASES.items():
         more = 1 if phase == "prefill" else 8  # a single token takes no time, so more rounds cost none
-        found = compare_latency({name: make(model, LENGTH) for name, model in models.items()}, repeats=repeats * more)
+        found = compare_latency({name: make(model, LENGTH) for name, model in models.items()}, Rounds(repeats * more))
         for name, timing in list(found.timings.items())[1:]:
             qk, vo, _ = RANKS[name]
             kept = (qk + vo) / (2 * WIDTH)

@@ -41,7 +41,7 @@ from quality import calibrated_run
 from recipes import shared_file
 from slimformer.calibrate.documents import read_documents
 from slimformer.calibrate.text import Batch, padded_batches
-from slimformer.evaluate import paired_difference
+from slimformer.evaluate.intervals import paired_difference
 from slimformer.evaluate.routing import (
     Answers,
     Outcomes,

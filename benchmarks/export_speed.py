@@ -35,7 +35,7 @@ from transformers.utils import logging
 from slimformer import compress
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.text import Batch
-from slimformer.evaluate.speed import compare_latency
+from slimformer.evaluate.speed import Rounds, compare_latency
 from slimformer.export.compare import TOLERANCE
 from slimformer.export.graph import Graph, Pooling, outputs_of, sample
 from slimformer.export.onnx_file import FILE, PACKAGES, quantize, runner, write_onnx
@@ -123,7 +123,7 @@ def latency(all_of: dict[str, Competitor], graph: Graph, repeats: int) -> list[d
         inputs = sample(graph.model, batch, length)
         inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
         calls = {name: functools.partial(each.run, inputs) for name, each in all_of.items()}
-        found = compare_latency(calls, repeats=repeats, warmup=3)
+        found = compare_latency(calls, Rounds(repeats, 3))
         for name, timing in found.timings.items():
             rows.append(
                 {

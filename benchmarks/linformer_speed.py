@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from cells import code_hash, settings_hash, write_json
 from models import cache_folder
 from slimformer.lab.architectures.linformer_attention import LinformerAttention
+from slimformer.lab.architectures.linformer_config import LinformerConfig
 
 RESULTS = Path(__file__).parent / "results" / "linformer_speed.json"
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "slimformer"
@@ -92,21 +93,28 @@ class Naive(LinformerAttention):
         return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
 
 
+def configured(n: int, k: int = 128, **settings: Any) -> LinformerConfig:
+    return LinformerConfig(
+        hidden_size=WIDTH, num_attention_heads=HEADS, max_position_embeddings=n, k=k, attention_probs_dropout_prob=0.0,
+        **settings,
+    )  # fmt: skip
+
+
 def ours(n: int, k: int = 128, **settings: Any) -> nn.Module:
-    return LinformerAttention(WIDTH, HEADS, n, k, **settings)
+    return LinformerAttention(configured(n, k, **settings))
 
 
 def rivals(n: int, mode: str, peers: dict[str, Any]) -> dict[str, Callable[[], nn.Module]]:
     """Who runs at this length; sdpa first."""
-    out: dict[str, Callable[[], nn.Module]] = {"sdpa": lambda: ours(n, kind="exact")}
+    out: dict[str, Callable[[], nn.Module]] = {"sdpa": lambda: ours(n, projection="exact")}
     if n <= NAIVE[mode]:
-        out["naive"] = lambda: Naive(WIDTH, HEADS, n, 1, kind="exact")
+        out["naive"] = lambda: Naive(configured(n, 1, projection="exact"))
     for k in (k for k in KS if k < n):
         out[f"k={k}"] = lambda k=k: ours(n, k, sharing="key-value")
     for kind in KINDS if mode == "forward" else ():
-        out[kind] = lambda kind=kind: ours(n, kind=kind, row_stochastic=True)
+        out[kind] = lambda kind=kind: ours(n, projection=kind, row_stochastic=True)
     out["stochastic"] = lambda: ours(n, sharing="key-value", row_stochastic=True)
-    out["causal"] = lambda: ours(n, row_stochastic=True, causal=True, sharing="key-value", block_size=128)
+    out["causal"] = lambda: ours(n, row_stochastic=True, is_causal=True, sharing="key-value", block_size=128)
     for k in (k for k in PEER_KS if k < n):
         out[f"headwise k={k}"] = lambda k=k: ours(n, k)
         for name, make in peers.items():

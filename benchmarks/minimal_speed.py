@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForImageClassification
 from transformers.utils import logging
 
-from slimformer.evaluate.speed import compare_latency
+from slimformer.evaluate.speed import Rounds, compare_latency
 from slimformer.lab.architectures.minimal_config import QK, VO, MinimalConfig, block_macs, parameter_count
 
 RESULTS = Path(__file__).parent / "results" / "minimal_speed.json"
@@ -96,7 +96,7 @@ def measured(repeats: int, batch: int) -> list[dict[str, Any]]:
         models: dict[str, nn.Module] = {"torch": Torch(configured(num_attention_heads=heads))}
         models |= {name: AutoModelForImageClassification.from_config(config) for name, config in chosen.items()}
         runs = {name: step(model.train(), pixels, labels) for name, model in models.items()}
-        found = compare_latency(runs, repeats=repeats, warmup=2)
+        found = compare_latency(runs, Rounds(repeats, 2))
         for name, timing in found.timings.items():
             config = chosen.get(name)
             rows.append(

@@ -33,7 +33,8 @@ from transformers.utils import logging
 from mlp_methods import METHODS, Part, Rows, held_out
 from slimformer.calibrate.text import Batch
 from slimformer.errors import ScaleMatters
-from slimformer.evaluate import perplexity, state_similarity
+from slimformer.evaluate.fidelity import state_similarity
+from slimformer.evaluate.perplexity import perplexity
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import ffn_entry
 from slimformer.models.hooks import listening

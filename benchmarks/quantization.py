@@ -40,8 +40,9 @@ from slimformer.checkpoint.pack import packed, stored_bytes
 from slimformer.checkpoint.save import save
 from slimformer.decompose.rounding import Grid
 from slimformer.decompose.sparse import Pattern
-from slimformer.evaluate import file_size, paired_difference
 from slimformer.evaluate.compare import first_tokens
+from slimformer.evaluate.intervals import paired_difference
+from slimformer.evaluate.speed import file_size
 from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.plan import Budget
@@ -137,7 +138,7 @@ class Table:
 
 
 def _scores(model: PreTrainedModel, batches: Sequence[Batch]) -> Score:
-    from slimformer.evaluate import perplexity
+    from slimformer.evaluate.perplexity import perplexity
 
     found = perplexity(model, batches)
     return Score(found.nll_per_window, tuple(map(float, found.tokens_per_window)))

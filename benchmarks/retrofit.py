@@ -37,7 +37,7 @@ from slimformer.inspect.rows import identity_error, row_spaces
 from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model
 from slimformer.nn.long_context import padding_mask
-from slimformer.report.rows import rows_told
+from slimformer.report.rows import rows_report
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -201,7 +201,7 @@ def spaces(loaded: Loaded, n: int, count: int) -> dict[str, Any]:
     """How many keys every head needs, and how many would have to serve every text."""
     texts = windows(loaded, "test", n, n * count)
     batches = [Batch({"input_ids": ids[None], "attention_mask": torch.ones_like(ids[None])}, None) for ids in texts]
-    return rows_told(row_spaces(loaded.model, describe(loaded.model), batches), 0.95) | {"sequences": count}
+    return rows_report(row_spaces(loaded.model, describe(loaded.model), batches), 0.95) | {"sequences": count}
 
 
 def alone(grid: Grid) -> list[dict[str, Any]]:

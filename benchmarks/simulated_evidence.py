@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from baselines import Given
 from slimformer.calibrate.text import Batch
-from slimformer.evaluate import logit_divergence, perplexity
+from slimformer.evaluate.fidelity import logit_divergence
+from slimformer.evaluate.perplexity import perplexity
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture
 from slimformer.models.architecture import reads_windows

@@ -35,14 +35,15 @@ from torch import Tensor
 from cells import write_json
 from recipes import shared_file
 from slimformer.calibrate.gather import Data, gather
-from slimformer.cli.terminal import quieten
-from slimformer.evaluate import perplexity, state_similarity
+from slimformer.evaluate.fidelity import state_similarity
+from slimformer.evaluate.perplexity import perplexity
 from slimformer.inspect.activations import StreamSpectrum, observe
 from slimformer.inspect.attention import attention_spectra, full_rows
 from slimformer.inspect.heads import head_factors
 from slimformer.inspect.portrait import weights_portrait
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.symmetry import shared_basis, symmetry_error_on_data
+from slimformer.messages.quiet import quieten_libraries
 from slimformer.models import Architecture, describe
 from slimformer.models.load import Loaded, load_model
 
@@ -199,7 +200,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Spectra of real models, and what pruning them does.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"{', '.join(SUBJECTS)} (default: all)")
     names = parser.parse_args().names or list(SUBJECTS)
-    quieten()
+    quieten_libraries()
     torch.manual_seed(SEED)
     known = json.loads(RESULTS.read_text(encoding="utf-8"))["models"] if RESULTS.is_file() else {}
     for name in names:

@@ -27,7 +27,8 @@ import scipy.linalg
 import torch
 
 from slimformer.calibrate.gather import gather
-from slimformer.evaluate import model_latency
+from slimformer.evaluate.bench import random_inputs
+from slimformer.evaluate.speed import Rounds, model_latency
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.pivoted_cholesky import pivots
 from slimformer.models import describe
@@ -109,10 +110,9 @@ def latency(model: str = "demo:smollm2", macs: float = 0.5, seq_len: int = 512, 
                 measured = model_latency(
                     loaded.model,
                     small,
+                    random_inputs(loaded.model, batch, seq_len),
+                    Rounds(repeats),
                     blocks=architecture.family.blocks,
-                    seq_len=seq_len,
-                    batch_size=batch,
-                    repeats=repeats,
                 )
                 out.append(
                     {

@@ -40,7 +40,7 @@ from recipes import shared_file
 from slimformer.calibrate.documents import Document, read_documents
 from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.text import padded_batches
-from slimformer.evaluate import mean_interval
+from slimformer.evaluate.intervals import mean_interval
 from slimformer.files.versions import versions
 from slimformer.models.load import load_model
 from slimformer.plan import Budget

@@ -27,7 +27,9 @@ from recipes import END_OF_STORY, digit_loader, mnist, shared_file, stories_spli
 from slimformer.calibrate.documents import Document, read_documents
 from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.text import Batch, packed_batches, padded_batches, token_batches
-from slimformer.evaluate import accuracy, logit_divergence, perplexity
+from slimformer.evaluate.accuracy import accuracy
+from slimformer.evaluate.fidelity import logit_divergence
+from slimformer.evaluate.perplexity import perplexity
 from slimformer.models.load import Loaded, load_model
 
 SEED = 0

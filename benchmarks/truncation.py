@@ -35,7 +35,9 @@ from slimformer.calibrate.respond import block_response, projections, sequences_
 from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.text import Batch, padded_batches
 from slimformer.decompose.response import Response
-from slimformer.evaluate import accuracy, perplexity, state_similarity
+from slimformer.evaluate.accuracy import accuracy
+from slimformer.evaluate.fidelity import state_similarity
+from slimformer.evaluate.perplexity import perplexity
 from slimformer.linalg.moments import Moments
 from slimformer.models import describe
 from slimformer.models.hooks import listening

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from cells import Cell
-from slimformer.evaluate import mean_interval, paired_difference
+from slimformer.evaluate.intervals import mean_interval, paired_difference
 from subjects import Score
 
 OURS = "balanced"

@@ -11,7 +11,7 @@ from slimformer.calibrate.documents import Document
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import attach
 from slimformer.heads.classify import probe, score
-from slimformer.heads.features import feature_chunks
+from slimformer.heads.features import Features, feature_chunks
 from slimformer.models.load import load_model
 
 THINGS = ["film", "meal", "hotel", "concert", "novel", "journey", "lecture", "match", "play", "holiday"]
@@ -29,7 +29,7 @@ def documents(part):
 
 
 encoder = load_model("demo:minilm")
-found = probe(encoder, documents("train"), pools=("cls", "mean"), layers=(3, 6), seq_len=32)
+found = probe(encoder, documents("train"), Features(("cls", "mean"), (3, 6), seq_len=32))
 scores = score(encoder, found, documents("test"))
 print(f"read at {found.reading}; accuracy on unseen words {scores['accuracy']['value']:.3f}")
 

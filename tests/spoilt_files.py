@@ -25,7 +25,7 @@ from slimformer.calibrate.store import open_statistics
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_cascade, save_cascade
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.pack import packed
-from slimformer.checkpoint.save import save
+from slimformer.checkpoint.save import Belongings, save
 from slimformer.decompose.rounding import Grid
 from slimformer.errors import DataUnreadable
 from slimformer.evaluate.report_file import read_report
@@ -294,7 +294,8 @@ def _cascade(root: Path) -> Path:
     model = tiny("bert", "classify")
     plan, small = tiny_plan(model)
     record = CascadeRecord(0.5, plan.seq_len, "abc", Member(0.5, plan.macs), Member(1.0, 1.0), {"inputs": 8})
-    save_cascade(record, {"small": small, "large": model}, {"small": plan}, root / "cascade", verify=False)
+    models = {"small": (small, Belongings(texts={"plan.json": plan.to_json()})), "large": (model, Belongings())}
+    save_cascade(record, models, root / "cascade", verify=False)
     return root / "cascade"
 
 

@@ -19,7 +19,7 @@ from slimformer.calibrate.documents import UNNAMED, Source
 from slimformer.calibrate.gather import Data, gather
 from slimformer.calibrate.narrowness import narrowness_noted
 from slimformer.calibrate.tasks import Purpose
-from slimformer.evaluate.assessment import beside
+from slimformer.evaluate.assessment import with_other_data
 from slimformer.messages.arguments import MODEL, ON_DISK, Kind, check_arguments
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import describe
@@ -27,13 +27,14 @@ from slimformer.models.load import Loaded, open_for_work
 from slimformer.models.opening import OPTIONS, Opening, OpeningOptions
 from slimformer.plan import Plan
 from slimformer.plan.asked import BUDGETS
+from slimformer.plan.budget import budget_of
 from slimformer.recipe import RECIPE, Recipe, cut_settings, load_recipe, recipe_of, with_arguments, with_settings
 from slimformer.run import Run, timed
 from slimformer.steps import NAMES
 from slimformer.steps.cut import Cut
 from slimformer.steps.refine import Refine
-from slimformer.steps.result import Result, assessed
-from slimformer.steps.streaming import Foreseen, Streamed, foresee, stream
+from slimformer.steps.result import Result, assess
+from slimformer.steps.streaming import Foreseen, Request, Streamed, foresee, stream
 from slimformer.steps.streaming_limits import require_streamable, require_streaming_possible
 
 MODEL_OR_LOADED = Kind(MODEL.wanted, lambda x: isinstance(x, Loaded) or MODEL.accepts(x))
@@ -46,7 +47,7 @@ class Arguments(OpeningOptions, total=False):
     Short for settings of steps: one budget (`macs`, `params`, `latency`, `max_kl`, `size`), `bits` and `group`,
     `refine`, `head_data`, and for long texts `k`, `kind`, `window`, `keep_exact`, `steps`. Every other setting is
     `settings={"cut.ridge": 0.01}`. Of the data: `tokens` to fit on, `samples`, `columns`, `seq_len`, `seed`,
-    `only_data` (no broad text beside them), `eval_data` to measure on as well. `format` is ragged or plain; `timing`
+    `only_data` (no broad text is added), `eval_data` to measure on as well. `format` is ragged or plain; `timing`
     measures latency.
     """
 
@@ -90,7 +91,7 @@ def compress(
 
     `model` is a folder, a hub id, `demo:smollm2`, or a model in memory (give its tokenizer as `processor`), opened as
     `models.opening.Opening` says. `data` is what to calibrate on: a file, `builtin`, a data set's name, texts, token
-    ids, or a folder of images (none for the recipe `lossless`). Broad text is fitted beside it
+    ids, or a folder of images (none for the recipe `lossless`). Broad text is added
     (docs/calibration-data.md). `arguments` are those of `Arguments`. Cost: an elimination per width.
 
     >>> result = compress("demo:smollm2", macs=0.8)          # doctest: +SKIP
@@ -104,11 +105,11 @@ def compress(
     run = replace(run, source=data, progress=progress)
     run, measured = _with_data(run, chosen, {**reading, "broad": broad}, others)
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
-        run = carried_out(replace(run, folder=Path(scratch)), chosen)
-    run, report = assessed(run, chosen.name, fitted=any(step.fits for step in chosen.steps), timing=timing)
+        run = run_steps(replace(run, folder=Path(scratch)), chosen)
+    run, report = assess(run, chosen.name, fitted=any(step.fits for step in chosen.steps), timing=timing)
     for step in chosen.steps:
         run, report = step.finish(run, report)
-    report = beside(report, run.loaded, run.model, measured, known=report.data)
+    report = with_other_data(report, run.loaded, run.model, measured, known=report.data)
     return Result(run.model, run.decided, report, run.loaded, run.quantized)
 
 
@@ -116,7 +117,7 @@ def preview(
     model: str | Path | PreTrainedModel, *, recipe: str | Path | Recipe = "balanced", processor: Any = None,
     seq_len: int | None = None, **arguments: Any,
 ) -> tuple[Run, Plan | list[dict[str, Any]]]:  # fmt: skip
-    """What `compress` would do, told without data: a plan in which every block loses the same share, or what each
+    """What `compress` would do, said without data: a plan in which every block loses the same share, or what each
     lossless rewrite would save. Cost: opening the model."""
     run, chosen = _opened(model, recipe, arguments, processor, seq_len)
     return run, chosen.steps[0].preview(run)
@@ -155,8 +156,8 @@ def compress_streamed(
     `arguments` are those of `compress` as far as they can be had block by block, and `force`, `verify`, `progress`,
     `say` as in `steps.streaming.stream`.
     """
-    settings, refine, how = _by_blocks(recipe, arguments)
-    return stream(model, folder, data, memory=memory, settings=settings, refine=refine, **how)
+    asked, others = _by_blocks(model, data, memory, recipe, arguments)
+    return stream(asked, folder, **others)
 
 
 def foresee_streamed(
@@ -164,14 +165,13 @@ def foresee_streamed(
     **arguments: Any,
 ) -> Foreseen:  # fmt: skip
     """What `compress_streamed` would keep, and the memory it would take; refused where it would be."""
-    settings, refine, how = _by_blocks(recipe, arguments)
-    opening = Opening(**{name: how.pop(name) for name in OPTIONS if name in how})
-    known = {name: how[name] for name in ("macs", "params", "format", "seq_len") if name in how}
-    return foresee(model, data, memory=memory, settings=settings, refine=refine, opening=opening, **known)
+    return foresee(_by_blocks(model, data, memory, recipe, arguments)[0])
 
 
-def _by_blocks(recipe: str | Path | Recipe, arguments: dict[str, Any]) -> tuple[Cut, bool, dict[str, Any]]:
-    """The cut of a recipe, whether it is refined, and the other arguments; what needs the whole model is refused."""
+def _by_blocks(
+    model: str | Path, data: Source | Tensor, memory: int, recipe: str | Path | Recipe, arguments: dict[str, Any]
+) -> tuple[Request, dict[str, Any]]:
+    """What is asked for, and the arguments that do not change the result; what needs the whole model is refused."""
     given = {name: value for name, value in arguments.items() if value is not None}
     chosen = with_settings(load_recipe(recipe), given.pop("settings", {}))
     require_streamable(chosen.name, [NAMES[type(step)] for step in chosen.steps])
@@ -181,8 +181,16 @@ def _by_blocks(recipe: str | Path | Recipe, arguments: dict[str, Any]) -> tuple[
     chosen = with_arguments(chosen, own)
     settings = cut_settings(chosen)
     others = {name: value for name, value in given.items() if name not in ("timing", "eval_data")}
-    budget = {"macs": settings.macs, "params": settings.params}
-    return settings, any(isinstance(step, Refine) for step in chosen.steps), {**others, **budget}
+    reading = {name: others.pop(name) for name in READING if name in others}
+    length, broad = reading.pop("seq_len", None), not others.pop("only_data", False)
+    opening = Opening(**{name: others.pop(name) for name in OPTIONS if name in others})
+    budget = budget_of(macs=settings.macs, params=settings.params)
+    refined = any(isinstance(step, Refine) for step in chosen.steps)
+    asked = Request(
+        model, data, memory, budget, settings, others.pop("format", "ragged"), length, refined, opening,
+        {**reading, "broad": broad},
+    )  # fmt: skip
+    return asked, others
 
 
 @check_arguments(model=MODEL_OR_LOADED)
@@ -208,7 +216,7 @@ def sparsify(
     return compress(model, data, recipe=recipe_of(f"sparse-{pattern}", "zeros, all widths kept", step), **arguments)
 
 
-def carried_out(run: Run, recipe: Recipe) -> Run:
+def run_steps(run: Run, recipe: Recipe) -> Run:
     """The run after all steps; those after a cut are carried out by it, at every budget it tries."""
     for step in recipe.steps:
         run = step.run(run)
@@ -218,7 +226,7 @@ def carried_out(run: Run, recipe: Recipe) -> Run:
 
 
 def _with_data(run: Run, recipe: Recipe, reading: dict[str, Any], others: Sequence[Source]) -> tuple[Run, list[Data]]:
-    """The run with its data, where any step reads some, and the data to measure on beside them."""
+    """The run with its data, where any step reads some, and other data to measure on."""
     if not recipe.reads_data:
         return run, []
     broad, architecture = reading.pop("broad"), describe(run.dense)
@@ -226,9 +234,9 @@ def _with_data(run: Run, recipe: Recipe, reading: dict[str, Any], others: Sequen
     how = {**reading, "seq_len": lengths[0] if lengths else None}
 
     def read(source: Source | Tensor, purpose: Purpose = "calibration") -> Data:
-        beside = broad and purpose == "calibration"
+        mixed = broad and purpose == "calibration"
         return gather(
-            source, run.dense, run.loaded.processor, architecture, purpose=purpose, broad=beside, **how
+            source, run.dense, run.loaded.processor, architecture, purpose=purpose, broad=mixed, **how
         )  # fmt: skip
 
     with run.timed("data"):

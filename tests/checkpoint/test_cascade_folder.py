@@ -19,6 +19,7 @@ from families import tiny, tiny_batches, tiny_plan, tiny_tokenizer
 from slimformer.checkpoint import cascade as folders
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_record
 from slimformer.checkpoint.reload import checksums
+from slimformer.checkpoint.save import Belongings
 from slimformer.errors import ModelBroken, ModelNotFound, OutputExists, PlanDoesNotFit, SaveFailed
 from slimformer.evaluate.routing import at_threshold, paired
 from slimformer.models.load import Loaded
@@ -69,10 +70,10 @@ def test_both_parts_are_proved_by_a_fresh_process(tmp_path: Path, monkeypatch: p
     made(0.5).save(tmp_path / "proved")
     assert (tmp_path / "proved" / "cascade.json").exists()
 
-    def damaged(model: PreTrainedModel, folder: Path, **more: object) -> None:
+    def damaged(model: PreTrainedModel, folder: Path, belongings: Belongings, **more: object) -> None:
         if folder.name == "large":
             raise SaveFailed("the saved model reloads to other outputs")
-        save(model, folder, **more)
+        save(model, folder, belongings, **more)
 
     save = folders.save
     monkeypatch.setattr(folders, "save", damaged)

@@ -23,7 +23,7 @@ from slimformer.compress import quantize
 from slimformer.decompose.rounding import Grid
 from slimformer.decompose.sparse import Pattern
 from slimformer.errors import ExtraNotInstalled, ModelBroken, UnknownArchitecture
-from slimformer.evaluate import file_size
+from slimformer.evaluate.speed import file_size
 from slimformer.models.load import find_model, load_model
 from slimformer.models.packed import pack, unpack
 from slimformer.rewrite.quantize import Sparse, quantized, sparsified

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from families import MODEL_TYPES, tiny, tiny_batches, tiny_ragged, tiny_tokenizer
 from ranked import ranked
-from slimformer.checkpoint.save import save
+from slimformer.checkpoint.save import Belongings, save
 from slimformer.models import describe
 from slimformer.nn.ragged import put_bypass
 from slimformer.rewrite.sizes import state_sizes
@@ -46,9 +46,9 @@ def test_every_family_comes_back_from_a_pickle(model_type: str) -> None:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A decoder, and an encoder as sentence-transformers keep theirs."""
     root = tmp_path_factory.mktemp("pickled")
-    save(odd("llama"), root / "decoder", processor=tiny_tokenizer(), verify=False)
+    save(odd("llama"), root / "decoder", Belongings(tiny_tokenizer()), verify=False)
     encoder = root / "encoder"
-    save(odd("bert", "bare"), encoder, processor=tiny_tokenizer(), verify=False)
+    save(odd("bert", "bare"), encoder, Belongings(tiny_tokenizer()), verify=False)
     (encoder / "modules.json").write_text(json.dumps(MODULES[:2]))
     (encoder / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}

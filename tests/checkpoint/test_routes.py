@@ -27,7 +27,7 @@ from families import (
     tiny_tokenizer,
 )
 from slimformer.checkpoint.reload import outputs_of
-from slimformer.checkpoint.save import save
+from slimformer.checkpoint.save import Belongings, save
 from slimformer.models import FAMILIES, describe
 from slimformer.rewrite.sizes import block_sizes
 
@@ -52,7 +52,7 @@ def visits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     root = tmp_path_factory.mktemp("visits") / "folders"
     for name, model in _results():
         image = model.config.model_type == "vit"
-        save(model, root / name, processor=tiny_image_processor() if image else tiny_tokenizer(), verify=False)
+        save(model, root / name, Belongings(tiny_image_processor() if image else tiny_tokenizer()), verify=False)
         sample = tiny_batches(model, 1, rows=2, seed=7)[0].inputs
         save_file(sample, root / name / "sample.safetensors")
         save_file(outputs_of(model, sample), root / name / "expected.safetensors")

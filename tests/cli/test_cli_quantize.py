@@ -8,7 +8,7 @@ import json
 import pytest
 
 import slimformer
-from slimformer.evaluate import file_size
+from slimformer.evaluate.speed import file_size
 from slimformer.models.load import load_model
 from slimformer.models.packed import said
 from terminal import BRIEF, compress, done, refused

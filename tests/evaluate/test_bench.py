@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from families import tiny, tiny_compressed, tiny_ragged
 from slimformer.errors import SequenceTooLong
-from slimformer.evaluate.bench import bench
+from slimformer.evaluate.bench import Workload, bench
 from slimformer.evaluate.memory import Ledger, peak_bytes
+from slimformer.evaluate.speed import Rounds
 from slimformer.models import describe
 from slimformer.plan.cost import kv_cache_bytes
 
-QUICK = {"batch_sizes": (1, 3), "repeats": 2, "warmup": 1, "new_tokens": 4}
+QUICK, LOAD = Rounds(2, 1), Workload(batch_sizes=(1, 3), new_tokens=4)
 
 
 def test_the_peak_is_that_of_tensors_alive_at_once():
@@ -37,7 +40,7 @@ def test_the_peak_is_that_of_tensors_alive_at_once():
 def test_decoders_prefill_and_decode(model_type):
     model = tiny(model_type)
     small = tiny_ragged(model)
-    found = bench(model, small, seq_len=16, **QUICK)
+    found = bench(model, small, replace(LOAD, seq_len=16), QUICK)
     assert [(m.phase, m.batch) for m in found.measurements] == [
         ("prefill", 1), ("decode", 1), ("prefill", 3), ("decode", 3)
     ]  # fmt: skip
@@ -58,7 +61,7 @@ def test_decoding_starts_from_the_same_place_every_time():
     from slimformer.evaluate import bench as module
 
     model = tiny("llama")
-    inputs = module._inputs(model, 2, 8, 0)
+    inputs = module.random_inputs(model, 2, 8)
     seen = []
     hook = model.model.layers[0].self_attn.register_forward_hook(
         lambda _m, _a, kwargs, _o: seen.append(kwargs["past_key_values"].layers[0].keys.shape[-2]), with_kwargs=True
@@ -73,7 +76,7 @@ def test_decoding_starts_from_the_same_place_every_time():
 @pytest.mark.parametrize(("model_type", "unit"), [("bert", "tokens"), ("vit", "images")])
 def test_others_make_one_pass(model_type, unit):
     model = tiny(model_type, "classify")
-    found = bench(model, tiny_compressed(model), **QUICK)
+    found = bench(model, tiny_compressed(model), LOAD, QUICK)
     assert [m.phase for m in found.measurements] == ["forward", "forward"]
     assert found.unit == unit
     assert found.kv_cache_bytes == {"dense": 0, "small": 0}
@@ -82,5 +85,5 @@ def test_others_make_one_pass(model_type, unit):
 def test_new_tokens_need_positions_too():
     model = tiny("gpt2")
     with pytest.raises(SequenceTooLong, match="64 positions"):
-        bench(model, model, seq_len=62, **QUICK)
-    assert bench(model, model, **QUICK).seq_len == 60
+        bench(model, model, replace(LOAD, seq_len=62), QUICK)
+    assert bench(model, model, LOAD, QUICK).seq_len == 60

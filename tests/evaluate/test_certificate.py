@@ -15,7 +15,6 @@ from scipy import stats
 from families import tiny, tiny_batches, tiny_compressed
 from slimformer.calibrate.text import Batch
 from slimformer.errors import BudgetOutOfReach, NotFinite, TooFewTokens
-from slimformer.evaluate import logit_divergence
 from slimformer.evaluate.certificate import (
     STAKES,
     TESTS,
@@ -29,7 +28,7 @@ from slimformer.evaluate.certificate import (
     require_documents,
     upper_bound,
 )
-from slimformer.evaluate.fidelity import document_harms
+from slimformer.evaluate.fidelity import document_harms, logit_divergence
 from slimformer.models.outputs import harm
 
 both_tests = pytest.mark.parametrize("test", TESTS)

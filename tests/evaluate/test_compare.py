@@ -8,8 +8,8 @@ import torch
 
 from families import CLASSES, HEADS, tiny, tiny_batches, tiny_compressed
 from slimformer.evaluate import compare as comparing
-from slimformer.evaluate import logit_divergence
 from slimformer.evaluate.compare import compare
+from slimformer.evaluate.fidelity import logit_divergence
 from slimformer.evaluate.intervals import Interval
 from slimformer.evaluate.language import language_pair
 from slimformer.evaluate.perplexity import perplexity

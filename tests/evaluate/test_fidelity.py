@@ -25,8 +25,8 @@ from transformers import (
 
 from slimformer.calibrate.text import Batch
 from slimformer.errors import NotFinite
-from slimformer.evaluate import accuracy, logit_divergence, state_similarity
-from slimformer.evaluate.fidelity import _cka, compared
+from slimformer.evaluate.accuracy import accuracy
+from slimformer.evaluate.fidelity import _cka, compared, logit_divergence, state_similarity
 from slimformer.linalg.moments import Moments
 
 VOCABULARY, CLASSES = 50, 5

@@ -5,8 +5,14 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from slimformer.evaluate import mean_interval, paired_difference
-from slimformer.evaluate.intervals import paired_shares, positive_interval, share_interval, smooth_interval
+from slimformer.evaluate.intervals import (
+    mean_interval,
+    paired_difference,
+    paired_shares,
+    positive_interval,
+    share_interval,
+    smooth_interval,
+)
 
 
 def draws(n: int, seed: int = 0) -> np.ndarray:

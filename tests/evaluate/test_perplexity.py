@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from slimformer.calibrate.text import Batch
 from slimformer.errors import NotFinite
-from slimformer.evaluate import generate_text, perplexity
-from slimformer.evaluate.perplexity import _of_stream, evaluating
+from slimformer.evaluate.perplexity import _of_stream, evaluating, perplexity
+from slimformer.evaluate.sample import generate_text
 
 VOCABULARY = 61
 MODULE = sys.modules["slimformer.evaluate.perplexity"]  # the name in the package is the function

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from slimformer.errors import ModelNotFound
-from slimformer.evaluate import compare_latency, file_size, model_latency, parameter_count, speed
+from slimformer.evaluate import speed
+from slimformer.evaluate.speed import Rounds, compare_latency, file_size, model_latency, parameter_count
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 GPT2 = {"n_embd": 32, "n_head": 4, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 2}
@@ -73,8 +74,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def inputs_for(name: str) -> dict[str, torch.Tensor] | None:
-    return {"pixel_values": torch.zeros(2, 1, 8, 8)} if name == "vit" else None
+def inputs_for(name: str, batch: int, length: int) -> dict[str, torch.Tensor]:
+    if name == "vit":
+        return {"pixel_values": torch.zeros(2, 1, 8, 8)}
+    return {"input_ids": torch.arange(batch * length).view(batch, length) % 16}
 
 
 def slow_down(model: PreTrainedModel, blocks: str, clock: Clock, *, block: float, whole: float) -> None:
@@ -86,7 +89,7 @@ def slow_down(model: PreTrainedModel, blocks: str, clock: Clock, *, block: float
 
 
 def test_times_and_ratios_are_exact(clock: Clock) -> None:
-    result = compare_latency({"slow": lambda: clock.wait(4), "fast": lambda: clock.wait(1)}, repeats=5, device="cpu")
+    result = compare_latency({"slow": lambda: clock.wait(4), "fast": lambda: clock.wait(1)}, Rounds(5), device="cpu")
     assert result.reference == "slow" and result.device == "cpu" and result.threads == 1
     assert result.timings["slow"].ratio == 1.0 and result.timings["fast"].ratio == 0.25
     assert result.timings["fast"].seconds == (1.0,) * 5
@@ -94,7 +97,7 @@ def test_times_and_ratios_are_exact(clock: Clock) -> None:
 
 def test_median_and_quartiles_are_those_of_the_rounds(clock: Clock) -> None:
     waits = iter([100.0, 5.0, 1.0, 4.0, 2.0, 3.0])
-    timing = compare_latency({"one": lambda: clock.wait(next(waits))}, repeats=5, warmup=1).timings["one"]
+    timing = compare_latency({"one": lambda: clock.wait(next(waits))}, Rounds(5, 1)).timings["one"]
     assert (timing.low, timing.median, timing.high) == (2.0, 3.0, 4.0)
 
 
@@ -106,7 +109,7 @@ def test_quartiles_of_ratios_are_taken_round_by_round_and_the_ratio_is_that_of_t
         clock.wait(seconds * pace[name])
         pace[name] *= 3
 
-    result = compare_latency({"a": lambda: run("a", 2), "b": lambda: run("b", 1)}, repeats=6)
+    result = compare_latency({"a": lambda: run("a", 2), "b": lambda: run("b", 1)}, Rounds(6))
     b = result.timings["b"]
     assert (b.ratio_low, b.ratio, b.ratio_high) == pytest.approx((0.5, 0.5, 0.5))
     assert b.ratio == b.median / result.timings["a"].median
@@ -117,7 +120,7 @@ def test_every_round_runs_everyone_once_in_an_order_the_seed_decides() -> None:
     def order(seed: int) -> list[str]:
         calls: list[str] = []
         runs = {name: (lambda name=name: calls.append(name)) for name in "abc"}
-        compare_latency(runs, repeats=8, warmup=2, seed=seed)
+        compare_latency(runs, Rounds(8, 2, seed))
         return calls
 
     calls = order(0)
@@ -129,7 +132,7 @@ def test_every_round_runs_everyone_once_in_an_order_the_seed_decides() -> None:
 
 def test_competitors_run_without_autograd() -> None:
     seen: list[bool] = []
-    compare_latency({"one": lambda: seen.append(torch.is_inference_mode_enabled())}, repeats=2, warmup=0)
+    compare_latency({"one": lambda: seen.append(torch.is_inference_mode_enabled())}, Rounds(2, 0))
     assert seen == [True, True]
 
 
@@ -137,7 +140,7 @@ def test_nothing_to_time_is_refused() -> None:
     with pytest.raises(ValueError, match="0 competitors"):
         compare_latency({})
     with pytest.raises(ValueError, match="1 competitors in 0 rounds"):
-        compare_latency({"one": lambda: None}, repeats=0)
+        compare_latency({"one": lambda: None}, Rounds(0))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -146,9 +149,7 @@ def test_body_is_the_time_in_the_blocks(name: str, clock: Clock) -> None:
     dense, small = make(4), make(2)
     slow_down(dense, blocks, clock, block=1, whole=2)
     slow_down(small, blocks, clock, block=0.5, whole=2)
-    result = model_latency(
-        dense, small, blocks=blocks, inputs=inputs_for(name), seq_len=7, batch_size=2, repeats=3, warmup=1
-    )
+    result = model_latency(dense, small, inputs_for(name, 2, 7), Rounds(3, 1), blocks=blocks)
     assert set(result.body.timings["dense"].seconds) == {4.0}
     assert set(result.end_to_end.timings["dense"].seconds) == {6.0}
     assert result.body_ratio == 0.25 and result.end_to_end_ratio == 0.5
@@ -161,7 +162,7 @@ def test_a_real_body_takes_part_of_the_real_time(name: str) -> None:
     blocks, make = FAMILIES[name]
     model = make(2)
     model.train()
-    result = model_latency(model, model, blocks=blocks, inputs=inputs_for(name), seq_len=5, repeats=3)
+    result = model_latency(model, model, inputs_for(name, 1, 5), Rounds(3), blocks=blocks)
     pairs = zip(result.body.timings["small"].seconds, result.end_to_end.timings["small"].seconds, strict=True)
     assert all(0 < body < whole for body, whole in pairs)
     assert model.training
@@ -169,14 +170,12 @@ def test_a_real_body_takes_part_of_the_real_time(name: str) -> None:
     assert not hooks  # nothing stays behind
 
 
-def test_wrong_blocks_and_missing_inputs_are_explained() -> None:
-    llama, vit = FAMILIES["llama"][1](1), FAMILIES["vit"][1](1)
+def test_wrong_blocks_are_explained() -> None:
+    llama, tokens = FAMILIES["llama"][1](1), inputs_for("llama", 1, 4)
     with pytest.raises(ValueError, match="LlamaModel has no blocks at 'h'; lists of modules in it: layers"):
-        model_latency(llama, llama, blocks="h")
-    with pytest.raises(ValueError, match="give `inputs`"):
-        model_latency(vit, vit, blocks="layers")
+        model_latency(llama, llama, tokens, blocks="h")
     with pytest.raises(ValueError, match="cpu and meta; put both on one device"):
-        model_latency(llama, FAMILIES["llama"][1](1).to("meta"), blocks="layers")
+        model_latency(llama, FAMILIES["llama"][1](1).to("meta"), tokens, blocks="layers")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -220,4 +219,4 @@ def test_a_model_that_skips_its_blocks_is_reported() -> None:
             return x
 
     with pytest.raises(ValueError, match="did not run the blocks at 'layers'"):
-        model_latency(Idle(), Idle(), blocks="layers", inputs={"x": torch.zeros(1)})
+        model_latency(Idle(), Idle(), {"x": torch.zeros(1)}, blocks="layers")

@@ -18,7 +18,7 @@ from slimformer.errors import (
     TooFewExamples,
 )
 from slimformer.evaluate import glue
-from slimformer.evaluate.bench import bench
+from slimformer.evaluate.bench import Workload, bench
 from slimformer.evaluate.examples import files_read, squad_questions, training_pairs
 from slimformer.evaluate.intervals import paired_scores
 from slimformer.evaluate.scores import mean_score, pearson
@@ -198,4 +198,4 @@ def test_more_new_tokens_than_positions_are_refused():
     model = tiny("gpt2")
     for new in (64, 1000):
         with pytest.raises(SequenceTooLong, match="new_tokens="):
-            bench(model, model, new_tokens=new)
+            bench(model, model, Workload(new_tokens=new))

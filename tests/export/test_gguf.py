@@ -12,6 +12,7 @@ from conftest import SHARED, needs
 from families import tiny, tiny_compressed, tiny_ragged, tiny_tokenizer
 from slimformer.errors import CannotExport, ExportFailed
 from slimformer.export import gguf_check, gguf_file
+from slimformer.export.asked import Target
 from slimformer.export.graph import sample
 from slimformer.export.write import export_model
 from slimformer.models.load import Loaded, load_model
@@ -21,8 +22,10 @@ pytest.importorskip("gguf", reason="gguf is an extra")
 TEXT = "Once upon a time there was a girl, and she didn't know."
 
 
-def export(model, folder, tokenizer=None, **how):
-    return export_model(Loaded("mine", model, tokenizer or of_bytes()), folder / "out", to="gguf", **how)
+def export(model, folder, tokenizer=None, verify=True, **how):
+    return export_model(
+        Loaded("mine", model, tokenizer or of_bytes()), folder / "out", Target("gguf", **how), verify=verify
+    )
 
 
 @torch.no_grad()
@@ -124,14 +127,14 @@ def gguf_file_vocabulary(size):
 )
 def test_what_gguf_cannot_say_is_refused(make, tokenizer, says, tmp_path):
     with pytest.raises(CannotExport, match=says):
-        export_model(Loaded("mine", make(), tokenizer()), tmp_path / "out", to="gguf")
+        export_model(Loaded("mine", make(), tokenizer()), tmp_path / "out", Target("gguf"))
     assert not list(tmp_path.iterdir())
 
 
 @needs(SHARED / "models" / "stories260K")
 def test_a_trained_model_keeps_its_words(tmp_path):
     loaded = load_model(SHARED / "models" / "stories260K")
-    made = export_model(loaded, tmp_path / "out", to="gguf", quant="f32")
+    made = export_model(loaded, tmp_path / "out", Target("gguf", quant="f32"))
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file=made.file).eval()
     tokens = AutoTokenizer.from_pretrained(tmp_path / "out", gguf_file=made.file)
     ids = loaded.processor(gguf_check.TEXT, return_tensors="pt").input_ids

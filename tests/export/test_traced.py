@@ -14,6 +14,7 @@ from families import MODEL_TYPES, heads, tiny, tiny_compressed, tiny_ragged, tin
 from ranked import ranked
 from slimformer.errors import CannotExport, ExportFailed, SequenceTooLong
 from slimformer.export import onnx_file
+from slimformer.export.asked import Target
 from slimformer.export.compare import TOLERANCE, difference, require_alike, require_close
 from slimformer.export.graph import Graph, Pooling, outputs_of, pooling_of, sample
 from slimformer.export.torch_file import write_program
@@ -133,7 +134,7 @@ def test_other_pipelines_have_no_embedding(tmp_path):
 )
 def test_what_makes_no_sense_is_refused_before_the_work(how, error, says, tmp_path):
     with pytest.raises(error, match=says):
-        export_model(Loaded("mine", tiny("llama"), None), tmp_path / "out", **how)
+        export_model(Loaded("mine", tiny("llama"), None), tmp_path / "out", Target(**how))
     assert not list(tmp_path.iterdir())
 
 

@@ -18,7 +18,8 @@ from slimformer.heads import classify
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import attach, last_layer
 from slimformer.heads.classifier_folder import save_classifier, save_sentence_classifier
-from slimformer.heads.features import Reading, feature_chunks, pool, pooled, readings_of
+from slimformer.heads.features import Features, Reading, feature_chunks, pool, pooled, readings_of
+from slimformer.heads.parameters import HeadParameters
 from slimformer.models import describe, family_of
 from slimformer.models.load import Loaded
 from slimformer.report.card import model_card
@@ -100,7 +101,7 @@ def test_heads_that_no_stock_class_can_hold_are_refused():
 
 def test_the_best_reading_is_chosen_by_leaving_out_and_scored_on_other_rows():
     loaded = opened("bert")
-    found = classify.probe(loaded, iter(texts(200)), layers=(1, 2, 3), seq_len=16)
+    found = classify.probe(loaded, iter(texts(200)), Features(layers=(1, 2, 3), seq_len=16))
     assert len(found.report["tried"]) == 6
     best = min(found.report["tried"], key=lambda row: row["loss"])
     assert (best["pool"], best["layer"]) == (found.reading.pool, found.reading.layer)
@@ -108,14 +109,14 @@ def test_the_best_reading_is_chosen_by_leaving_out_and_scored_on_other_rows():
     assert scores["accuracy"]["low"] > 0.5  # chance is a third
     assert sum(map(sum, scores["confusion"]["counts"])) == scores["examples"] == 200
     with pytest.raises(HeadDoesNotFit, match="layers 1 to 3"):
-        classify.probe(loaded, iter(texts(9)), layers=(7,))
+        classify.probe(loaded, iter(texts(9)), Features(layers=(7,)))
 
 
 def test_newton_steps_read_the_features_again_from_a_file(monkeypatch):
     monkeypatch.setattr("slimformer.heads.features.CHUNK", 64)
     monkeypatch.setattr("slimformer.heads.waiting_rows.ROWS", 50)
     loaded, rows = opened("bert"), texts(200)
-    found = classify.probe(loaded, iter(rows), kind="newton", layers=(2, 3), seq_len=16)
+    found = classify.probe(loaded, iter(rows), Features(layers=(2, 3), seq_len=16), head=HeadParameters("newton"))
     chunks = list(feature_chunks(loaded.model, loaded.processor, rows, [found.reading], seq_len=16))
     X = torch.cat([chunk.features[found.reading] for chunk in chunks])
     whole = AnalyticHead("newton").fit(X, np.array([row.label for row in rows]))
@@ -132,16 +133,16 @@ def test_newton_steps_read_the_features_again_from_a_file(monkeypatch):
 def test_one_class_is_no_classifier_and_one_row_of_a_class_leaves_no_loss():
     rows = texts(40)
     with pytest.raises(RowsUnusable, match="all rows have the label 'yes'"):
-        classify.probe(opened("bert"), (replace(row, label="yes") for row in rows), pools=("cls",), seq_len=16)
+        classify.probe(opened("bert"), (replace(row, label="yes") for row in rows), Features(("cls",), seq_len=16))
     rare = [replace(row, label="rare" if i == 0 else "usual") for i, row in enumerate(rows)]
-    (tried,) = classify.probe(opened("bert"), iter(rare), pools=("cls",), seq_len=16).report["tried"]
+    (tried,) = classify.probe(opened("bert"), iter(rare), Features(("cls",), seq_len=16)).report["tried"]
     assert tried["loss"] is None or np.isfinite(tried["loss"])
     assert json.loads(json.dumps(tried, allow_nan=False)) == tried
 
 
 def test_labels_with_fractions_are_numbers():
     rows = [replace(row, label=len(row.text) / 7) for row in texts(150)]
-    found = classify.probe(opened("bert"), iter(rows), seq_len=16)
+    found = classify.probe(opened("bert"), iter(rows), Features(seq_len=16))
     assert found.report["target"] == "numbers"
     scores = classify.score(opened("bert"), found, iter(rows))
     assert scores["spearman"]["value"] > 0.5
@@ -151,9 +152,9 @@ def test_a_saved_classifier_opens_as_a_stock_one(tmp_path, trusting):
     (tmp_path / "LICENSE").write_text("free")
     (tmp_path / "modules.json").write_text("[]")
     loaded = replace(opened("bert"), companions=tmp_path)
-    found = classify.probe(loaded, iter(texts()), pools=("cls",), seq_len=16)
+    found = classify.probe(loaded, iter(texts()), Features(("cls",), seq_len=16))
     model = attach(loaded.model, found.head, found.reading)
-    save_classifier(model, tmp_path / "out", source=loaded, head=found.head, report=found.report, force=False)
+    save_classifier(model, tmp_path / "out", loaded, found)
     assert (tmp_path / "out" / "LICENSE").read_text() == "free"
     assert not (tmp_path / "out" / "modules.json").exists()  # a classifier embeds no sentences
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
@@ -167,11 +168,8 @@ def test_a_saved_classifier_opens_as_a_stock_one(tmp_path, trusting):
 def test_mean_pooling_is_saved_for_sentence_transformers(tmp_path, trusting):
     sentences = pytest.importorskip("sentence_transformers", reason="sentence-transformers is an extra")
     loaded, rows = opened("bert"), texts()
-    found = classify.probe(loaded, iter(rows), pools=("mean",), layers=(2,), seq_len=16)
-    save_sentence_classifier(
-        tmp_path / "out", source=loaded, head=found.head, reading=found.reading, seq_len=16, report=found.report,
-        force=False,
-    )  # fmt: skip
+    found = classify.probe(loaded, iter(rows), Features(("mean",), (2,), 16))
+    save_sentence_classifier(tmp_path / "out", loaded, found, seq_len=16)
     encoder = sentences.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     scores = encoder.encode([row.text for row in rows[:8]], convert_to_tensor=True)
     chunk = next(feature_chunks(loaded.model, loaded.processor, rows[:8], [found.reading], seq_len=16))
@@ -214,7 +212,7 @@ def test_rows_are_streamed_in_order(tmp_path):
         list(stream_documents(tmp_path / "empty.tsv"))
     (tmp_path / "bare.tsv").write_text("sentence\tother\none\t1\n")
     with pytest.raises(ColumnNotFound, match="no label"):
-        list(classify.labelled(opened("bert"), tmp_path / "bare.tsv"))
+        list(classify.labelled(opened("bert"), classify.LabelledRows(tmp_path / "bare.tsv")))
 
 
 def test_a_cut_encoder_is_read_below_its_last_block():

@@ -53,7 +53,7 @@ def test_discriminant_scores_without_a_row(gamma, weighted, alone):
     omega = balanced(counts) if weighted else torch.ones_like(counts)
     found = within(class_moments(X, y, omega=omega))
     c, u = torch.as_tensor(y), torch.ones(len(y), dtype=torch.float64)
-    S = left_out_scores(found, found.turned(torch.as_tensor(X)), c, u, gamma, None, omega)
+    S = left_out_scores(found, found.turned(torch.as_tensor(X)), c, omega[c] * u, gamma, None)
     for i in range(len(X)):
         expected = by_force(X, y, i, gamma, found.scale.numpy(), omega.numpy())
         np.testing.assert_allclose(S[i], expected, rtol=1e-8, atol=1e-8)

@@ -113,8 +113,8 @@ def test_features_come_from_files_and_pairs_from_tables(tmp_path):
     rows = [{"image": f"{i}.png", "caption": f"thing {i}"} for i in range(3)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = str(tmp_path / "pairs.jsonl")
-    assert pairing.things(data, image=True)[2].text == str(tmp_path / "2.png")
-    assert pairing.things(data, image=False)[1].text == "thing 1"
+    assert pairing.documents_of(data, image=True)[2].text == str(tmp_path / "2.png")
+    assert pairing.documents_of(data, image=False)[1].text == "thing 1"
 
 
 def test_what_cannot_be_matched_is_refused():

@@ -16,13 +16,17 @@ from slimformer.report.inspection import show_inspection
 from slimformer.report.portrait import show_portrait
 
 
+def two_splits(model):
+    return {"fit": tiny_batches(model, 2), "report": tiny_batches(model, 1, seed=1)}
+
+
 def inspected(model):
     """All that is found, and all that is printed."""
     architecture = describe(model)
     found = inspection(Loaded("tiny", model, None), architecture, 17)
     found["weights"] = weights_portrait(model, architecture, values=True)
     rows = {17: tiny_batches(model, 2, rows=1)}
-    seen = data_portrait(model, architecture, tiny_batches(model, 2), rows, held=tiny_batches(model, 1, seed=1))
+    seen = data_portrait(model, architecture, two_splits(model), rows)
     found["data"] = [{"name": "random", "tokens": 1, **seen}]
     console = Console(file=io.StringIO(), width=200)
     show_inspection(found, console)
@@ -63,7 +67,7 @@ def inspected_rotary():
     from slimformer.report.portrait import forms_table
 
     model = tiny("llama")
-    seen = data_portrait(model, describe(model), tiny_batches(model, 2), {}, held=tiny_batches(model, 1, seed=1))
+    seen = data_portrait(model, describe(model), two_splits(model), {})
     console = Console(file=io.StringIO(), width=200)
     console.print(forms_table({"name": "random", **seen}))
     return seen["activations"], console.file.getvalue()

@@ -62,7 +62,7 @@ def test_a_data_set_that_datasets_can_open(tmp_path):
     data = read_images(DataSettings(source="hub", path=str(tmp_path / "x")))
     assert data.classes == ("dark", "light") and len(data.train) == len(data.validation) == 12
     assert torch.equal(data.train.pixels.float().mean((1, 2, 3)) > 128, data.train.labels == 1)
-    with pytest.raises(DataNotFound, match="cannot be had"):
+    with pytest.raises(DataNotFound, match="cannot be opened"):
         read_images(DataSettings(source="hub", path="nobody/nothing"))
 
 

@@ -19,7 +19,7 @@ from families import LENGTH, MODEL_TYPES, STOCK_TYPES, heads, tiny, tiny_ragged,
 from ranked import ALL, DEALT, NONE, SETTINGS, WIDTH, chosen, furthest, logits, padded, settings, tiny_ranked
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.reload import outputs_of
-from slimformer.checkpoint.save import save
+from slimformer.checkpoint.save import Belongings, save
 from slimformer.decompose import Selection
 from slimformer.errors import BudgetOutOfReach, ModelBroken, PlanDoesNotFit
 from slimformer.inspect.summary import inspection
@@ -228,7 +228,7 @@ def visits(tmp_path_factory):
     for model_type, setting in SAVED:
         head = heads(model_type)[0]
         small, folder = tiny_ranked(model_type, setting), root / f"ragged-{model_type}-{setting}-{head}"
-        save(small, folder, processor=None if model_type == "vit" else tiny_tokenizer(), verify=False)
+        save(small, folder, Belongings(None if model_type == "vit" else tiny_tokenizer()), verify=False)
         save_file(padded(small), folder / "sample.safetensors")
         save_file(outputs_of(small, padded(small)), folder / "expected.safetensors")
     return root, {who: _visit(who, root) for who in ("stranger", "friend")}

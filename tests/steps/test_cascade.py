@@ -16,7 +16,8 @@ from families import CLASSES, LENGTH, tiny, tiny_batches, tiny_ragged
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.text import Batch
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture
-from slimformer.evaluate import accuracy, perplexity
+from slimformer.evaluate.accuracy import accuracy
+from slimformer.evaluate.perplexity import perplexity
 from slimformer.evaluate.routing import at_threshold, paired
 from slimformer.models.load import Loaded
 from slimformer.plan import Budget

@@ -1,6 +1,6 @@
 """Folders and files that are there whole or not at all.
 
-What is written goes to the folder `.<name>.partial-<host>-<pid>` beside its place, which is marked as ours from its
+What is written goes to the folder `.<name>.partial-<host>-<pid>` next to its place, which is marked as ours from its
 first moment, and is renamed when it is complete and on the disk. An error, Ctrl-C or a polite kill removes it; what an
 impolite one leaves is swept away by the next run for the same place. A result lists its files (`files.manifest`), and
 only what its list says is ever replaced.
@@ -42,7 +42,7 @@ REASONS = {
 
 @contextmanager
 def writing(folder: Path, kind: str, *, force: bool) -> Iterator[Path]:
-    """An empty folder beside `folder`, which takes its place when the block ends well and vanishes when it does not.
+    """An empty folder next to `folder`, which takes its place when the block ends well and vanishes when it does not.
 
     `kind` is what it is, for its list of files.
     """
@@ -140,10 +140,10 @@ def require_free_file(path: Path, force: bool, kind: FileKind) -> None:
         )
 
 
-def _require_regular(target: Path, said: str) -> None:
+def _require_regular(target: Path, refusal: str) -> None:
     if target.is_symlink() or (target.exists() and not target.is_file()):
         what = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "not a regular file"
-        raise OutputExists(f"{said}: it is {what}; choose another file")
+        raise OutputExists(f"{refusal}: it is {what}; choose another file")
 
 
 def _regret(target: Path) -> str | None:
@@ -160,18 +160,18 @@ def _regret(target: Path) -> str | None:
         return f"the home directory is in it; {elsewhere}"
     if (target / ".git").exists():
         return f"it holds a git repository; {elsewhere}"
-    found = manifest.strangers(target)
-    if not found:
+    strangers = manifest.strangers(target)
+    if not strangers:
         return None
-    if manifest.NAME in found or not (target / manifest.NAME).is_file():
+    if manifest.NAME in strangers or not (target / manifest.NAME).is_file():
         return (
             f"it is neither empty nor a result of slimformer with the list of its files ({manifest.NAME}); "
             f"remove it by hand, or {elsewhere}"
         )
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    more = f" and {len(strangers) - SHOWN} more" if len(strangers) > SHOWN else ""
     return (
         "it holds what slimformer did not write, or what has been changed since: "
-        f"{', '.join(found[:SHOWN])}{more}; move that away, or {elsewhere}"
+        f"{', '.join(strangers[:SHOWN])}{more}; move that away, or {elsewhere}"
     )
 
 
@@ -193,8 +193,8 @@ def _require_writable(target: Path) -> None:
 
 @contextmanager
 def _in_place(target: Path) -> Iterator[Path]:
-    """A new folder beside `target`, marked as ours; it is removed in the end, where it has not been renamed."""
-    partial, made = _beside(target, "partial", os.getpid()), [p for p in target.parents if not p.exists()]
+    """A new folder next to `target`, marked as ours; it is removed in the end, where it has not been renamed."""
+    partial, new_folders = _sibling(target, "partial", os.getpid()), [p for p in target.parents if not p.exists()]
     with one_clear_line(target), _terminable():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ def _in_place(target: Path) -> Iterator[Path]:
                 manifest.remove_unfinished(partial)
                 _IN_USE.discard(partial)
         except BaseException:
-            for parent in made:
+            for parent in new_folders:
                 with suppress(OSError):
                     parent.rmdir()
             raise
@@ -223,7 +223,7 @@ def _exchange(partial: Path, target: Path) -> None:
     if not target.exists():
         os.rename(partial, target)
         return
-    old = _beside(target, "old", os.getpid())
+    old = _sibling(target, "old", os.getpid())
     os.rename(target, old)
     try:
         os.rename(partial, target)
@@ -238,21 +238,21 @@ def _discard(target: Path, old: Path) -> None:
 
     What is not in its list, or cannot be removed, stays under that name.
     """
-    place = _beside(target, "replaced", os.getpid())
+    place = _sibling(target, "replaced", os.getpid())
     with suppress(OSError, FileChanged):
         os.rename(old, place)
         manifest.remove_listed(place)
 
 
-def _beside(target: Path, role: str, pid: int) -> Path:
+def _sibling(target: Path, role: str, pid: int) -> Path:
     return target.with_name(f".{target.name}.{role}-{socket.gethostname()}-{pid}")
 
 
 def _left(target: Path, role: str) -> list[Path]:
-    """What runs on this machine that are no longer alive have left beside `target`."""
+    """What runs on this machine that are no longer alive have left next to `target`."""
     if not target.parent.is_dir():
         return []
-    prefix = _beside(target, role, 0).name.removesuffix("0")
+    prefix = _sibling(target, role, 0).name.removesuffix("0")
     names = (path for path in target.parent.iterdir() if path.name.startswith(prefix))
     pids = {path: path.name.removeprefix(prefix) for path in names}
     return [
@@ -323,8 +323,8 @@ def _errno(error: BaseException) -> int | None:
     """The number of an operating-system error; libraries in Rust hide it in the text."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
 
 
 @contextmanager

@@ -23,12 +23,11 @@ from transformers import PreTrainedModel
 
 from slimformer.checkpoint import atomic
 from slimformer.checkpoint.load import load
-from slimformer.checkpoint.save import save
+from slimformer.checkpoint.save import Belongings, save, write_texts
 from slimformer.errors import ModelBroken, ModelNotFound
 from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import checked, parse_own_json, read_text
 from slimformer.models import describe
-from slimformer.plan import Plan
 from slimformer.plan.cost import block_cost
 from slimformer.plan.plan import LONGEST
 
@@ -66,9 +65,9 @@ class CascadeRecord:
     @classmethod
     def from_json(cls, text: str) -> CascadeRecord:
         data: Any = parse_own_json(text)
-        found = data.pop("slimformer_cascade", None) if isinstance(data, dict) else None
-        if found != FORMAT:
-            raise ValueError(f"it has format {found!r}, this version reads {FORMAT}")
+        format = data.pop("slimformer_cascade", None) if isinstance(data, dict) else None
+        if format != FORMAT:
+            raise ValueError(f"it has format {format!r}, this version reads {FORMAT}")
         return checked(cls, data)
 
     @property
@@ -83,26 +82,22 @@ class CascadeRecord:
 
 def save_cascade(
     record: CascadeRecord,
-    models: Mapping[str, PreTrainedModel],
-    plans: Mapping[str, Plan | None],
+    models: Mapping[str, tuple[PreTrainedModel, Belongings]],
     folder: str | Path,
     *,
-    processor: Any = None,
-    source_folder: Path | None = None,
     report: dict[str, Any] | None = None,
     force: bool = False,
     verify: bool = True,
 ) -> None:
     """Write both models ("small", "large"; in the precision they are to be stored in) and the record."""
+    texts = {FILE: record.to_json()}
+    if report is not None:
+        texts["report.json"] = json.dumps(report, indent=1, allow_nan=False)
     with atomic.writing(Path(folder), "cascade", force=force) as partial:
         for role in ROLES:
-            save(
-                models[role], partial / role, processor=processor, source_folder=source_folder,
-                plan=plans.get(role), verify=verify,
-            )  # fmt: skip
-        (partial / FILE).write_text(record.to_json(), encoding="utf-8")
-        if report is not None:
-            (partial / "report.json").write_text(json.dumps(report, indent=1, allow_nan=False), encoding="utf-8")
+            model, belongings = models[role]
+            save(model, partial / role, belongings, verify=verify)
+        write_texts(partial, texts)
 
 
 def read_cascade(

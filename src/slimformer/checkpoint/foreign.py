@@ -33,12 +33,12 @@ def strip_foreign_code(folder: Path) -> None:
 
 def _strip(path: Path) -> None:
     try:
-        found = read_json(path)
-        clean = _without(found)
+        config = read_json(path)
+        clean = _without(config)
     except (FileRefused, ValueError, RecursionError):  # copied from a stranger, and of no use to any loader
         path.unlink()
         return
-    if clean != found:
+    if clean != config:
         path.write_text(json.dumps(clean, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ def json_text(value: Any) -> str:
     """A line for each entry, but one line for a list of numbers, which may be long. No NaN, no infinity."""
     text = json.dumps(value, indent=1, allow_nan=False)
     # a line break never stands inside a JSON string, so what is matched is a list
-    return re.sub(r"\[\n[-+.\deEnul,\s]*\]", lambda found: " ".join(found[0].split()), text)
+    return re.sub(r"\[\n[-+.\deEnul,\s]*\]", lambda match: " ".join(match[0].split()), text)
 
 
 def strict(value: Any) -> Any:

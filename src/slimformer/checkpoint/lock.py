@@ -10,8 +10,8 @@ from slimformer.errors import OutputExists
 
 
 @contextmanager
-def alone(file: Path, said: str) -> Iterator[None]:
-    """Hold the lock of `file`, or refuse with what is `said`. The system gives it back when its owner ends, however.
+def alone(file: Path, message: str) -> Iterator[None]:
+    """Hold the lock of `file`, or refuse with what is `message`. The system gives it back when its owner ends, however.
 
     Where there are no such locks two processes do the same work twice, and harm nothing.
     """
@@ -24,5 +24,5 @@ def alone(file: Path, said: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise OutputExists(said) from None
+            raise OutputExists(message) from None
         yield

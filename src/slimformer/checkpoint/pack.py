@@ -95,15 +95,15 @@ def stored_bytes(quantized: Quantized, dtype: torch.dtype) -> int:
 def stored_tensors(model: PreTrainedModel, dtype: torch.dtype, grids: Mapping[str, Grid]) -> Tensors:
     """Kind and shape of every tensor on disk if the weights of these layers are packed; it needs no codes."""
     names = {f"{layer}.weight": layer for layer in grids}
-    found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     own = dict(model.named_parameters())  # what is tied is there once
     tied = dict(model.named_parameters(remove_duplicate=False)).keys() - own.keys()
     for name, tensor in model.state_dict().items():
         if name in names:
-            found |= _packed_tensors(name, tensor.shape, grids[names[name]])
+            tensors |= _packed_tensors(name, tensor.shape, grids[names[name]])
         elif name not in tied:
-            found[name] = (dtype if tensor.is_floating_point() else tensor.dtype, tuple(tensor.shape))
-    return as_saved(model, found)
+            tensors[name] = (dtype if tensor.is_floating_point() else tensor.dtype, tuple(tensor.shape))
+    return as_saved(model, tensors)
 
 
 def _packed_tensors(weight: str, shape: torch.Size, grid: Grid) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -115,7 +115,7 @@ def _packed_tensors(weight: str, shape: torch.Size, grid: Grid) -> dict[str, tup
         "packed": (torch.int32, (rows, _words(columns, grid.bits))), "scale": (torch.bfloat16, (rows, groups)),
         "shape": (torch.int64, (2,)), **zeros,
     }  # fmt: skip
-    return {f"{weight}_{part}": found for part, found in parts.items()}
+    return {f"{weight}_{part}": tensor for part, tensor in parts.items()}
 
 
 def _words(numbers: int, bits: int) -> int:

@@ -42,8 +42,8 @@ def open_fresh(folder: Path) -> Any:
     for auto, reference in config["auto_map"].items():
         if reference.endswith(f".{name}"):
             return getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True, **how)
-    found: Any = get_class_from_dynamic_module(f"modeling_slimformer.{name}", str(folder))
-    return found.from_pretrained(folder, **how)
+    model_class: Any = get_class_from_dynamic_module(f"modeling_slimformer.{name}", str(folder))
+    return model_class.from_pretrained(folder, **how)
 
 
 def is_packed(config: dict[str, Any]) -> bool:

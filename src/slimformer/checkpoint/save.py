@@ -10,59 +10,65 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from slimformer.checkpoint.atomic import writing
 from slimformer.checkpoint.foreign import strip_foreign_code
-from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.errors import SaveFailed
 from slimformer.nn import ragged
-from slimformer.plan import Plan
 
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json")
 OTHERS = shutil.ignore_patterns("*.onnx", "*.h5", "*.ot", "*.msgpack", "openvino*", "*.py")
 
 
+@dataclass(frozen=True)
+class Belongings:
+    """What goes into a folder with the weights: tokenizer or image processor, texts by file name, and what is copied
+    from `source_folder`, where the dense model came from: licences and the parts of a sentence-transformers model."""
+
+    processor: Any = None
+    source_folder: Path | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+ALONE = Belongings()
+
+
 def save(
     model: PreTrainedModel,
     folder: str | Path,
+    belongings: Belongings = ALONE,
     *,
-    processor: Any = None,
-    source_folder: Path | None = None,
-    plan: Plan | None = None,
-    report: dict[str, Any] | None = None,
-    card: str | None = None,
-    page: str | None = None,
-    sample: dict[str, Tensor] | None = None,
+    packed: PreTrainedModel | None = None,
     force: bool = False,
     verify: bool = True,
-    packed: PreTrainedModel | None = None,
 ) -> None:
     """Write `model` to `folder`, whole or not at all.
 
-    `source_folder` is where the dense model came from: licences and the parts of a sentence-transformers model are
-    copied from there. `sample` is what the reloaded model is tried on; without it a seeded random one is made.
-    `packed` is written in place of `model`: the same weights, in fewer bits.
+    `packed` is written in place of `model`: the same weights, in fewer bits. With `verify` a fresh process reloads it.
     """
     with writing(Path(folder), "checkpoint", force=force) as partial:
         write_model(model if packed is None else packed, partial)
-        write_belongings(partial, processor, source_folder)
-        _write(partial / "plan.json", plan.to_json() if plan else None)
-        _write(partial / "report.json", json_text(report) if report is not None else None)
-        _write(partial / "report.html", page)
-        _write(partial / "README.md", card)
+        write_belongings(partial, belongings.processor, belongings.source_folder)
+        write_texts(partial, belongings.texts)
         if verify:
-            verify_reload(model, partial, sample, packed)
+            verify_reload(model, partial, packed)
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    """Files of text, by name."""
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def write_model(model: PreTrainedModel, folder: Path) -> None:
@@ -144,8 +150,3 @@ def _sentence_modules(source: Path) -> list[str]:
     inside = all((source / path).resolve().is_relative_to(source.resolve()) for path in paths)
     known = all(kind.startswith("sentence_transformers.") for kind in kinds)
     return paths if inside and known and paths[:1] == [""] and "" not in paths[1:] else []
-
-
-def _write(path: Path, text: str | None) -> None:
-    if text is not None:
-        path.write_text(text, encoding="utf-8")

@@ -3,7 +3,7 @@
     8 bytes: length of the header    JSON, padded with spaces to a multiple of 8    the tensors, without gaps
 
 The header names every tensor, its kind, its shape and where it lies. In tiny models it is a good part of the file, so
-whoever promises a size has to count it.
+a stated size has to count it.
 """
 
 from __future__ import annotations
@@ -38,5 +38,5 @@ def file_bytes(tensors: Tensors) -> int:
 def as_saved(model: PreTrainedModel, tensors: Tensors) -> Tensors:
     """The same under the names files have, which transformers translates for some types (ViT) as it saves and loads."""
     blank = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (dtype, shape) in tensors.items()}
-    found = revert_weight_conversion(model, blank)
-    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items()}
+    saved = revert_weight_conversion(model, blank)
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in saved.items()}

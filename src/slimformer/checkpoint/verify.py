@@ -23,26 +23,21 @@ RTOL = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfl
 N_TOKENS = 16
 
 
-def verify(
-    model: PreTrainedModel,
-    folder: Path,
-    sample: dict[str, Tensor] | None = None,
-    packed: PreTrainedModel | None = None,
-) -> None:
+def verify(model: PreTrainedModel, folder: Path, packed: PreTrainedModel | None = None) -> None:
     """Refuse (`SaveFailed`) a folder that does not reload to the weights and outputs of `model`.
 
     Where weights were stored in fewer bits, `packed` is what the file holds; outputs are still those of `model`.
 
     Cost: starting Python with transformers, one load, one forward pass on the CPU.
     """
-    sample = default_sample(model) if sample is None else sample
+    sample = default_sample(model)
     exact = in_float32(model)
     expected = reload.outputs_of(exact, sample)
     if not all(bool(torch.isfinite(tensor).all()) for tensor in expected.values()):
         raise SaveFailed(f"the model gives NaN or infinite outputs as {model.dtype}; save it in float32")
-    found, weights = _reload(folder, sample)
+    actual, weights = _reload(folder, sample)
     _compare_weights(reload.checksums(model if packed is None else packed, single=packed is not None), weights)
-    _compare_outputs(expected, found, RTOL.get(exact.dtype, 5e-2))
+    _compare_outputs(expected, actual, RTOL.get(exact.dtype, 5e-2))
 
 
 def in_float32(model: PreTrainedModel) -> PreTrainedModel:
@@ -80,8 +75,8 @@ def _reload(folder: Path, sample: dict[str, Tensor]) -> tuple[dict[str, Tensor],
         if wrong := run_fresh(reload.__file__, folder, inputs, outputs, **_offline(scratch)):
             raise SaveFailed(f"the saved model does not open in a fresh process: {wrong}")
         with safe_open(outputs, framework="pt") as file:
-            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            return found, json.loads(file.metadata()["weights"])
+            results = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            return results, json.loads(file.metadata()["weights"])
 
 
 def _offline(scratch: str) -> dict[str, str]:
@@ -93,19 +88,19 @@ def _offline(scratch: str) -> dict[str, str]:
     }
 
 
-def _compare_weights(expected: dict[str, str], found: dict[str, str]) -> None:
-    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+def _compare_weights(expected: dict[str, str], actual: dict[str, str]) -> None:
+    wrong = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
     if wrong:
         others = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise SaveFailed(f"the saved model reloads with other weights than it was saved with: {wrong[0]}{others}")
 
 
-def _compare_outputs(expected: dict[str, Tensor], found: dict[str, Tensor], rtol: float) -> None:
+def _compare_outputs(expected: dict[str, Tensor], actual: dict[str, Tensor], rtol: float) -> None:
     for key, tensor in expected.items():
-        if key not in found or found[key].shape != tensor.shape:
+        if key not in actual or actual[key].shape != tensor.shape:
             raise SaveFailed(f"the saved model reloads to outputs of another shape: {key}")
         scale = max(1.0, float(tensor.abs().max()))
-        worst = float((found[key] - tensor).abs().max())
+        worst = float((actual[key] - tensor).abs().max())
         if not worst <= rtol * scale:
             raise SaveFailed(
                 f"the saved model reloads to other outputs: {key} differs by {worst:.2g} (its scale is {scale:.2g})"

@@ -8,85 +8,57 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.inputs import column_names, joined, parts_of, require_data, require_model, require_place
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    DataOption,
-    Force,
-    Model,
-    OpeningAsked,
-    Quiet,
-    Samples,
-    Seed,
-    SeqLen,
-    Tokens,
-    WithHead,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.heads.asked import require_adaptation
 from slimformer.report.heads import show_adapted
 
 
-@opens_model
+@opt.grouped
 def adapt(
-    model: Model,
-    data: DataOption,
-    out_folder: WithHead = None,
+    model: opt.Model,
+    data: opt.DataOption,
+    out_folder: opt.WithHead = None,
     source_data: Annotated[
         str, typer.Option("--source-data", metavar="DATA", help="text of the old domain, to see what is forgotten")
     ] = "",
     method: Annotated[str, typer.Option(metavar="NAME", help="bohning, discriminant or least-squares")] = "bohning",
-    columns: Columns = "",
-    tokens: Tokens = None,
-    samples: Samples = None,
-    seq_len: SeqLen = None,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    reading: opt.Reading = opt.READING,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Adapt the head of a language model to the domain of --data, in closed form; perplexity before and after."""
-    name = joined(data)
+    name = inputs.joined(data)
     require_adaptation(method)
     if out_folder is not None:
-        require_place(out_folder, force, model, *parts_of(name), source_data)
-    require_model(model, opening)
-    require_data(name, source_data or None)
+        inputs.require_place(out_folder, force, model, *inputs.parts_of(name), source_data)
+    inputs.require_inputs(model, name, opening, source_data or None)
 
-    from slimformer.calibrate.gather import gather
     from slimformer.heads import adapt as lm_adapt
-    from slimformer.models import describe
     from slimformer.models.load import load_model
 
     loaded = load_model(model, opening.resolve())
-    how: dict[str, Any] = {
-        "seq_len": seq_len, "tokens": tokens, "samples": samples, "columns": column_names(columns), "seed": seed
-    }  # fmt: skip
-    architecture = describe(loaded.model)
-    splits = gather(name, loaded.model, loaded.processor, architecture, **how).splits
+    splits = inputs.read_data(loaded, name, reading).splits
     texts = {"domain": splits["report"]}
     if source_data:
-        old = gather(source_data, loaded.model, loaded.processor, architecture, **how, purpose="evaluation")
-        texts["source"] = old.splits["report"]
-    with showing_progress(hidden=quiet or as_json) as progress:
+        texts["source"] = inputs.read_data(loaded, source_data, reading, purpose="evaluation").splits["report"]
+    with showing_progress(hidden=shown.hidden) as progress:
         progress("states", 0, 2)
         fit, select = (lm_adapt.states_of(loaded.model, splits[name]) for name in ("fit", "select"))
         progress("states", 2, 2)
-        found = lm_adapt.adapt_head(loaded.model, fit, select, method, progress=progress)
-        adapted, warning = lm_adapt.with_head(loaded.model, found.W)
+        solved = lm_adapt.adapt_head(loaded.model, fit, select, method, progress=progress)
+        adapted, warning = lm_adapt.with_head(loaded.model, solved.W)
         measured = lm_adapt.before_and_after(loaded.model, adapted, texts)
         report = {
-            "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": found.chosen, "data": name,
+            "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": solved.chosen, "data": name,
             "source_data": source_data, "tokens": len(fit.t), "perplexity": measured, "warning": warning,
         }  # fmt: skip
         if out_folder is not None:
             _save_adapted(loaded, adapted, out_folder, report, force)
-    emit(report, as_json, quiet, lambda: show_adapted(report, out_folder, out))
+    emit(report, shown, lambda: show_adapted(report, out_folder, out))
 
 
 def _save_adapted(loaded: Any, adapted: Any, folder: Path, report: dict[str, Any], force: bool) -> None:

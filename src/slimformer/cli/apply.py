@@ -7,53 +7,39 @@ from typing import Annotated
 
 import typer
 
-from slimformer.cli.inputs import loaded_for, require_place, statistics_of
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Force,
-    NoSeed,
-    OpeningAsked,
-    OutFolder,
-    Quiet,
-    Source,
-    Stats,
-    opens_model,
-)
-from slimformer.cli.output import emit, saved_line
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
+from slimformer.cli.output import emit, save_result, saved_line
 from slimformer.cli.terminal import showing_progress
 
 
-@opens_model
+@opt.grouped
 def apply(
-    stats: Stats,
+    stats: opt.Stats,
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="the plan.json `slimformer plan` wrote")],
-    out_folder: OutFolder,
-    model: Source = "",
-    opening: OpeningAsked = AS_USUAL,
-    seed: NoSeed = 0,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    out_folder: opt.OutFolder,
+    model: opt.Source = "",
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    seed: opt.NoSeed = 0,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Carry out a plan with the statistics it was made from, and save the smaller model."""
-    require_place(out_folder, force, stats, plan_file, statistics_of(stats, model, opening))
+    inputs.require_place(out_folder, force, stats, plan_file, inputs.statistics_of(stats, model, opening))
 
     from slimformer.calibrate.store import open_statistics
-    from slimformer.evaluate import assessment as assess
+    from slimformer.evaluate.assessment import describe_result
     from slimformer.models import describe
     from slimformer.plan import Plan
     from slimformer.plan.plan import recounted
     from slimformer.steps.make import replay
     from slimformer.steps.result import Result
 
-    made, statistics = Plan.load(plan_file), open_statistics(stats)
-    loaded = loaded_for(statistics, model, opening)
-    with showing_progress(hidden=quiet or as_json) as progress:
-        small = replay(made, loaded.model, statistics, progress=progress)
-        made = recounted(made, describe(loaded.model))
-        report = assess.describe_result(loaded, small, made, statistics.provenance)
-        progress("save and verify", 0, 1)
-        Result(small, made, report, loaded).save(out_folder, force=force)
-        progress("save and verify", 1, 1)
-    emit(report.to_dict(), as_json, quiet, lambda: saved_line(out_folder, report))
+    decided, statistics = Plan.load(plan_file), open_statistics(stats)
+    loaded = inputs.loaded_for(statistics, model, opening)
+    with showing_progress(hidden=shown.hidden) as progress:
+        small = replay(decided, loaded.model, statistics, progress=progress)
+        decided = recounted(decided, describe(loaded.model))
+        report = describe_result(loaded, small, decided, statistics.provenance)
+        save_result(Result(small, decided, report, loaded), out_folder, force, progress)
+    emit(report.to_dict(), shown, lambda: saved_line(out_folder, report))

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.inputs import column_names, joined, require_data, require_model
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    DataOption,
-    Lengths,
-    Model,
-    OpeningAsked,
-    Quiet,
-    Seed,
-    Sequences,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError, TooFewTokens
@@ -29,18 +16,17 @@ from slimformer.errors import SlimformerError, TooFewTokens
 TOKENS = 8192  # to look at activations on
 
 
-@opens_model
+@opt.grouped
 def attention(
-    model: Model,
-    data: DataOption = None,
-    lengths: Lengths = "",
-    sequences: Sequences = 8,
+    model: opt.Model,
+    data: opt.DataOption = None,
+    lengths: opt.Lengths = "",
+    sequences: opt.Sequences = 8,
     share: Annotated[float, typer.Option(metavar="FRACTION", help="of the energy of attention to keep")] = 0.95,
-    columns: Columns = "",
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    columns: opt.Columns = "",
+    seed: opt.Seed = 0,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """How many keys attention needs, layer by layer and head by head, and whether the same ones serve every text.
 
@@ -50,36 +36,37 @@ def attention(
         raise SlimformerError(f"--share {share}: a fraction between 0 and 1, e.g. 0.95")
     if sequences < 2:
         raise SlimformerError("--sequences 1: directions are fitted on a half of the texts and tried on the others")
-    name = joined(data)
+    name = inputs.joined(data)
     asked = lengths_of(lengths, [name])
-    require_model(model, opening)
-    require_data(name)
+    inputs.require_inputs(model, name, opening)
 
     from slimformer.calibrate.gather import sequence_length
     from slimformer.inspect.rows import row_spaces
     from slimformer.models import describe
     from slimformer.models.load import load_model
-    from slimformer.report.rows import rows_told, show_rows
+    from slimformer.report.rows import rows_report, show_rows
 
     loaded = load_model(model, opening.resolve())
     architecture = describe(loaded.model)
     if architecture.family.image:
         raise SlimformerError("this looks along texts; for the attention of image models see slimformer inspect")
-    read = partial(read_length, loaded, architecture, {"columns": column_names(columns), "seed": seed})
+    read = reader(loaded, columns, seed)
     length = sequence_length(loaded.model, architecture, None)
     rows = attention_rows(read, [name], asked, length, sequences, TOKENS)[name]
-    with showing_progress(hidden=quiet or as_json) as progress:
-        found = [
-            rows_told(row_spaces(loaded.model, architecture, batches, share=share, seed=seed, progress=progress), share)
+    with showing_progress(hidden=shown.hidden) as progress:
+        by_length = [
+            rows_report(
+                row_spaces(loaded.model, architecture, batches, share=share, seed=seed, progress=progress), share
+            )
             for batches in rows.values()
         ]
-    told = {"model": loaded.name, "data": name, "share": share, "sequences": sequences, "lengths": found}
+    report = {"model": loaded.name, "data": name, "share": share, "sequences": sequences, "lengths": by_length}
 
     def tables() -> None:
-        for each in found:
+        for each in by_length:
             show_rows(each, out)
 
-    emit(told, as_json, quiet, tables)
+    emit(report, shown, tables)
 
 
 def lengths_of(text: str, names: list[str]) -> list[int]:
@@ -87,19 +74,17 @@ def lengths_of(text: str, names: list[str]) -> list[int]:
     if text and not names:
         raise SlimformerError("--lengths are those of attention on data; give --data")
     try:
-        found = [int(part) for part in text.split(",") if part.strip()]
+        numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise SlimformerError(f"--lengths {text!r} are not whole numbers; give e.g. 64,128") from None
-    if any(n < 4 for n in found):
-        raise SlimformerError(f"--lengths {text!r}: attention over fewer than 4 tokens has no spectrum to speak of")
-    return sorted(set(found))
+    if any(n < 4 for n in numbers):
+        raise SlimformerError(f"--lengths {text!r}: attention over fewer than 4 tokens has no useful spectrum")
+    return sorted(set(numbers))
 
 
-def read_length(loaded: Any, architecture: Any, how: dict[str, Any], name: str, length: int, tokens: int) -> Any:
-    """Data for a model that is loaded already, in sequences of that length."""
-    from slimformer.calibrate.gather import gather
-
-    return gather(name, loaded.model, loaded.processor, architecture, seq_len=length, tokens=tokens, **how)
+def reader(loaded: Any, columns: str, seed: int) -> Callable[[str, int, int], Any]:
+    """What reads data for a model: their name, the length of sequences, how many tokens."""
+    return lambda name, length, tokens: inputs.read_data(loaded, name, opt.Reading(columns, tokens, None, length, seed))
 
 
 def attention_rows(

@@ -1,57 +1,46 @@
-"""`slimformer bench`: a smaller model beside the dense one, as they would serve."""
+"""`slimformer bench`: a smaller model against the dense one, as they would serve."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from slimformer.cli.inputs import load_relatives, require_models
-from slimformer.cli.options import (
-    AS_USUAL,
-    Against,
-    AsJson,
-    OpeningAsked,
-    Quiet,
-    Record,
-    Seed,
-    SeqLen,
-    Small,
-    Track,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, out, record_in, recorded_report
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
 from slimformer.report.track import tracker
 
 
-@opens_model
+@opt.grouped
 def bench(
-    folder: Small,
-    against: Against,
+    folder: opt.Small,
+    against: opt.Against,
     batch_sizes: Annotated[
         str, typer.Option("--batch-sizes", metavar="NUMBERS", help="sequences at once, e.g. 1,4,16")
     ] = "1,4",
-    seq_len: SeqLen = None,
+    seq_len: opt.SeqLen = None,
     new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="tokens decoded after each prompt")] = 16,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="interleaved rounds")] = 10,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="threads of one operation", show_default="as torch has it")
     ] = None,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    track: Track = None,
-    record: Record = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seed: opt.Seed = 0,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    track: opt.Track = None,
+    record: opt.Record = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
-    """Time a smaller model beside the dense one: prefill, decode, throughput over batch sizes, peak memory, cache."""
+    """Time a smaller model against the dense one: prefill, decode, throughput over batch sizes, peak memory, cache."""
     sizes, recorded = _batch_sizes(batch_sizes), tracker(track)
-    require_models(folder, against, opening)
+    inputs.require_models(folder, against, opening)
 
     import torch
 
+    from slimformer.evaluate.bench import ROUNDS, Workload
     from slimformer.evaluate.bench import bench as measure
     from slimformer.report.tasks import bench_table
 
@@ -61,18 +50,17 @@ def bench(
     try:
         if threads is not None:
             torch.set_num_threads(threads)
-        with showing_progress(hidden=quiet or as_json) as progress:
-            loaded, small = load_relatives(folder, against, opening)
-            found = measure(
-                loaded.model, small.model, names=(loaded.name, small.name), batch_sizes=sizes, seq_len=seq_len,
-                new_tokens=new_tokens, repeats=repeats, seed=seed, progress=progress,
-            ).to_dict()  # fmt: skip
+        with showing_progress(hidden=shown.hidden) as progress:
+            loaded, small = inputs.load_relatives(folder, against, opening)
+            work, rounds = Workload(sizes, seq_len, new_tokens), replace(ROUNDS, repeats=repeats, seed=seed)
+            names = (loaded.name, small.name)
+            figures = measure(loaded.model, small.model, work, rounds, names=names, progress=progress).to_dict()
     finally:
         torch.set_num_threads(before)
     if record:
-        record_in(folder, lambda kept: {**kept, "bench": found})
-    recorded("bench", found)
-    emit(found, as_json, quiet, lambda: out.print(bench_table(found)))
+        record_in(folder, lambda report: {**report, "bench": figures})
+    recorded("bench", figures)
+    emit(figures, shown, lambda: out.print(bench_table(figures)))
 
 
 def _batch_sizes(text: str) -> list[int]:

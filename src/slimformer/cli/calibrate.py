@@ -9,62 +9,30 @@ from typing import Annotated
 
 import typer
 
-from slimformer.cli.inputs import (
-    joined,
-    parts_of,
-    read_data,
-    require_data,
-    require_model,
-    require_place,
-    require_precision,
-    with_precision,
-)
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    DataOption,
-    Dtype,
-    Force,
-    Model,
-    OnlyData,
-    OpeningAsked,
-    Paths,
-    Quiet,
-    Samples,
-    Seed,
-    SeqLen,
-    Tokens,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, show_notes
 from slimformer.cli.terminal import showing_progress
 
 
-@opens_model
+@opt.grouped
 def calibrate(
-    model: Model,
+    model: opt.Model,
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write the statistics to")],
-    data: DataOption = None,
-    only_data: OnlyData = False,
-    columns: Columns = "",
-    tokens: Tokens = None,
-    samples: Samples = None,
-    seq_len: SeqLen = None,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    dtype: Dtype = "float32",
-    paths: Paths = True,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    data: opt.DataOption = None,
+    only_data: opt.OnlyData = False,
+    reading: opt.Reading = opt.READING,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    dtype: opt.Dtype = "float32",
+    paths: opt.Paths = True,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """One pass over the data: write the moments of every width, from which any budget can be planned."""
-    name = joined(data)
-    require_precision(dtype)
-    require_place(out_folder, force, model, *parts_of(name))
-    require_model(model, opening)
-    require_data(name)
+    name = inputs.joined(data)
+    inputs.require_precision(dtype)
+    inputs.require_place(out_folder, force, model, *inputs.parts_of(name))
+    inputs.require_inputs(model, name, opening)
 
     from slimformer.calibrate.distributed import is_follower
     from slimformer.calibrate.metric import shared_metric
@@ -78,18 +46,18 @@ def calibrate(
     from slimformer.steps.calibration import calibrate as gather_moments
     from slimformer.steps.calibration import keep_probes, require_together
 
-    loaded = load_model(model, with_precision(opening, dtype))
+    loaded = load_model(model, inputs.with_precision(opening, dtype))
     require_every_key(loaded.model)
-    batches = read_data(loaded, name, columns, tokens, samples, seq_len, seed, "calibration", broad=not only_data)
+    batches = inputs.read_data(loaded, name, reading, broad=not only_data)
     require_together(loaded, batches)
-    with showing_progress(hidden=quiet or as_json):
+    with showing_progress(hidden=shown.hidden):
         narrowness_noted(loaded.model, batches)
     place = TemporaryDirectory() if is_follower() else writing(out_folder, "statistics", force=force)
-    with showing_progress(hidden=quiet or as_json) as progress, place as folder:
+    with showing_progress(hidden=shown.hidden) as progress, place as folder:
         metric = shared_metric(loaded.model, batches.splits["fit"], seed=batches.seed, progress=progress)
         statistics = gather_moments(loaded, batches, Path(folder), metric=metric, joint=paths, progress=progress)
         keep_probes(loaded.model, statistics, batches.splits["select"], progress=progress)
     notes = [*batches.notes, *thin_data(describe(loaded.model), batches), *unnamed_data(batches.reading, batches.name)]
-    show_notes(notes, hidden=quiet or as_json)
-    found = asdict(open_statistics(out_folder).provenance)
-    emit(found, as_json, quiet, lambda: typer.echo(f"statistics of {found['model']} are in {out_folder}"))
+    show_notes(notes, hidden=shown.hidden)
+    provenance = asdict(open_statistics(out_folder).provenance)
+    emit(provenance, shown, lambda: typer.echo(f"statistics of {provenance['model']} are in {out_folder}"))

@@ -10,45 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimformer.cli.inputs import (
-    column_names,
-    joined,
-    parts_of,
-    require_data,
-    require_model,
-    require_place,
-    require_precision,
-    started_from,
-    statistics_of,
-    with_precision,
-)
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    DataOption,
-    Dtype,
-    Force,
-    Format,
-    OpeningAsked,
-    Quiet,
-    RecipeName,
-    Refine,
-    Samples,
-    Seed,
-    SeqLen,
-    Source,
-    Tokens,
-    Verify,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, out, python_line
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import BudgetOutOfReach, SlimformerError
 from slimformer.plan.asked import fractions_of, require_format
-
-if TYPE_CHECKING:
-    pass
 
 if TYPE_CHECKING:
     from slimformer.models.opening import Opening
@@ -82,29 +49,24 @@ class Ready:
     notes: list[str] = field(default_factory=list)
 
 
-@opens_model
+@opt.grouped
 def cascade(
     source: From,
     out_folder: Folder,
     budgets: Budgets = "0.3,1",
     tolerance: Tolerance = 0.005,
     mean_macs: MeanMacs = None,
-    data: DataOption = None,
-    columns: Columns = "",
-    tokens: Tokens = None,
-    samples: Samples = None,
-    seq_len: SeqLen = None,
-    recipe: RecipeName = "balanced",
-    format: Format = "ragged",
-    refine: Refine = None,
-    model: Source = "",
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    dtype: Dtype = "float32",
-    verify: Verify = True,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    data: opt.DataOption = None,
+    reading: opt.Reading = opt.READING,
+    recipe: opt.RecipeName = "balanced",
+    format: opt.Format = "ragged",
+    refine: opt.Refine = None,
+    model: opt.Source = "",
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    dtype: opt.Dtype = "float32",
+    verify: opt.Verify = True,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Two cuts of one model, routed input by input: the small one answers what it is sure of, the large one the rest.
 
@@ -120,59 +82,58 @@ def cascade(
     """
     from slimformer.recipes import fields_of
 
-    both, name = _two_budgets(budgets), joined(data)
+    both, name = _two_budgets(budgets), inputs.joined(data)
     fields_of(recipe)
-    require_place(out_folder, force, source, model or None, *parts_of(name))
+    inputs.require_place(out_folder, force, source, model or None, *inputs.parts_of(name))
     calibrated = _require_inputs(source, model, name, format, opening, dtype)
 
     from slimformer.recipe import cut_settings, load_recipe, with_arguments
     from slimformer.steps.cascade import make_cascade
 
     chosen = with_arguments(load_recipe(recipe), {"refine": refine})
-    reading = {"tokens": tokens, "samples": samples, "columns": column_names(columns)}
-    with showing_progress(hidden=quiet or as_json) as progress, tempfile.TemporaryDirectory() as scratch:
+    with showing_progress(hidden=shown.hidden) as progress, tempfile.TemporaryDirectory() as scratch:
         if calibrated:
             ready = _from_statistics(Path(source), (model, opening), name, reading, (chosen, format, refine), progress)
         else:
-            reading |= {"seq_len": seq_len, "seed": seed}
-            start = _opened(source, with_precision(opening, dtype), format, seq_len, Path(scratch), progress)
+            how_opened = inputs.with_precision(opening, dtype)
+            start = _opened(source, how_opened, format, reading.seq_len, Path(scratch), progress)
             ready = _from_model(start, name, reading, chosen, both)
         how = {"budgets": both, "tolerance": tolerance, "mean_macs": mean_macs}
-        made = make_cascade(ready.run, cut_settings(chosen), ready.splits["select"], **how)  # type: ignore[arg-type]
-        found = _report(made, ready, recipe, format, progress)
+        routed = make_cascade(ready.run, cut_settings(chosen), ready.splits["select"], **how)  # type: ignore[arg-type]
+        report = _report(routed, ready, recipe, format, progress)
         progress("save and verify", 0, 1)
-        made.save(out_folder, report=found, force=force, verify=verify)
+        routed.save(out_folder, report=report, force=force, verify=verify)
         progress("save and verify", 1, 1)
-    emit(found, as_json, quiet, lambda: _show(found, out_folder))
+    emit(report, shown, lambda: _show(report, out_folder))
 
 
-def _require_inputs(source: str, moved: str, data: str, format: str, opening: OpeningAsked, dtype: str) -> bool:
+def _require_inputs(source: str, moved: str, data: str, format: str, opening: opt.OpeningAsked, dtype: str) -> bool:
     """Are these statistics, not a model? What is not there or not known is refused before torch is imported."""
     require_format(format)
-    require_precision(dtype)
-    require_data(data)
+    inputs.require_precision(dtype)
+    inputs.require_data(data)
     calibrated = (Path(source) / "stats.json").is_file()
     if calibrated:
-        statistics_of(Path(source), moved, opening)
+        inputs.statistics_of(Path(source), moved, opening)
     else:
-        require_model(source, opening)
+        inputs.require_model(source, opening)
     return calibrated
 
 
-def _show(found: dict[str, Any], folder: Path) -> None:
+def _show(report: dict[str, Any], folder: Path) -> None:
     from slimformer.report.cascade import show_routing
 
-    show_routing(found, out)
+    show_routing(report, out)
     line = python_line(f"import slimformer; cascade = slimformer.load_cascade({str(folder)!r})")
     typer.echo(f"\nsaved in {folder}; load it with:\n  {line}")
 
 
 def _two_budgets(text: str) -> tuple[float, float]:
     """The two fractions in "0.3,1", the small one first."""
-    found = sorted(fractions_of(text))
-    if len(found) != 2 or found[0] == found[1]:
+    fractions = sorted(fractions_of(text))
+    if len(fractions) != 2 or fractions[0] == fractions[1]:
         raise BudgetOutOfReach(f"--macs {text!r} names no two cuts; give the small one and the large one, e.g. 0.3,1")
-    return found[0], found[1]
+    return fractions[0], fractions[1]
 
 
 def _opened(source: str, opening: Opening, format: str, seq_len: int | None, scratch: Path, progress: Any) -> Any:
@@ -184,9 +145,8 @@ def _opened(source: str, opening: Opening, format: str, seq_len: int | None, scr
     return Run(loaded, loaded.model, format, seq_len, folder=scratch / "stats", progress=progress)
 
 
-def _from_model(start: Any, data: str, reading: dict[str, Any], recipe: Any, budgets: tuple[float, float]) -> Ready:
-    """Calibrate anew."""
-    from slimformer.calibrate.gather import gather
+def _from_model(start: Any, data: str, reading: opt.Reading, recipe: Any, budgets: tuple[float, float]) -> Ready:
+    """Calibrate."""
     from slimformer.evaluate.answers import require_answers
     from slimformer.evaluate.assessment import data_provenance
     from slimformer.evaluate.data_notes import thin_data
@@ -201,59 +161,53 @@ def _from_model(start: Any, data: str, reading: dict[str, Any], recipe: Any, bud
     require_answers(model)
     for fraction in budgets:  # before the long work
         check_budget(architecture, Budget(fraction), seq_len=start.seq_len, settings=settings, format=start.format)
-    read = gather(data, model, start.loaded.processor, architecture, broad=True, **reading)
+    read = inputs.read_data(start.loaded, data, reading, broad=True)
     run = calibrated(replace(start, data=read, after=recipe.after_cut), settings)
-    told = data_provenance(architecture, read)
-    return Ready(run, read.splits | read.own, told, thin_data(architecture, read))
+    facts = data_provenance(architecture, read)
+    return Ready(run, read.splits | read.own, facts, thin_data(architecture, read))
 
 
 def _from_statistics(
-    stats: Path, source: tuple[str, OpeningAsked], data: str, reading: dict[str, Any],
+    stats: Path, source: tuple[str, opt.OpeningAsked], data: str, reading: opt.Reading,
     how: tuple[Any, str, bool | None], progress: Any,
 ) -> Ready:  # fmt: skip
     """Use a calibration that is there; sequence length and seed are its own."""
-    from slimformer.calibrate.gather import gather
-    from slimformer.calibrate.store import open_statistics
     from slimformer.evaluate.answers import require_answers
     from slimformer.evaluate.assessment import data_provenance
     from slimformer.models import describe
-    from slimformer.recipe import cut_settings
 
-    statistics, (recipe, format, refine) = open_statistics(stats), how
-    made = statistics.provenance
-    run = started_from(statistics, cut_settings(recipe), format, source, progress)
+    recipe, format, refine = how
+    run, _ = inputs.started_from(stats, recipe, format, source, progress)
+    provenance = run.known.provenance
     require_answers(run.dense)
-    architecture = describe(run.dense)
-    read = gather(
-        data, run.dense, run.loaded.processor, architecture, seq_len=made.seq_len, seed=made.seed,
-        broad=bool(made.reading.get("broad")), **reading,
-    )  # fmt: skip
-    told = data_provenance(architecture, read)
-    if read.hash == made.data_hash:
-        return Ready(replace(run, data=read, after=recipe.after_cut), read.splits | read.own, told)
+    as_made = replace(reading, seq_len=provenance.seq_len, seed=provenance.seed)
+    read = inputs.read_data(run.loaded, data, as_made, broad=bool(provenance.reading.get("broad")))
+    facts = data_provenance(describe(run.dense), read)
+    if read.hash == provenance.data_hash:
+        return Ready(replace(run, data=read, after=recipe.after_cut), read.splits | read.own, facts)
     if refine:
         raise SlimformerError(
-            f"--refine needs the data the statistics were made from ({made.data}); give them as --data"
+            f"--refine needs the data the statistics were made from ({provenance.data}); give them as --data"
         )
     apart, own = () if read.windows else ("certify",), read.splits | read.own  # the broad text is not the user's
     unseen = [batch for split in ("fit", "select", *apart) for batch in own[split]]
     splits = {"select": unseen, "report": read.splits["report"]}
-    note = f"cuts are not refined: {read.name} is not what the statistics were made from ({made.data})"
-    return Ready(run, splits, told, [note])
+    note = f"cuts are not refined: {read.name} is not what the statistics were made from ({provenance.data})"
+    return Ready(run, splits, facts, [note])
 
 
-def _report(made: Any, ready: Ready, recipe: str, format: str, progress: Any) -> dict[str, Any]:
+def _report(routed: Any, ready: Ready, recipe: str, format: str, progress: Any) -> dict[str, Any]:
     """What the cascade does on the report split, and what it was made from."""
     from slimformer.evaluate.report import strict
     from slimformer.files.versions import versions
     from slimformer.report.cascade import FORMAT, routing_report
 
     measured = routing_report(
-        made.measured(ready.splits["report"], progress=progress), made.cascade.macs, made.cascade.threshold
+        routed.measured(ready.splits["report"], progress=progress), routed.cascade.macs, routed.cascade.threshold
     )
-    found: dict[str, Any] = strict({
+    report: dict[str, Any] = strict({
         "slimformer_cascade_report": FORMAT, "model": ready.run.loaded.name, "recipe": recipe, "format": format,
-        "refined": bool(ready.run.after), "seq_len": made.record.seq_len, **measured,
-        "select": made.record.select, "data": ready.data, "versions": versions(), "warnings": ready.notes,
+        "refined": bool(ready.run.after), "seq_len": routed.record.seq_len, **measured,
+        "select": routed.record.select, "data": ready.data, "versions": versions(), "warnings": ready.notes,
     })  # fmt: skip
-    return found
+    return report

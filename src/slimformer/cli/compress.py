@@ -6,59 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slimformer.cli.inputs import (
-    column_names,
-    fraction,
-    joined,
-    parts_of,
-    require_data,
-    require_model,
-    require_place,
-    require_precision,
-    size_in_bytes,
-    with_precision,
-)
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    DataOption,
-    DryRun,
-    Dtype,
-    EvalData,
-    Force,
-    Format,
-    Groups,
-    HeadData,
-    KeepExact,
-    KeptBits,
-    KeptGroup,
-    Kind,
-    Latency,
-    Macs,
-    MaxKl,
-    MaybeOut,
-    Memory,
-    Model,
-    OnlyData,
-    OpeningAsked,
-    Params,
-    Quiet,
-    RecipeName,
-    Refine,
-    Samples,
-    Seed,
-    SeqLen,
-    Setting,
-    Size,
-    Steps,
-    Timing,
-    Tokens,
-    Track,
-    Window,
-    opens_model,
-)
-from slimformer.cli.output import emit, out, saved, show_notes, show_result
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
+from slimformer.cli.output import emit, out, save_result, show_notes, show_result
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
 from slimformer.plan.asked import BUDGETS, MEASURES, require_format, require_fraction, require_one
@@ -78,163 +28,156 @@ EXAMPLES = (
 )
 
 
-@opens_model
+@opt.grouped
 def compress(
-    model: Model,
-    macs: Macs = None,
-    params: Params = None,
-    latency: Latency = None,
-    max_kl: MaxKl = None,
-    size: Size = None,
-    out_folder: MaybeOut = None,
-    data: DataOption = None,
-    only_data: OnlyData = False,
-    eval_data: EvalData = None,
-    recipe: RecipeName = "balanced",
-    settings: Setting = None,
-    format: Format = "ragged",
-    columns: Columns = "",
-    tokens: Tokens = None,
-    samples: Samples = None,
-    seq_len: SeqLen = None,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    dtype: Dtype = "float32",
-    refine: Refine = None,
-    head_data: HeadData = None,
-    bits: KeptBits = None,
-    group: KeptGroup = None,
-    timing: Timing = True,
-    track: Track = None,
-    k: Groups = None,
-    window: Window = None,
-    kind: Kind = None,
-    keep_exact: KeepExact = None,
-    steps: Steps = None,
-    memory: Memory = None,
-    dry_run: DryRun = False,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    model: opt.Model,
+    macs: opt.Macs = None,
+    params: opt.Params = None,
+    latency: opt.Latency = None,
+    max_kl: opt.MaxKl = None,
+    size: opt.Size = None,
+    out_folder: opt.MaybeOut = None,
+    data: opt.DataOption = None,
+    only_data: opt.OnlyData = False,
+    eval_data: opt.EvalData = None,
+    recipe: opt.RecipeName = "balanced",
+    settings: opt.Setting = None,
+    format: opt.Format = "ragged",
+    reading: opt.Reading = opt.READING,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    dtype: opt.Dtype = "float32",
+    refine: opt.Refine = None,
+    head_data: opt.HeadData = None,
+    bits: opt.KeptBits = None,
+    group: opt.KeptGroup = None,
+    timing: opt.Timing = True,
+    track: opt.Track = None,
+    k: opt.Groups = None,
+    window: opt.Window = None,
+    kind: opt.Kind = None,
+    keep_exact: opt.KeepExact = None,
+    steps: opt.Steps = None,
+    memory: opt.Memory = None,
+    dry_run: opt.DryRun = False,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Shrink MODEL to a fraction of its block MACs and save it: calibrate, plan, apply, evaluate, verify."""
     from slimformer.recipes import fields_of, needs_budget
 
     file = fields_of(recipe)
     require_format(format)
-    name, texts = joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
+    name, texts = inputs.joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
     others = {"eval_data": eval_data or (), "head_data": head_data}
     given = {
         "max_kl": max_kl, "refine": refine, "head_data": head_data, "bits": bits, "group": group, "k": k,
         "window": window, "kind": kind, "keep_exact": keep_exact, "steps": steps,
     }  # fmt: skip
-    told = _asked(texts, given, settings)
+    short = _asked(texts, given, settings)
     if needs_budget(file, BUDGETS) and not any(
-        key.startswith("cut.") and key[4:] in BUDGETS for key in told["settings"]
+        key.startswith("cut.") and key[4:] in BUDGETS for key in short["settings"]
     ):
-        require_one({name: told.get(name) for name in BUDGETS})
-    shown = (force, as_json, quiet)
+        require_one({name: short.get(name) for name in BUDGETS})
     if memory is not None:
-        size_in_bytes("--memory", memory)
+        inputs.size_in_bytes("--memory", memory)
     place = None if dry_run else _require_out(out_folder, force, model, name, others)
     record = tracker(track)
     asked = {
-        "recipe": recipe, "format": format, "seq_len": seq_len, "tokens": tokens, "samples": samples, "seed": seed,
-        "columns": column_names(columns), "only_data": only_data, "eval_data": eval_data, "timing": timing, **told,
+        "recipe": recipe, "format": format, "only_data": only_data, "eval_data": eval_data, "timing": timing,
+        **reading.arguments(), **short,
         **vars(_opening_for(model, name, {} if dry_run else others, opening, dtype)),
     }  # fmt: skip
     if place is None:
-        return _show_dry_run(model, name, memory, asked, as_json, quiet)
-    return record("compress", _made(model, place, name, memory, asked, shown))
+        return _show_dry_run(model, name, memory, asked, shown)
+    return record("compress", _make_and_save(model, place, name, memory, asked, force, shown))
 
 
 def _asked(texts: dict[str, str | None], given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
     """Arguments of `compress` from options: budgets, which are texts, all that is not left out, and --set."""
-    found: dict[str, Any] = {by: fraction(by, text) for by in MEASURES if (text := texts.get(by)) is not None}
-    for by, value in found.items():
+    budgets: dict[str, Any] = {by: inputs.fraction(by, text) for by in MEASURES if (text := texts.get(by)) is not None}
+    for by, value in budgets.items():
         require_fraction(value, by)
     if (size := texts.get("size")) is not None:
-        found["size"] = size_in_bytes("--size", size)
+        budgets["size"] = inputs.size_in_bytes("--size", size)
     others = {name: value for name, value in given.items() if value is not None}
-    return {**found, **others, "settings": _settings_in(settings or [])}
+    return {**budgets, **others, "settings": _settings_in(settings or [])}
 
 
 def _settings_in(texts: list[str]) -> dict[str, Any]:
     """What `--set cut.ridge=0.01` says, by step and key; values as YAML reads them."""
     from slimformer.files.reading import parse_yaml
 
-    found = {}
+    values = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or "." not in name:
             raise SlimformerError(f"--set {text!r} is not understood; give STEP.KEY=VALUE, e.g. cut.ridge=0.01")
         try:
-            found[name.strip()] = parse_yaml(value)
+            values[name.strip()] = parse_yaml(value)
         except ValueError as error:
             raise SlimformerError(f"--set {text!r}: {error}; give STEP.KEY=VALUE, e.g. cut.ridge=0.01") from None
-    return found
+    return values
 
 
 def _require_out(folder: Path | None, force: bool, model: str, data: str, others: dict[str, Any]) -> Path:
     """Where to write; refused, before the work, where nothing is said, or where it is taken or read from."""
     if folder is None:
         raise SlimformerError("compress needs a folder to write to; give --out DIR (or --dry-run to write nothing)")
-    require_place(folder, force, model, others["head_data"], *parts_of(data), *others["eval_data"])
+    inputs.require_place(folder, force, model, others["head_data"], *inputs.parts_of(data), *others["eval_data"])
     return folder
 
 
-def _opening_for(model: str, data: str, others: dict[str, Any], opening: OpeningAsked, dtype: str) -> Opening:
+def _opening_for(model: str, data: str, others: dict[str, Any], opening: opt.OpeningAsked, dtype: str) -> Opening:
     """How to open the model; model and data that are not there are refused first, before torch is imported."""
-    require_precision(dtype)
-    require_model(model, opening)
+    inputs.require_precision(dtype)
+    inputs.require_model(model, opening)
     if others:
-        require_data(data, *others["eval_data"], others["head_data"])
-    return with_precision(opening, dtype)
+        inputs.require_data(data, *others["eval_data"], others["head_data"])
+    return inputs.with_precision(opening, dtype)
 
 
-def _made(
-    model: str, folder: Path, data: str, memory: str | None, asked: dict[str, Any], shown: tuple[bool, bool, bool]
+def _make_and_save(
+    model: str, folder: Path, data: str, memory: str | None, asked: dict[str, Any], force: bool, shown: opt.Shown
 ) -> dict[str, Any]:
-    """The smaller model, made, saved and shown; its report."""
+    """Make the smaller model, save it and show its report, which is returned."""
     from slimformer.compress import compress, compress_streamed
 
-    force, as_json, quiet = shown
-    hidden = quiet or as_json
+    hidden = shown.hidden
     with showing_progress(hidden=hidden) as progress:
         if memory is None:
-            report = saved(compress(model, data, progress=progress, **asked), folder, force, progress).report
+            report = save_result(compress(model, data, progress=progress, **asked), folder, force, progress).report
         else:
             report = compress_streamed(
-                model, folder, data, memory=size_in_bytes("--memory", memory), **asked, force=force, progress=progress,
-                say=lambda line: show_notes([line], hidden=hidden),
+                model, folder, data, memory=inputs.size_in_bytes("--memory", memory), **asked, force=force,
+                progress=progress, say=lambda line: show_notes([line], hidden=hidden),
             ).report  # fmt: skip
-    show_result(report, folder, as_json, quiet)
-    found: dict[str, Any] = report.to_dict()
-    return found
+    show_result(report, folder, shown)
+    content: dict[str, Any] = report.to_dict()
+    return content
 
 
-def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, Any], as_json: bool, quiet: bool) -> None:
+def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, Any], shown: opt.Shown) -> None:
     """What would be kept, or saved, without reading data and without writing anything; within a memory, what it would
     take, without reading weights either."""
     from slimformer.compress import foresee_streamed, preview
     from slimformer.models import describe
     from slimformer.plan import Plan
-    from slimformer.report.console import kept, plan_table, savings_table
+    from slimformer.report.console import kept_table, plan_table, savings_table
 
     if asked.get("bits") is not None:
         raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
     if memory is not None:
-        seen = foresee_streamed(model, data, memory=size_in_bytes("--memory", memory), **asked)
+        seen = foresee_streamed(model, data, memory=inputs.size_in_bytes("--memory", memory), **asked)
         line = f"memory: {seen.estimate}; allowed {memory}"
 
         def tables() -> None:
-            out.print(kept(plan_table(seen.architecture, seen.plan)))
+            out.print(kept_table(plan_table(seen.architecture, seen.plan)))
             out.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        found = {**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}
-        return emit(found, as_json, quiet, tables)
-    run, told = preview(model, **{name: value for name, value in asked.items() if name not in OF_DATA})
-    if isinstance(told, Plan):
-        table = plan_table(describe(run.dense), told)
-        return emit(json.loads(told.to_json()), as_json, quiet, lambda: out.print(kept(table)))
-    return emit({"lossless": told}, as_json, quiet, lambda: out.print(savings_table(told)))
+        content = {**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}
+        return emit(content, shown, tables)
+    run, forecast = preview(model, **{name: value for name, value in asked.items() if name not in OF_DATA})
+    if isinstance(forecast, Plan):
+        table = plan_table(describe(run.dense), forecast)
+        return emit(json.loads(forecast.to_json()), shown, lambda: out.print(kept_table(table)))
+    return emit({"lossless": forecast}, shown, lambda: out.print(savings_table(forecast)))

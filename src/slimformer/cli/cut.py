@@ -4,76 +4,45 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slimformer.cli.inputs import (
-    fraction_asked,
-    require_place,
-    started_from,
-    statistics_of,
-)
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Force,
-    Format,
-    Latency,
-    Macs,
-    NoSeed,
-    OpeningAsked,
-    OutFolder,
-    Params,
-    Quiet,
-    RecipeName,
-    Source,
-    Stats,
-    Verify,
-    opens_model,
-)
-from slimformer.cli.output import emit, saved_line
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
+from slimformer.cli.output import emit, save_result, saved_line
 from slimformer.cli.terminal import showing_progress
 
 
-@opens_model
+@opt.grouped
 def cut(
-    stats: Stats,
-    out_folder: OutFolder,
-    macs: Macs = None,
-    params: Params = None,
-    latency: Latency = None,
-    recipe: RecipeName = "balanced",
-    format: Format = "ragged",
-    model: Source = "",
-    opening: OpeningAsked = AS_USUAL,
-    seed: NoSeed = 0,
-    verify: Verify = True,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    stats: opt.Stats,
+    out_folder: opt.OutFolder,
+    macs: opt.Macs = None,
+    params: opt.Params = None,
+    latency: opt.Latency = None,
+    recipe: opt.RecipeName = "balanced",
+    format: opt.Format = "ragged",
+    model: opt.Source = "",
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    seed: opt.NoSeed = 0,
+    verify: opt.Verify = True,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Make a model at any budget from one calibration, without the data: the same bits as compress --no-refine."""
-    from slimformer.plan.asked import require_format
-    from slimformer.recipes import fields_of
+    source = (model, opening)
+    asked = inputs.fraction_asked(macs, params, latency)
+    inputs.require_place(out_folder, force, stats, inputs.require_calibrated(stats, recipe, format, source))
 
-    asked = fraction_asked(macs, params, latency)
-    fields_of(recipe)
-    require_format(format)
-    require_place(out_folder, force, stats, statistics_of(stats, model, opening))
-
-    from slimformer.calibrate.store import open_statistics
     from slimformer.evaluate.assessment import describe_result
     from slimformer.plan.budget import budget_of
-    from slimformer.recipe import cut_settings
     from slimformer.steps.alternatives import alternatives
     from slimformer.steps.make import make, priced
     from slimformer.steps.result import Result
 
-    statistics, settings = open_statistics(stats), cut_settings(recipe)
-    with showing_progress(hidden=quiet or as_json) as progress:
-        run = started_from(statistics, settings, format, (model, opening), progress)
+    with showing_progress(hidden=shown.hidden) as progress:
+        run, settings = inputs.started_from(stats, recipe, format, source, progress)
         budget = priced(run, budget_of(**asked))
-        made = make(run, budget, settings)
-        report = describe_result(run.loaded, made.model, made.decided, statistics.provenance)
+        cut_run = make(run, budget, settings)
+        report = describe_result(run.loaded, cut_run.model, cut_run.decided, run.known.provenance)
         report = replace(report, front=alternatives(run, budget, settings))
-        progress("save and verify", 0, 1)
-        Result(made.model, made.decided, report, run.loaded).save(out_folder, force=force, verify=verify)
-        progress("save and verify", 1, 1)
-    emit(report.to_dict(), as_json, quiet, lambda: saved_line(out_folder, report))
+        result = Result(cut_run.model, cut_run.decided, report, run.loaded)
+        save_result(result, out_folder, force, progress, verify=verify)
+    emit(report.to_dict(), shown, lambda: saved_line(out_folder, report))

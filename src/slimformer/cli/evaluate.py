@@ -1,4 +1,4 @@
-"""`slimformer eval`: a smaller model beside the dense one, on data or on a task of the papers."""
+"""`slimformer eval`: a smaller model against the dense one, on data or on a task of the papers."""
 
 from __future__ import annotations
 
@@ -7,34 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.inputs import (
-    column_names,
-    joined,
-    load_pair,
-    load_relatives,
-    read_data,
-    require_data,
-    require_models,
-    require_readable_as_recorded,
-)
-from slimformer.cli.options import (
-    AS_USUAL,
-    Against,
-    AsJson,
-    Columns,
-    EvalData,
-    EvalTokens,
-    OpeningAsked,
-    Quiet,
-    Record,
-    Samples,
-    Seed,
-    SeqLen,
-    Small,
-    Timing,
-    Track,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, out, record_in, recorded_report
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
@@ -52,12 +26,12 @@ EvaluatedData = Annotated[
 ]
 
 
-@opens_model
+@opt.grouped
 def eval_(
-    folder: Small,
-    against: Against,
+    folder: opt.Small,
+    against: opt.Against,
     data: EvaluatedData = None,
-    eval_data: EvalData = None,
+    eval_data: opt.EvalData = None,
     task: Annotated[
         str | None,
         typer.Option(
@@ -66,10 +40,10 @@ def eval_(
             "in the papers; from --data, else from the hub",
         ),
     ] = None,
-    columns: Columns = "",
-    tokens: EvalTokens = None,
-    samples: Samples = None,
-    seq_len: SeqLen = None,
+    columns: opt.Columns = "",
+    tokens: opt.EvalTokens = None,
+    samples: opt.Samples = None,
+    seq_len: opt.SeqLen = None,
     stride: Annotated[
         int | None,
         typer.Option(min=0, metavar="N", help="squad: tokens that parts of a context share", show_default="128"),
@@ -78,40 +52,33 @@ def eval_(
     n_best: Annotated[int, typer.Option(min=1, metavar="N", help="squad: starts and ends that are combined")] = 20,
     threshold: Annotated[float, typer.Option(metavar="X", help="squad_v2: null score above which to be silent")] = 0.0,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="rows read at once, with --task")] = 16,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    timing: Timing = True,
-    track: Track = None,
-    record: Record = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seed: opt.Seed = 0,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    timing: opt.Timing = True,
+    track: opt.Track = None,
+    record: opt.Record = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Compare a smaller model with the dense one on --data, or on a --task of the papers.
 
     Of data it was calibrated on, only what was held out is read, and that is what is read without --data; a task is
     read whole.
     """
-    recorded, sources = tracker(track), (joined(data) if data else None, *(eval_data or ()))
+    recorded, sources = tracker(track), (inputs.joined(data) if data else None, *(eval_data or ()))
     if task is None:
         _require_data_options(sources, columns, samples, record)
-        require_models(folder, against, opening)
-        how: dict[str, Any] = {
-            "columns": columns,
-            "tokens": tokens,
-            "samples": samples,
-            "seq_len": seq_len,
-            "seed": seed,
-        }
-        return _on_data(folder, against, sources, how, opening, timing, recorded, as_json, quiet)
+        inputs.require_models(folder, against, opening)
+        reading = opt.Reading(columns, tokens, samples, seq_len, seed)
+        return _on_data((folder, against, opening), sources, reading, timing, recorded, shown)
     several, limited = bool(eval_data) or len(data or ()) > 1, tokens is not None or not timing
     _require_task_options(task, several=several, limited=limited)
-    require_models(folder, against, opening)
-    how = {
-        "data": sources[0], "columns": tuple(column_names(columns) or ()) or None, "seq_len": seq_len, "limit": samples,
-        "batch_size": batch_size, "threshold": threshold, "stride": stride, "longest": longest, "n_best": n_best,
-        "seed": seed,
+    inputs.require_models(folder, against, opening)
+    how: dict[str, Any] = {
+        "data": sources[0], "columns": tuple(opt.column_names(columns) or ()) or None, "seq_len": seq_len, "seed": seed,
+        "limit": samples, "batch_size": batch_size, "threshold": threshold, "stride": stride, "longest": longest,
+        "n_best": n_best,
     }  # fmt: skip
-    _on_task(folder, against, task, how, opening, recorded, record, as_json, quiet)
+    _on_task((folder, against, opening), task, how, recorded, record, shown)
 
 
 def _require_data_options(sources: tuple[str | None, ...], columns: str, samples: int | None, record: bool) -> None:
@@ -119,8 +86,8 @@ def _require_data_options(sources: tuple[str | None, ...], columns: str, samples
     if record:
         raise SlimformerError("--record is for the scores of a --task; give one")
     if sources[0] is None:
-        require_readable_as_recorded(columns=columns, samples=samples)
-    require_data(*sources)
+        inputs.require_readable_as_recorded(columns=columns, samples=samples)
+    inputs.require_data(*sources)
 
 
 def _require_task_options(task: str, *, several: bool, limited: bool) -> None:
@@ -138,28 +105,28 @@ def _require_task_options(task: str, *, several: bool, limited: bool) -> None:
 
 
 def _on_data(
-    folder: str, against: str, sources: tuple[str | None, ...], how: dict[str, Any], opening: OpeningAsked,
-    timing: bool, recorded: Recorder, as_json: bool, quiet: bool,
+    pair: tuple[str, str, opt.OpeningAsked], sources: tuple[str | None, ...], reading: opt.Reading, timing: bool,
+    recorded: Recorder, shown: opt.Shown,
 ) -> None:  # fmt: skip
     from slimformer.evaluate import assessment as assess
     from slimformer.report.console import show
 
-    loaded, small = load_pair(folder, against, opening)
+    loaded, small = inputs.load_pair(*pair)
     first, *others = sources
     if first is None:
-        batches = assess.data_of(small, loaded, seq_len=how["seq_len"], tokens=how["tokens"])
+        batches = assess.data_of(small, loaded, seq_len=reading.seq_len, tokens=reading.tokens)
     else:
-        batches = read_data(loaded, first, purpose="evaluation", **how)
-    beside = [read_data(loaded, str(name), purpose="evaluation", **how) for name in others]
-    with showing_progress(hidden=quiet or as_json) as progress:
-        report = assess.evaluate_pair(loaded, small, batches, beside, timing=timing, progress=progress)
+        batches = inputs.read_data(loaded, first, reading, purpose="evaluation")
+    others_read = [inputs.read_data(loaded, str(name), reading, purpose="evaluation") for name in others]
+    with showing_progress(hidden=shown.hidden) as progress:
+        report = assess.evaluate_pair(loaded, small, batches, others_read, timing=timing, progress=progress)
     recorded("eval", report.to_dict())
-    emit(report.to_dict(), as_json, quiet, lambda: show(report, out))
+    emit(report.to_dict(), shown, lambda: show(report, out))
 
 
 def _on_task(
-    folder: str, against: str, task: str, how: dict[str, Any], opening: OpeningAsked, recorded: Recorder, record: bool,
-    as_json: bool, quiet: bool,
+    pair: tuple[str, str, opt.OpeningAsked], task: str, how: dict[str, Any], recorded: Recorder, record: bool,
+    shown: opt.Shown,
 ) -> None:  # fmt: skip
     from slimformer.evaluate import assessment as assess
     from slimformer.evaluate.report import strict
@@ -167,16 +134,16 @@ def _on_task(
     from slimformer.report.tasks import task_table
 
     if record:
-        recorded_report(folder)
-    with showing_progress(hidden=quiet or as_json) as progress:
+        recorded_report(pair[0])
+    with showing_progress(hidden=shown.hidden) as progress:
         progress("load", 0, 1)
-        loaded, small = load_relatives(folder, against, opening)
+        loaded, small = inputs.load_relatives(*pair)
         progress("load", 1, 1)
         progress(task, 0, 1)
         report = evaluate_task(task, loaded, small, Options(**how))
         progress(task, 1, 1)
-    found = strict(replace(report, notes=[*report.notes, *assess.calibrated_on(small, report.files)]).to_dict())
+    scores = strict(replace(report, notes=[*report.notes, *assess.calibrated_on(small, report.files)]).to_dict())
     if record:
-        record_in(folder, lambda kept: {**kept, "tasks": {**(kept.get("tasks") or {}), task: found}})
-    recorded("eval", found)
-    emit(found, as_json, quiet, lambda: out.print(task_table(found)))
+        record_in(pair[0], lambda report: {**report, "tasks": {**(report.get("tasks") or {}), task: scores}})
+    recorded("eval", scores)
+    emit(scores, shown, lambda: out.print(task_table(scores)))

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.inputs import require_model, require_place
-from slimformer.cli.options import AsJson, Force, Model, NoSeed, OpeningAsked, Quiet, opens_model
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, python_line
 from slimformer.cli.terminal import showing_progress
-from slimformer.export.asked import require_sensible
+from slimformer.export.asked import Target
 
-ON_CPU = OpeningAsked("cpu")  # files are traced and compared there
+ON_CPU = opt.OpeningAsked("cpu")  # files are traced and compared there
 To = Annotated[str, typer.Option("--to", metavar="NAME", help="onnx, torch (a torch.export program) or gguf")]
 Int8 = Annotated[bool, typer.Option("--int8", help="onnx: weights to int8, by dynamic quantization")]
 Quant = Annotated[
@@ -28,62 +28,58 @@ OutFolder = Annotated[
 Verify = Annotated[bool, typer.Option(help="run the file and compare its outputs with those of the model")]
 
 
-@opens_model
+@opt.grouped
 def export(
-    model: Model,
+    model: opt.Model,
     to: To,
     out_folder: OutFolder,
     int8: Int8 = False,
     quant: Quant = None,
     seq_len: FixedLength = None,
-    opening: OpeningAsked = ON_CPU,
-    seed: NoSeed = 0,
+    opening: opt.OpeningAsked = ON_CPU,
+    seed: opt.NoSeed = 0,
     verify: Verify = True,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Write MODEL, dense or compressed, for another runtime, and check that it gives the same outputs there.
 
     ONNX and torch take every model; batch and sequence are free, decoders have no cache. GGUF takes language models of
     the LLaMA family in plain format, with their tokenizer.
     """
-    require_sensible(to, int8, quant, seq_len)
-    require_place(out_folder, force, model)
-    require_model(model, opening)
+    target = Target(to, int8, quant, seq_len)
+    inputs.require_place(out_folder, force, model)
+    inputs.require_model(model, opening)
 
     from slimformer.export.write import export_model
     from slimformer.models.load import load_model
 
-    with showing_progress(hidden=quiet or as_json) as progress:
+    with showing_progress(hidden=shown.hidden) as progress:
         progress("load", 0, 1)
         loaded = load_model(model, opening.resolve())
         progress("load", 1, 1)
-        made = export_model(
-            loaded, out_folder, to=to, int8=int8, quant=quant, seq_len=seq_len, verify=verify, force=force,
-            progress=progress,
-        )  # fmt: skip
-    emit(made.to_dict(), as_json, quiet, lambda: _show(made, out_folder))
+        exported = export_model(loaded, out_folder, target, verify=verify, force=force, progress=progress)
+    emit(exported.to_dict(), shown, lambda: _show(exported, out_folder))
 
 
-def _show(made: Any, folder: Path) -> None:
-    size = f"{made.bytes / 1e6:.1f} MB"
-    typer.echo(f"{folder / made.file} ({size}; {', '.join(made.inputs)} → {', '.join(made.outputs)})")
-    if made.difference:
-        far, shapes = made.difference, made.difference["shapes"]
+def _show(exported: Any, folder: Path) -> None:
+    size = f"{exported.bytes / 1e6:.1f} MB"
+    typer.echo(f"{folder / exported.file} ({size}; {', '.join(exported.inputs)} → {', '.join(exported.outputs)})")
+    if exported.difference:
+        far, shapes = exported.difference, exported.difference["shapes"]
         typer.echo(
             f"checked on {len(shapes)} shapes: outputs differ by at most {far['largest']:.2g} (their scale is "
             f"{far['scale']:.2g}), cosine {far['cosine']:.6f}"
         )
     else:
         typer.echo("not checked")
-    for note in made.notes:
+    for note in exported.notes:
         typer.echo(f"note: {note}")
-    path = str(folder / made.file)
+    path = str(folder / exported.file)
     lines = {
         "onnx": f"import onnxruntime; session = onnxruntime.InferenceSession({path!r})",
         "torch": f"import torch; program = torch.export.load({path!r}).module()",
         "gguf": "from transformers import AutoModelForCausalLM as M; "
-        f"model = M.from_pretrained({str(folder)!r}, gguf_file={made.file!r})",
+        f"model = M.from_pretrained({str(folder)!r}, gguf_file={exported.file!r})",
     }
-    typer.echo(f"\nopen it with:\n  {python_line(lines[made.to])}")
+    typer.echo(f"\nopen it with:\n  {python_line(lines[exported.to])}")

@@ -4,82 +4,46 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from slimformer.cli.inputs import started_from, statistics_of
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Budgets,
-    Force,
-    Format,
-    NoSeed,
-    OpeningAsked,
-    Quiet,
-    RecipeName,
-    Source,
-    Stats,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, front_table, out
 from slimformer.cli.terminal import showing_progress
 
 
-@opens_model
+@opt.grouped
 def frontier(
-    stats: Stats,
+    stats: opt.Stats,
     out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="write the front as JSON")] = None,
-    budgets: Budgets = "",
-    recipe: RecipeName = "balanced",
-    format: Format = "ragged",
-    model: Source = "",
-    opening: OpeningAsked = AS_USUAL,
-    seed: NoSeed = 0,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    budgets: opt.Budgets = "",
+    recipe: opt.RecipeName = "balanced",
+    format: opt.Format = "ragged",
+    model: opt.Source = "",
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    seed: opt.NoSeed = 0,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """The whole front: for every budget what is kept, and the KL divergence the probes predict. Needs no data."""
     from slimformer.checkpoint.atomic import require_free_file, writing_file
     from slimformer.files.content import FRONT
+    from slimformer.plan.asked import fractions_of
 
     if out_file is not None:
         require_free_file(out_file, force, FRONT)
-    asked = front_asked(stats, budgets, recipe, format, (model, opening))
-    with showing_progress(hidden=quiet or as_json) as progress:
-        *_, points = planned_front(stats, asked, format, (model, opening), progress)
-    rows = [point.to_json() for point in points]
-    found = {"slimformer_front": 1, "recipe": recipe, "format": format, "points": rows}
-    if out_file is not None:
-        with writing_file(out_file, force=force, kind=FRONT) as file:
-            file.write_text(json.dumps(found, indent=1))
-    emit(found, as_json, quiet, lambda: out.print(front_table(rows)))
+    fractions, source = fractions_of(budgets), (model, opening)
+    inputs.require_calibrated(stats, recipe, format, source)
 
-
-def front_asked(
-    stats: Path, budgets: str, recipe: str, format: str, source: tuple[str, OpeningAsked]
-) -> tuple[Any, list[float]]:
-    """The recipe and the budgets; what is not there or cannot be is refused before torch is imported."""
-    from slimformer.plan.asked import fractions_of, require_format
-    from slimformer.recipes import fields_of
-
-    wanted = fractions_of(budgets)
-    fields_of(recipe)
-    require_format(format)
-    statistics_of(stats, *source)
-    return recipe, wanted
-
-
-def planned_front(
-    stats: Path, asked: tuple[Any, list[float]], format: str, source: tuple[str, OpeningAsked], progress: Any
-) -> tuple[Any, ...]:
-    """A run from the statistics, the settings, and a plan for every budget."""
-    from slimformer.calibrate.store import open_statistics
-    from slimformer.recipe import cut_settings
     from slimformer.steps import frontier as front
 
-    settings = cut_settings(asked[0])
-    run = started_from(open_statistics(stats), settings, format, source, progress)
-    return run, settings, front.frontier(run, settings, asked[1])
+    with showing_progress(hidden=shown.hidden) as progress:
+        run, settings = inputs.started_from(stats, recipe, format, source, progress)
+        rows = [point.to_json() for point in front.frontier(run, settings, fractions)]
+    content = {"slimformer_front": 1, "recipe": recipe, "format": format, "points": rows}
+    if out_file is not None:
+        with writing_file(out_file, force=force, kind=FRONT) as file:
+            file.write_text(json.dumps(content, indent=1))
+    emit(content, shown, lambda: out.print(front_table(rows)))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slimformer.cli.options import AS_USUAL, OpeningAsked
+from slimformer.cli import options as opt
 from slimformer.errors import BudgetOutOfReach, SlimformerError
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def fraction_asked(macs: str | None, params: str | None = None, latency: str | N
     from slimformer.plan.asked import one_fraction
 
     texts = {"macs": macs, "params": params, "latency": latency}
-    by, found = one_fraction({by: None if text is None else fraction(by, text) for by, text in texts.items()})
-    return {by: found}
+    by, share = one_fraction({by: None if text is None else fraction(by, text) for by, text in texts.items()})
+    return {by: share}
 
 
 def fraction(by: str, text: str) -> float:
@@ -36,14 +36,14 @@ def fraction(by: str, text: str) -> float:
 
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
-        found = float(number)
+        share = float(number)
     except ValueError:
         raise BudgetOutOfReach(
             f"--{by} {text!r} is not a number; give the fraction of the {NOUNS[by]} to keep, e.g. 0.5"
         ) from None
     if percent:
-        raise BudgetOutOfReach(f"--{by} {text} is not a fraction; did you mean {found / 100:g}?")
-    return found
+        raise BudgetOutOfReach(f"--{by} {text} is not a fraction; did you mean {share / 100:g}?")
+    return share
 
 
 def size_in_bytes(option: str, text: str) -> int:
@@ -57,11 +57,6 @@ def size_in_bytes(option: str, text: str) -> int:
     if not 0 < size < 2**60:
         raise SlimformerError(f"{option} {text!r} is not a size; give e.g. 4GB or 512MiB")
     return int(size)
-
-
-def column_names(text: str) -> list[str] | None:
-    """The names in `sentence1,sentence2`."""
-    return [name.strip() for name in text.split(",") if name.strip()] or None
 
 
 def joined(data: list[str] | None) -> str:
@@ -94,17 +89,23 @@ def require_readable_as_recorded(*, columns: str, samples: int | None) -> None:
         )
 
 
-def require_model(name: str, opening: OpeningAsked) -> None:
+def require_model(name: str, opening: opt.OpeningAsked) -> None:
     """Refuse a model that is not where it is said to be, before torch is imported; what the hub has is seen later."""
     from slimformer.models.place import place_here
 
     place_here(name, opening.revision)
 
 
-def require_models(folder: str, against: str, opening: OpeningAsked) -> None:
+def require_models(folder: str, against: str, opening: opt.OpeningAsked) -> None:
     """Refuse a smaller model or a dense one that is not there; only the dense one is said to be of the hub."""
-    require_model(folder, AS_USUAL)
+    require_model(folder, opt.AS_USUAL)
     require_model(against, opening)
+
+
+def require_inputs(model: str, data: str, opening: opt.OpeningAsked, *others: str | None) -> None:
+    """Refuse a model and data that are not there, before torch is imported."""
+    require_model(model, opening)
+    require_data(data, *others)
 
 
 def require_place(folder: Path, force: bool, *inputs: str | Path | None) -> None:
@@ -126,18 +127,18 @@ def precision(name: str) -> torch.dtype:
     import torch
 
     require_precision(name)
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
-def with_precision(opening: OpeningAsked, dtype: str) -> Opening:
+def with_precision(opening: opt.OpeningAsked, dtype: str) -> Opening:
     """How to open a model that is calibrated in this precision."""
     from slimformer.models.opening import usable_precision
 
     return replace(opening.resolve(), dtype=usable_precision(precision(dtype), opening.device))
 
 
-def statistics_of(folder: Path, moved: str, opening: OpeningAsked) -> str:
+def statistics_of(folder: Path, moved: str, opening: opt.OpeningAsked) -> str:
     """The model that statistics are of; refused, before torch is imported, where either is not there."""
     from slimformer.calibrate.provenance import read_provenance
 
@@ -146,7 +147,7 @@ def statistics_of(folder: Path, moved: str, opening: OpeningAsked) -> str:
     return model
 
 
-def loaded_for(statistics: Any, moved: str, opening: OpeningAsked) -> Any:
+def loaded_for(statistics: Any, moved: str, opening: opt.OpeningAsked) -> Any:
     """The model the statistics are of, in the precision they were made in: then every route gives the same bits."""
     from slimformer.models.load import load_model
 
@@ -154,7 +155,7 @@ def loaded_for(statistics: Any, moved: str, opening: OpeningAsked) -> Any:
     return load_model(moved or statistics.provenance.model, how)
 
 
-def load_pair(folder: str, against: str, opening: OpeningAsked) -> tuple[Any, Any]:
+def load_pair(folder: str, against: str, opening: opt.OpeningAsked) -> tuple[Any, Any]:
     """The dense model and the smaller one, on one device; of the hub only the dense one is said to be."""
     from slimformer.models.load import load_model
 
@@ -163,7 +164,7 @@ def load_pair(folder: str, against: str, opening: OpeningAsked) -> tuple[Any, An
     return load_model(against, how), small
 
 
-def load_relatives(folder: str, against: str, opening: OpeningAsked) -> tuple[Any, Any]:
+def load_relatives(folder: str, against: str, opening: opt.OpeningAsked) -> tuple[Any, Any]:
     """The same, the one made from the other as far as can be told."""
     from slimformer.evaluate.assessment import require_relatives
 
@@ -173,22 +174,37 @@ def load_relatives(folder: str, against: str, opening: OpeningAsked) -> tuple[An
 
 
 def read_data(
-    loaded: Any, data: str, columns: str, tokens: int | None, samples: int | None, seq_len: int | None, seed: int,
-    purpose: Any, *, broad: bool = False,
-) -> Any:  # fmt: skip
+    loaded: Any, data: str, reading: opt.Reading, *, purpose: Any = "calibration", broad: bool = False
+) -> Any:
     """Data for a model that is loaded already."""
     from slimformer.calibrate.gather import gather
     from slimformer.models import describe
 
     return gather(
-        data, loaded.model, loaded.processor, describe(loaded.model),
-        seq_len=seq_len, tokens=tokens, samples=samples, columns=column_names(columns), seed=seed, purpose=purpose,
-        broad=broad,
+        data, loaded.model, loaded.processor, describe(loaded.model), purpose=purpose, broad=broad,
+        **reading.arguments(),
     )  # fmt: skip
 
 
-def started_from(statistics: Any, settings: Any, format: str, source: tuple[str, OpeningAsked], progress: Any) -> Any:
-    """A run from statistics, and from the model they are of, wherever it is now; another model is refused."""
+def require_calibrated(stats: Path, recipe: str, format: str, source: tuple[str, opt.OpeningAsked]) -> str:
+    """The model that statistics are of; a recipe or format that is not known is refused before torch is imported."""
+    from slimformer.plan.asked import require_format
+    from slimformer.recipes import fields_of
+
+    fields_of(recipe)
+    require_format(format)
+    return statistics_of(stats, *source)
+
+
+def started_from(
+    stats: Path, recipe: Any, format: str, source: tuple[str, opt.OpeningAsked], progress: Any
+) -> tuple[Any, Any]:
+    """A run from statistics and from the model they are of, wherever it is now, and the settings of a recipe's cut;
+    another model is refused."""
+    from slimformer.calibrate.store import open_statistics
+    from slimformer.recipe import cut_settings
     from slimformer.steps.make import from_statistics
 
-    return from_statistics(loaded_for(statistics, *source), statistics, settings, format=format, progress=progress)
+    statistics, settings = open_statistics(stats), cut_settings(recipe)
+    loaded = loaded_for(statistics, *source)
+    return from_statistics(loaded, statistics, settings, format=format, progress=progress), settings

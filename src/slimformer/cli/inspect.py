@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.attention import TOKENS, attention_rows, lengths_of, read_length
-from slimformer.cli.inputs import column_names, require_data, require_model
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    Force,
-    Lengths,
-    Model,
-    OpeningAsked,
-    Quiet,
-    Seed,
-    SeqLen,
-    Sequences,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
+from slimformer.cli.attention import TOKENS, attention_rows, lengths_of, reader
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
@@ -44,26 +30,25 @@ Figures = Annotated[
 ]
 
 
-@opens_model
+@opt.grouped
 def inspect(
-    model: Model,
+    model: opt.Model,
     data: Data = None,
     figures: Figures = None,
-    lengths: Lengths = "",
-    sequences: Sequences = 8,
-    columns: Columns = "",
+    lengths: opt.Lengths = "",
+    sequences: opt.Sequences = 8,
+    columns: opt.Columns = "",
     tokens: LookTokens = TOKENS,
-    seq_len: SeqLen = None,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seq_len: opt.SeqLen = None,
+    seed: opt.Seed = 0,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Show what a model is made of and what can be cut: sizes, exact MACs and parameters, spectra, asymmetry of heads.
 
-    Without --data only weights are read. With --data also spectra of activations and of attention, beside attention
-    that means nothing, and how linear every feed-forward part is.
+    Without --data only weights are read. With --data also spectra of activations and of attention, compared with
+    attention that means nothing, and how linear every feed-forward part is.
     """
     names = list(dict.fromkeys(data or []))
     if len(names) > MOST_SETS:
@@ -71,8 +56,8 @@ def inspect(
     asked = lengths_of(lengths, names)
     if figures is not None:
         _require_figures(figures, force)
-    require_model(model, opening)
-    require_data(*names)
+    inputs.require_model(model, opening)
+    inputs.require_data(*names)
 
     from slimformer.calibrate.gather import sequence_length
     from slimformer.inspect.portrait import weights_portrait
@@ -85,35 +70,34 @@ def inspect(
     loaded = load_model(model, opening.resolve())
     architecture = describe(loaded.model)
     length = sequence_length(loaded.model, architecture, seq_len)
-    read = partial(read_length, loaded, architecture, {"columns": column_names(columns), "seed": seed})
+    read = reader(loaded, columns, seed)
     rows = attention_rows(read, names, asked, length, sequences, tokens) if names else {}
     given = [read(name, length, tokens) for name in names]  # before the work: data may be refused
-    found = inspection(loaded, architecture, length)
-    with showing_progress(hidden=quiet or as_json) as progress:
+    portrait = inspection(loaded, architecture, length)
+    with showing_progress(hidden=shown.hidden) as progress:
         whole = bool(names) or figures is not None
-        found["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
+        portrait["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
         if names:
-            found["data"] = [_look(loaded, architecture, each, rows[each.name], progress) for each in given]
+            portrait["data"] = [_look(loaded, architecture, each, rows[each.name], progress) for each in given]
     if figures is not None:
-        _draw(found, figures, force)
+        _draw(portrait, figures, force)
 
     def tables() -> None:
-        show_inspection(found, out)
-        show_portrait(found, out)
+        show_inspection(portrait, out)
+        show_portrait(portrait, out)
         if figures is not None:
             typer.echo(f"\nfigures and inspection.json are in {figures}")
 
-    emit(found, as_json, quiet, tables)
+    emit(portrait, shown, tables)
 
 
 def _look(loaded: Any, architecture: Any, given: Any, rows: dict[int, Any], progress: Any) -> dict[str, Any]:
     """One data set: what flows through the model on it."""
     from slimformer.inspect.portrait import data_portrait
 
-    batches, held = given.splits["fit"], given.splits["report"]
-    portrait = data_portrait(loaded.model, architecture, batches, rows, held=held, seed=given.seed, progress=progress)
-    read_tokens = sum(batch.tokens for batch in batches)
-    return {"name": given.name, "hash": given.hash, "tokens": read_tokens, "seq_len": given.seq_len, **portrait}
+    portrait = data_portrait(loaded.model, architecture, given.splits, rows, seed=given.seed, progress=progress)
+    facts = {"name": given.name, "hash": given.hash, "tokens": given.tokens["fit"], "seq_len": given.seq_len}
+    return {**facts, **portrait}
 
 
 def _require_figures(folder: Path, force: bool) -> None:
@@ -124,12 +108,12 @@ def _require_figures(folder: Path, force: bool) -> None:
     require_free(folder, force)
 
 
-def _draw(found: dict[str, Any], folder: Path, force: bool) -> None:
+def _draw(portrait: dict[str, Any], folder: Path, force: bool) -> None:
     from slimformer.checkpoint.atomic import writing
     from slimformer.evaluate.report import strict
     from slimformer.report.figures import draw
 
     with writing(folder, "inspection", force=force) as place:
-        draw(found, place)
-        stored = {"slimformer_inspection": 1, **found}
+        draw(portrait, place)
+        stored = {"slimformer_inspection": 1, **portrait}
         (place / "inspection.json").write_text(json.dumps(strict(stored), allow_nan=False), encoding="utf-8")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slimformer.cli.options import AsJson, NoSeed, Quiet, Track
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, err, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import RunFailed
@@ -22,6 +22,7 @@ lab = typer.Typer(
 
 
 @lab.command("run", epilog="Example: slimformer lab run experiment.yaml --out results --workers 2")
+@opt.grouped
 def lab_run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="the experiment, a .yaml file (docs/lab.md)")],
     out_folder: Annotated[
@@ -30,12 +31,11 @@ def lab_run(
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="processes to train in, one thread each")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and the hours, and train nothing")] = False,
     timing: Annotated[bool, typer.Option("--estimate/--no-estimate", help="time a few steps of each row first")] = True,
-    resume: Annotated[bool, typer.Option("--resume/--anew", help="go on from what is there, or forget it")] = True,
+    resume: Annotated[bool, typer.Option("--resume/--anew", help="resume from what is there, or start again")] = True,
     force: Annotated[bool, typer.Option("--force", help="run again what was run with other settings or data")] = False,
-    track: Track = None,
-    seed: NoSeed = 0,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    track: opt.Track = None,
+    seed: opt.NoSeed = 0,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Train every run of an experiment: what has ended is skipped, what was stopped goes on to the same bits."""
     import tempfile
@@ -52,10 +52,10 @@ def lab_run(
 
     for run in runs:
         require_known(run.model)
-    with showing_progress(hidden=quiet or as_json) as progress:
+    with showing_progress(hidden=shown.hidden) as progress:
         if dry_run:
             with tempfile.TemporaryDirectory() as place:  # tokenizers of a dry run are thrown away
-                return show_estimate(runs, Path(place), workers, progress, as_json, quiet)
+                return show_estimate(runs, Path(place), workers, progress, shown)
         folder = open_folder(out_folder or Path(f"lab-{experiment.name}"), runs, force=force or not resume)
         with alone(folder):
             if resume and not force:
@@ -64,28 +64,28 @@ def lab_run(
             folder.describe(experiment, runs)
             folder.forget([run for run in runs if not resume or run.name in other or folder.changed([run])])
             waiting = [run for run in runs if folder.result(run) is None]
-            if timing and waiting and not (quiet or as_json):
-                show_estimate(waiting, folder.texts, workers, progress, False, False, err)
-            failed = train_all(runs, folder, workers, experiment.checkpoint_every, progress, record, quiet or as_json)
-    show_table(folder.path, as_json, quiet)
+            if timing and waiting and not shown.hidden:
+                show_estimate(waiting, folder.texts, workers, progress, opt.SHOWN, err)
+            failed = train_all(runs, folder, workers, experiment.checkpoint_every, progress, record, shown.hidden)
+    show_table(folder.path, shown)
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise RunFailed(f"{failed[0]}{more}; the other runs are in {folder.path}, the same command tries these again")
 
 
 @lab.command("table", epilog="Example: slimformer lab table results")
+@opt.grouped
 def lab_table(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder `slimformer lab run` wrote")],
-    seed: NoSeed = 0,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seed: opt.NoSeed = 0,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
-    """Make the table and the figures of an experiment anew from the runs that have ended."""
-    show_table(folder, as_json, quiet)
+    """Make the table and the figures of an experiment again from the runs that have ended."""
+    show_table(folder, shown)
 
 
 def show_estimate(
-    runs: Any, texts: Path, workers: int, progress: Any, as_json: bool, quiet: bool, console: Console = out
+    runs: Any, texts: Path, workers: int, progress: Any, shown: opt.Shown, console: Console = out
 ) -> None:
     """Rows with their sizes and seconds, and the hours in all."""
     from dataclasses import asdict
@@ -105,7 +105,7 @@ def show_estimate(
         count = sum(line.runs for line in lines)
         console.print(f"{count} runs: about {total:.2f} hours with {workers} {noun}, a core for each")
 
-    emit({"workers": workers, "hours": total, "rows": [asdict(line) for line in lines]}, as_json, quiet, tables)
+    emit({"workers": workers, "hours": total, "rows": [asdict(line) for line in lines]}, shown, tables)
 
 
 def train_all(runs: Any, folder: Any, workers: int, every: float, progress: Any, record: Any, quiet: bool) -> list[str]:
@@ -115,12 +115,12 @@ def train_all(runs: Any, folder: Any, workers: int, every: float, progress: Any,
     failed: list[str] = []
 
     def ended(run: Any, wrong: str) -> None:
-        found = folder.result(run)
-        if found is None:
+        result = folder.result(run)
+        if result is None:
             failed.append(f"{run.name}: {wrong}")
         else:
-            record("lab", found)
-        note = wrong or (found or {}).get("note")
+            record("lab", result)
+        note = wrong or (result or {}).get("note")
         if note and not quiet:
             err.print(f"{run.name} stopped: {note}", style="yellow", markup=False, highlight=False)
 
@@ -128,8 +128,8 @@ def train_all(runs: Any, folder: Any, workers: int, every: float, progress: Any,
     return failed
 
 
-def show_table(place: Path, as_json: bool, quiet: bool) -> None:
-    """Write tables and figures beside the runs, and print the table."""
+def show_table(place: Path, shown: opt.Shown) -> None:
+    """Write tables and figures into the folder of the runs, and print the table."""
     from slimformer.lab.figures import can_draw, draw
     from slimformer.lab.folder import read_folder
     from slimformer.lab.table import cells, summarise, write_tables
@@ -150,4 +150,4 @@ def show_table(place: Path, as_json: bool, quiet: bool) -> None:
         if not can_draw():
             err.print("figures need matplotlib; run: pip install 'slimformer[plots]'", markup=False)
 
-    emit({"name": experiment.name, "folder": str(place), "rows": entries}, as_json, quiet, tables)
+    emit({"name": experiment.name, "folder": str(place), "rows": entries}, shown, tables)

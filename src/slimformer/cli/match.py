@@ -8,18 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.inputs import column_names, require_data, require_model, require_place
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Force,
-    OpeningAsked,
-    Quiet,
-    ReadLength,
-    Samples,
-    Seed,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import DataNotFound
@@ -45,7 +35,7 @@ SidePool2 = Annotated[str, typer.Option(metavar="NAME", help="cls, mean or last"
 MapOut = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="save the best map here")]
 
 
-@opens_model
+@opt.grouped
 def match(
     source: Side,
     target: Side2,
@@ -54,51 +44,52 @@ def match(
     method: Method = "all",
     source_pool: SidePool = "",
     target_pool: SidePool2 = "",
-    samples: Samples = None,
-    seq_len: ReadLength = 64,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    samples: opt.Samples = None,
+    seq_len: opt.ReadLength = 64,
+    seed: opt.Seed = 0,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Match two models on pairs, in closed form: recall both ways on pairs set aside, method by method."""
     if out_folder is not None:
-        require_place(out_folder, force, source, target, data)
-    methods = MAPS if method == "all" else tuple(column_names(method) or ())
+        inputs.require_place(out_folder, force, source, target, data)
+    methods = MAPS if method == "all" else tuple(opt.column_names(method) or ())
     require_maps(methods)
     _require_inputs(source, target, data, opening)
 
     from slimformer.heads import pairing
+    from slimformer.models.load import load_model
 
-    how: dict[str, Any] = {"seq_len": seq_len, "opening": opening.resolve(), "samples": samples}
-    with showing_progress(hidden=quiet or as_json) as progress:
+    how: dict[str, Any] = {"seq_len": seq_len, "samples": samples}
+    place = opening.resolve()
+    with showing_progress(hidden=shown.hidden) as progress:
         X, Y = (
             pairing.read_features(name)[:samples] if is_features(name)
-            else pairing.model_features(name, data, pool=pool or None, progress=progress, **how)
+            else pairing.model_features(load_model(name, place), data, pool=pool or None, progress=progress, **how)
             for name, pool in ((source, source_pool), (target, target_pool))
         )  # fmt: skip
-        found = pairing.fit_and_retrieve(X, Y, methods, seed=seed, progress=progress)
-        report = {**found.report, "source": source, "target": target, "data": data, "seed": seed}
+        matched = pairing.fit_and_retrieve(X, Y, methods, seed=seed, progress=progress)
+        report = {**matched.report, "source": source, "target": target, "data": data, "seed": seed}
         if out_folder is not None:
-            _save_map(found.best, out_folder, report, force)
-    emit(report, as_json, quiet, lambda: show_match(report, out_folder, out))
+            _save_map(matched.best, out_folder, report, force)
+    emit(report, shown, lambda: show_match(report, out_folder, out))
 
 
-def _require_inputs(source: str, target: str, data: str, opening: OpeningAsked) -> None:
+def _require_inputs(source: str, target: str, data: str, opening: opt.OpeningAsked) -> None:
     """Refuse models and data that are not there, and models without data to read."""
     models = [side for side in (source, target) if not is_features(side)]
     if models and not data:
-        raise DataNotFound("models are matched on things both read; name them with --data, e.g. captions.jsonl")
+        raise DataNotFound("models are matched on inputs both read; name them with --data, e.g. captions.jsonl")
     for model in models:
-        require_model(model, opening)
-    require_data(data or None)
+        inputs.require_model(model, opening)
+    inputs.require_data(data or None)
 
 
-def _save_map(found: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
+def _save_map(fitted: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
     from slimformer.checkpoint.atomic import writing
     from slimformer.heads.match_file import write_match
 
     with writing(folder, "match", force=force) as partial:
-        write_match(found, partial / "match.safetensors")
+        write_match(fitted, partial / "match.safetensors")
         (partial / "match.json").write_text(json.dumps(report, indent=1), encoding="utf-8")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -28,12 +28,12 @@ DataOption = Annotated[
     ),
 ]
 OnlyData = Annotated[
-    bool, typer.Option("--only-data", help="fit on --data alone, without the broad text that is fitted beside it")
+    bool, typer.Option("--only-data", help="fit on --data alone, without the broad text that is added to it")
 ]
 EvalData = Annotated[
     list[str] | None,
     typer.Option(
-        "--eval-data", metavar="DATA", help="other data, never fitted on, to measure on beside; may be given again"
+        "--eval-data", metavar="DATA", help="other data, never fitted on, to measure on as well; may be given again"
     ),
 ]
 Columns = Annotated[
@@ -179,7 +179,7 @@ Format = Annotated[
 Paths = Annotated[
     bool,
     typer.Option(
-        "--paths/--no-paths", help="gather neurons with their input, too, so that linear paths may stand beside neurons"
+        "--paths/--no-paths", help="gather neurons with their input, too, so that blocks may keep linear paths, too"
     ),
 ]
 Track = Annotated[
@@ -210,10 +210,10 @@ Sequences = Annotated[int, typer.Option(min=1, metavar="N", help="sequences to l
 class OpeningAsked:
     """How a model is to be opened, as the options say it. Whether this machine can do so, only torch knows."""
 
-    device: str = "auto"
-    model_class: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
+    device: Device = "auto"
+    model_class: ModelClass = None
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
 
     def resolve(self) -> Opening:
         """The same for the library; refused where there is no such device."""
@@ -223,32 +223,72 @@ class OpeningAsked:
         return Opening(**vars(self))
 
 
-AS_USUAL = OpeningAsked()
+@dataclass(frozen=True)
+class Reading:
+    """How --data are read."""
+
+    columns: Columns = ""
+    tokens: Tokens = None
+    samples: Samples = None
+    seq_len: SeqLen = None
+    seed: Seed = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """The same for the library."""
+        return {**vars(self), "columns": column_names(self.columns)}
 
 
-def opens_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say how a model is opened; it takes them as one `opening`.
+@dataclass(frozen=True)
+class Shown:
+    """How a result is shown: tables, or one JSON object, or nothing."""
 
-    A command that has no use for a device says so by a parameter `opening` on the CPU.
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+    @property
+    def hidden(self) -> bool:
+        """Are progress and notes left out?"""
+        return self.as_json or self.quiet
+
+
+AS_USUAL, READING, SHOWN = OpeningAsked(), Reading(), Shown()
+GROUPS = (OpeningAsked, Reading, Shown)
+
+
+def column_names(text: str) -> list[str] | None:
+    """The names in `sentence1,sentence2`."""
+    return [name.strip() for name in text.split(",") if name.strip()] or None
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take options that belong together as one parameter, whose default is one of `GROUPS`.
+
+    A command that has no use for a device says so by a parameter `opening` on the CPU: then there is no --device.
     """
     signature = inspect.signature(command, eval_str=True)
-    on = signature.parameters["opening"].default.device
-    asked: dict[str, tuple[Any, Any]] = {
-        **({"device": (Device, on)} if on == AS_USUAL.device else {}), "model_class": (ModelClass, None),
-        "revision": (Revision, None), "trust_remote_code": (TrustRemoteCode, False),
-    }  # fmt: skip
-    options = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind, default=default)
-        for name, (kind, default) in asked.items()
-    ]
+    members: dict[str, list[str]] = {}
+    options: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        group = parameter.default
+        if not isinstance(group, GROUPS):
+            options.append(parameter)
+            continue
+        kinds = get_type_hints(type(group), include_extras=True)
+        given = {name: value for name, value in vars(group).items() if (name, value) != ("device", "cpu")}
+        members[parameter.name] = list(given)
+        options += [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kinds[name], default=default)
+            for name, default in given.items()
+        ]
 
     @wraps(command)
     def call(**given: Any) -> None:
-        opening = OpeningAsked(**{"device": on, **{name: given.pop(name) for name in asked}})
-        command(opening=opening, **given)
+        groups = {
+            name: replace(signature.parameters[name].default, **{member: given.pop(member) for member in names})
+            for name, names in members.items()
+        }
+        command(**groups, **given)
 
-    others = list(signature.parameters.values())
-    at = list(signature.parameters).index("opening")
-    call.__signature__ = signature.replace(parameters=[*others[:at], *options, *others[at + 1 :]])  # type: ignore
-    call.__annotations__ = {p.name: p.annotation for p in call.__signature__.parameters.values()}  # type: ignore
+    call.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    call.__annotations__ = {option.name: option.annotation for option in options}
     return call

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from slimformer.cli.options import Shown
 from slimformer.errors import ReportNotFound, SlimformerError
 
 if TYPE_CHECKING:
@@ -21,13 +22,13 @@ out = Console()
 err = Console(stderr=True)
 
 
-def emit(found: Any, as_json: bool, quiet: bool, tables: Callable[[], None]) -> None:
+def emit(content: Any, shown: Shown, tables: Callable[[], None]) -> None:
     """One JSON object, or tables, or nothing."""
     from slimformer.checkpoint.lines import strict
 
-    if as_json:
-        typer.echo(json.dumps(strict(found), allow_nan=False))
-    elif not quiet:
+    if shown.as_json:
+        typer.echo(json.dumps(strict(content), allow_nan=False))
+    elif not shown.quiet:
         tables()
 
 
@@ -37,7 +38,7 @@ def show_notes(notes: Iterable[str], *, hidden: bool) -> None:
         err.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def saved(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool = True) -> Any:
+def save_result(result: Any, folder: Path, force: bool, progress: Any, *, verify: bool = True) -> Any:
     """The result, once it is written and verified in a fresh process."""
     progress("save and verify", 0, 1)
     result.save(folder, force=force, verify=verify)
@@ -62,7 +63,7 @@ def python_line(code: str) -> str:
     return f'python -c "{code}"' if plain else f"python -c {shlex.quote(code)}"
 
 
-def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
+def show_result(report: Any, folder: Path, shown: Shown) -> None:
     """The report of a model that was made, and where it is."""
     from slimformer.report.console import show
 
@@ -70,17 +71,15 @@ def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
         show(report, out)
         saved_line(folder, report)
 
-    emit(report.to_dict(), as_json, quiet, tables)
+    emit(report.to_dict(), shown, tables)
 
 
 def front_table(rows: list[dict[str, Any]]) -> Table:
     """One line for each budget."""
-    from rich.table import Table
+    from slimformer.report.tables import number_table
 
-    table = Table(title=None)
     names = [metric["name"] for metric in rows[0].get("metrics", [])] if rows else []
-    for name in ("budget", "MACs", "parameters", "predicted KL", *names):
-        table.add_column(name, justify="right")
+    table = number_table("", "budget", "MACs", "parameters", "predicted KL", *names)
     for row in rows:
         predicted = "" if row["predicted_kl"] is None else f"{row['predicted_kl']:.4g}"
         measured = [f"{metric['small']:.4g}" for metric in row.get("metrics", [])]
@@ -100,14 +99,14 @@ def recorded_report(folder: str) -> dict[str, Any]:
 
 
 def record_in(folder: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Write the report of a folder anew, and its page if there is one that nobody has changed."""
+    """Rewrite the report of a folder, and its page unless somebody has changed it."""
     from slimformer.checkpoint.atomic import revising
     from slimformer.checkpoint.lines import json_text, strict
     from slimformer.report.page import html_page, is_page_as_made
 
-    place, found = Path(folder), strict(changed(recorded_report(folder)))
+    place, report = Path(folder), strict(changed(recorded_report(folder)))
     with revising(place, "report.json") as file:
-        file.write_text(json_text(found), encoding="utf-8")
+        file.write_text(json_text(report), encoding="utf-8")
     if is_page_as_made(place / "report.html"):
         with revising(place, "report.html") as file:
-            file.write_text(html_page(found, folder=place.resolve().name), encoding="utf-8")
+            file.write_text(html_page(report, folder=place.resolve().name), encoding="utf-8")

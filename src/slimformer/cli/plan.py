@@ -8,69 +8,48 @@ from typing import Annotated
 
 import typer
 
-from slimformer.cli.inputs import fraction_asked, started_from, statistics_of
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Force,
-    Format,
-    Latency,
-    Macs,
-    NoSeed,
-    OpeningAsked,
-    Params,
-    Quiet,
-    RecipeName,
-    Source,
-    Stats,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 
 
-@opens_model
+@opt.grouped
 def plan(
-    stats: Stats,
-    macs: Macs = None,
-    params: Params = None,
-    latency: Latency = None,
+    stats: opt.Stats,
+    macs: opt.Macs = None,
+    params: opt.Params = None,
+    latency: opt.Latency = None,
     out_file: Annotated[Path, typer.Option("--out", metavar="FILE", help="where to write the plan")] = Path(
         "plan.json"
     ),
-    recipe: RecipeName = "balanced",
-    format: Format = "ragged",
-    model: Source = "",
-    opening: OpeningAsked = AS_USUAL,
-    seed: NoSeed = 0,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    recipe: opt.RecipeName = "balanced",
+    format: opt.Format = "ragged",
+    model: opt.Source = "",
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    seed: opt.NoSeed = 0,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Decide what every block keeps, so that a fraction of the block MACs, parameters or latency stays. Needs no
     data."""
     from slimformer.checkpoint.atomic import require_free_file, writing_file
     from slimformer.files.content import PLAN
-    from slimformer.plan.asked import require_format
-    from slimformer.recipes import fields_of
 
-    asked = fraction_asked(macs, params, latency)
-    fields_of(recipe)
-    require_format(format)
-    statistics_of(stats, model, opening)
+    source = (model, opening)
+    asked = inputs.fraction_asked(macs, params, latency)
+    inputs.require_calibrated(stats, recipe, format, source)
     require_free_file(out_file, force, PLAN)
 
-    from slimformer.calibrate.store import open_statistics
     from slimformer.models import describe
     from slimformer.plan.budget import budget_of
-    from slimformer.recipe import cut_settings
-    from slimformer.report.console import kept, plan_table
+    from slimformer.report.console import kept_table, plan_table
     from slimformer.steps.make import make_plan, priced
 
-    statistics, settings = open_statistics(stats), cut_settings(recipe)
-    with showing_progress(hidden=quiet or as_json) as progress:
-        run = started_from(statistics, settings, format, (model, opening), progress)
-        made = make_plan(run, priced(run, budget_of(**asked)), settings)
+    with showing_progress(hidden=shown.hidden) as progress:
+        run, settings = inputs.started_from(stats, recipe, format, source, progress)
+        decided = make_plan(run, priced(run, budget_of(**asked)), settings)
         with writing_file(out_file, force=force, kind=PLAN) as file:
-            file.write_text(made.to_json())
-    emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(run.dense), made))))
+            file.write_text(decided.to_json())
+    table = plan_table(describe(run.dense), decided)
+    emit(json.loads(decided.to_json()), shown, lambda: out.print(kept_table(table)))

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.inputs import column_names, require_data, require_model, require_place
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    Force,
-    Model,
-    OpeningAsked,
-    Quiet,
-    ReadLength,
-    Samples,
-    Seed,
-    WithHead,
-    opens_model,
-)
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import HeadDoesNotFit
@@ -56,81 +44,82 @@ ClassWeight = Annotated[bool, typer.Option("--balanced", help="every class weigh
 Shrinkage = Annotated[str, typer.Option(metavar="VALUE", help="loo, ledoit-wolf, or a number")]
 
 
-@opens_model
+@opt.grouped
 def probe(
-    model: Model,
+    model: opt.Model,
     data: Labelled,
     eval_data: Eval = "",
-    out_folder: WithHead = None,
+    out_folder: opt.WithHead = None,
     kind: Kind = "lda",
     pool: Pool = "auto",
     layer: Layer = "last",
     target: Target = "auto",
-    columns: Columns = "",
+    columns: opt.Columns = "",
     label: LabelName = "",
     shrinkage: Shrinkage = "loo",
     balanced: ClassWeight = False,
     compare: Compare = False,
-    samples: Samples = None,
-    seq_len: ReadLength = 128,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    samples: opt.Samples = None,
+    seq_len: opt.ReadLength = 128,
+    seed: opt.Seed = 0,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Turn MODEL into a classifier in one pass over labelled data, without training; score it; save it."""
     pools = _pools(pool)
     require_target(target)
     if out_folder is not None:
-        require_place(out_folder, force, model, data, eval_data)
+        inputs.require_place(out_folder, force, model, data, eval_data)
         _require_room(kind, compare)
-    require_model(model, opening)
-    require_data(data, eval_data or None)
+    inputs.require_model(model, opening)
+    inputs.require_data(data, eval_data or None)
 
     from slimformer.heads import classify
+    from slimformer.heads.features import Features
+    from slimformer.heads.parameters import HeadParameters
     from slimformer.models.load import load_model
 
     loaded = load_model(model, opening.resolve())
     if out_folder is not None:
         _require_place(loaded, pools)
-    how: dict[str, Any] = {"columns": column_names(columns), "label": label or None, "samples": samples, "seed": seed}
-    with showing_progress(hidden=quiet or as_json) as progress:
-        found = classify.probe(
-            loaded, classify.labelled(loaded, data, **how), kind=kind, target=target, pools=pools,
-            layers=_layers(layer, loaded), seq_len=seq_len, compare=compare, progress=progress,
-            shrinkage=_number(shrinkage), class_weight="balanced" if balanced else None, random_state=seed,
-        )  # fmt: skip
-        report = {**found.report, "data": data, "seed": seed}
+    rows = classify.LabelledRows(data, opt.column_names(columns), label or None, samples, seed)
+    head = HeadParameters(
+        kind, shrinkage=_number(shrinkage), class_weight="balanced" if balanced else None, random_state=seed
+    )
+    features = Features(pools, _layers(layer, loaded), seq_len, compare)
+    with showing_progress(hidden=shown.hidden) as progress:
+        train = classify.labelled(loaded, rows)
+        probed = classify.probe(loaded, train, features, target=target, head=head, progress=progress)
+        report = {**probed.report, "data": data, "seed": seed}
         if eval_data:
-            held_out = classify.labelled(loaded, eval_data, split="evaluation", **how)
-            report["scores"] = {"data": eval_data, **classify.score(loaded, found, held_out, progress=progress)}
+            held_out = classify.labelled(loaded, replace(rows, source=eval_data, split="evaluation"))
+            report["scores"] = {"data": eval_data, **classify.score(loaded, probed, held_out, progress=progress)}
             report["warnings"] = classify.seen_before(data, eval_data)
         if out_folder is not None:
             progress("save and verify", 0, 1)
-            report["saved"] = _save(loaded, found, out_folder, report, seq_len, force)
+            report["saved"] = _save(loaded, replace(probed, report=report), out_folder, seq_len, force)
             progress("save and verify", 1, 1)
-    emit(report, as_json, quiet, lambda: show_probe(report, out_folder, out))
+    emit(report, shown, lambda: show_probe(report, out_folder, out))
 
 
-def _save(loaded: Any, found: Any, folder: Path, report: dict[str, Any], seq_len: int, force: bool) -> str:
+def _save(loaded: Any, probed: Any, folder: Path, seq_len: int, force: bool) -> str:
     """As a stock classifier where one can say it, else for sentence-transformers; gives the class that opens it."""
     from slimformer.heads.attach import attach
     from slimformer.heads.classifier_folder import save_classifier, save_sentence_classifier
     from slimformer.heads.classify import padding
     from slimformer.models import family_of
 
-    rest: dict[str, Any] = {"source": loaded, "head": found.head, "report": report, "force": force}
-    if found.reading.pool == "mean" and not family_of(loaded.model.config).image:
-        save_sentence_classifier(folder, reading=found.reading, seq_len=seq_len, **rest)
+    if probed.reading.pool == "mean" and not family_of(loaded.model.config).image:
+        save_sentence_classifier(folder, loaded, probed, seq_len=seq_len, force=force)
         return "SentenceTransformer"
-    classifier = attach(loaded.model, found.head, found.reading, pad=padding(loaded.processor))
-    save_classifier(classifier, folder, **rest)
+    classifier = attach(loaded.model, probed.head, probed.reading, pad=padding(loaded.processor))
+    save_classifier(classifier, folder, loaded, probed, force=force)
     return type(classifier).__name__
 
 
 def _pools(text: str) -> tuple[str, ...]:
-    chosen = () if text == "auto" else tuple(column_names(text) or ())
+    chosen = () if text == "auto" else tuple(opt.column_names(text) or ())
     require_pools(chosen)
     return chosen
 

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.options import AsJson, NoSeed, Quiet
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit, show_notes
 from slimformer.cli.terminal import showing_progress
 
 
+@opt.grouped
 def push(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder `compress`, `cut` or `apply` wrote")],
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="where it goes on the hub")],
@@ -21,9 +22,8 @@ def push(
         typer.Option(metavar="ORG/NAME", help="what it was made from", show_default="as the report says"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be sent; nothing is")] = False,
-    seed: NoSeed = 0,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seed: opt.NoSeed = 0,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Put a compressed model on the hub with its card: what it was made from, tags, metrics. One commit, or none.
 
@@ -32,19 +32,19 @@ def push(
     from slimformer.export.push import prepare, send
 
     parcel = prepare(folder, repository, private=private, base_model=base_model)
-    found: dict[str, Any] = {**parcel.to_dict(), "dry_run": dry_run, "url": None}
+    content: dict[str, Any] = {**parcel.to_dict(), "dry_run": dry_run, "url": None}
     if not dry_run:
-        with showing_progress(hidden=quiet or as_json) as progress:
-            found["url"] = send(parcel, progress=progress)
-    show_notes(parcel.notes, hidden=quiet or as_json)
-    emit(found, as_json, quiet, lambda: _show_parcel(found))
+        with showing_progress(hidden=shown.hidden) as progress:
+            content["url"] = send(parcel, progress=progress)
+    show_notes(parcel.notes, hidden=shown.hidden)
+    emit(content, shown, lambda: _show_parcel(content))
 
 
-def _show_parcel(found: dict[str, Any]) -> None:
-    for file in found["files"]:
+def _show_parcel(content: dict[str, Any]) -> None:
+    for file in content["files"]:
         typer.echo(f"{file['bytes']:>14,}  {file['path']}")
-    visibility = "private" if found["private"] else "public"
-    if found["dry_run"]:
-        typer.echo(f"\nwould go to {found['repository']} ({visibility}); nothing was sent")
+    visibility = "private" if content["private"] else "public"
+    if content["dry_run"]:
+        typer.echo(f"\nwould go to {content['repository']} ({visibility}); nothing was sent")
     else:
-        typer.echo(f"\nsent to {found['url']} ({visibility})")
+        typer.echo(f"\nsent to {content['url']} ({visibility})")

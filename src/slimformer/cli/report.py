@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from slimformer.cli.options import AsJson, Force, NoSeed, Quiet
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit
 
 
+@opt.grouped
 def report(
     place: Annotated[Path, typer.Argument(metavar="DIR", help="a folder `compress` wrote, or a report.json")],
     out_file: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="the page to write", show_default="beside the report")
+        Path | None, typer.Option("--out", metavar="FILE", help="the page to write", show_default="next to the report")
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
-    seed: NoSeed = 0,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seed: opt.NoSeed = 0,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Make one self-contained HTML page of a report: numbers, front, budget slider, heat maps, texts. No network."""
     from slimformer.checkpoint.atomic import require_free_file, revising, writing_file
@@ -28,19 +28,19 @@ def report(
     from slimformer.files.content import FileKind
     from slimformer.report.page import html_page, is_page, is_page_as_made
 
-    found = read_report(place)
-    beside = place / "report.html" if place.is_dir() else place.with_suffix(".html")
-    target = beside if out_file is None else out_file
+    content = read_report(place)
+    usual = place / "report.html" if place.is_dir() else place.with_suffix(".html")
+    target = usual if out_file is None else out_file
     folder = (place if place.is_dir() else place.parent).resolve().name or "smaller"
     page = FileKind("a page", is_page)
     anew = force or is_page_as_made(target)  # a page of ours can be made anew until somebody changes it
     require_free_file(target, anew, page)
-    own = target.resolve() == beside.resolve()
+    own = target.resolve() == usual.resolve()
     writer = revising(target.parent, target.name, anew=force) if own else writing_file(target, force=anew, kind=page)
     with writer as file:
-        file.write_text(html_page(found, folder=folder), encoding="utf-8")
+        file.write_text(html_page(content, folder=folder), encoding="utf-8")
     if open_page:
         import webbrowser
 
         webbrowser.open(target.resolve().as_uri())
-    emit({"page": str(target)}, as_json, quiet, lambda: typer.echo(f"the page is {target}; open it in any browser"))
+    emit({"page": str(target)}, shown, lambda: typer.echo(f"the page is {target}; open it in any browser"))

@@ -6,27 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.inputs import column_names, joined, parts_of, require_data, require_model, require_place
-from slimformer.cli.options import (
-    AS_USUAL,
-    AsJson,
-    Columns,
-    DataOption,
-    Force,
-    Narrowable,
-    OnlyData,
-    OpeningAsked,
-    OutFolder,
-    Quiet,
-    Samples,
-    Seed,
-    SeqLen,
-    Timing,
-    Tokens,
-    Verify,
-    opens_model,
-)
-from slimformer.cli.output import saved, show_result
+from slimformer.cli import inputs
+from slimformer.cli import options as opt
+from slimformer.cli.output import save_result, show_result
 from slimformer.cli.terminal import showing_progress
 
 PatternName = Annotated[
@@ -37,46 +19,39 @@ Sparsity = Annotated[
 ]
 
 
-@opens_model
+@opt.grouped
 def sparsify(
-    model: Narrowable,
-    out_folder: OutFolder,
+    model: opt.Narrowable,
+    out_folder: opt.OutFolder,
     pattern: PatternName = "2:4",
     method: Sparsity = "sparsegpt",
-    data: DataOption = None,
-    only_data: OnlyData = False,
-    columns: Columns = "",
-    tokens: Tokens = None,
-    samples: Samples = None,
-    seq_len: SeqLen = None,
-    seed: Seed = 0,
-    opening: OpeningAsked = AS_USUAL,
-    timing: Timing = False,
-    verify: Verify = True,
-    force: Force = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    data: opt.DataOption = None,
+    only_data: opt.OnlyData = False,
+    reading: opt.Reading = opt.READING,
+    opening: opt.OpeningAsked = opt.AS_USUAL,
+    timing: opt.Timing = False,
+    verify: opt.Verify = True,
+    force: opt.Force = False,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """Set weights of all blocks to zero, two of four or a share anywhere, and refit the others.
 
     The zeros are stored as zeros: the folder is no smaller, and opens everywhere.
     """
-    name = joined(data)
-    require_place(out_folder, force, model, *parts_of(name))
-    require_model(model, opening)
-    require_data(name)
+    name = inputs.joined(data)
+    inputs.require_place(out_folder, force, model, *inputs.parts_of(name))
+    inputs.require_inputs(model, name, opening)
 
     from slimformer.compress import sparsify as make_smaller
     from slimformer.models.load import load_model
     from slimformer.steps.sparsify import pattern_of
 
     pattern_of(pattern)
-    asked: dict[str, Any] = {
-        "pattern": pattern, "method": method, "only_data": only_data,
-        "columns": column_names(columns), "tokens": tokens, "samples": samples, "seq_len": seq_len, "seed": seed,
-    }  # fmt: skip
+    asked: dict[str, Any] = {"pattern": pattern, "method": method}
     loaded = load_model(model, opening.resolve())
-    with showing_progress(hidden=quiet or as_json) as progress:
-        made = make_smaller(loaded, name, timing=timing, progress=progress, **asked)
-        result = saved(made, out_folder, force, progress, verify=verify)
-    show_result(result.report, out_folder, as_json, quiet)
+    with showing_progress(hidden=shown.hidden) as progress:
+        smaller = make_smaller(
+            loaded, name, only_data=only_data, timing=timing, progress=progress, **asked, **reading.arguments()
+        )
+        save_result(smaller, out_folder, force, progress, verify=verify)
+    show_result(smaller.report, out_folder, shown)

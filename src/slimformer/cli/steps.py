@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from slimformer.cli.options import AsJson, NoSeed, Quiet
+from slimformer.cli import options as opt
 from slimformer.cli.output import emit
 
 
+@opt.grouped
 def steps(
     name: Annotated[str, typer.Argument(metavar="STEP", help="one step alone, with all its settings")] = "",
-    seed: NoSeed = 0,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    seed: opt.NoSeed = 0,
+    shown: opt.Shown = opt.SHOWN,
 ) -> None:
     """List the steps a recipe can have, and what can be set in each: in a file, or by --set STEP.KEY=VALUE."""
     from slimformer.errors import UnknownRecipe
@@ -22,15 +22,15 @@ def steps(
 
     if name and name not in STEPS:
         raise UnknownRecipe(f"there is no step {name!r}; choose from {', '.join(STEPS)}")
-    found = {each: _described(step) for each, step in STEPS.items() if name in ("", each)}
+    descriptions = {each: _described(step) for each, step in STEPS.items() if name in ("", each)}
 
     def tables() -> None:
-        for each, told in found.items():
-            typer.echo(f"{each}: {told['summary']}")
-            for key, setting in told["settings"].items() if name else ():
+        for each, description in descriptions.items():
+            typer.echo(f"{each}: {description['summary']}")
+            for key, setting in description["settings"].items() if name else ():
                 typer.echo(f"  {key} = {setting['default']}: {setting['description']}")
 
-    emit(found, as_json, quiet, tables)
+    emit(descriptions, shown, tables)
 
 
 def _described(step: Any) -> dict[str, Any]:

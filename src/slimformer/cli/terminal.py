@@ -11,7 +11,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -21,8 +20,8 @@ from slimformer.cli.output import err
 from slimformer.errors import SlimformerError
 from slimformer.messages.notes import OpeningNote
 from slimformer.messages.progress import Lines, Progress, silent
+from slimformer.messages.quiet import quieten_libraries
 from slimformer.messages.words import shell_words
-from slimformer.start.after_import import after_import
 
 BAD_INPUT = 2
 SIGNALS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "terminated"}
@@ -38,7 +37,8 @@ class Stopped(SystemExit):
 
 def run(app: typer.Typer) -> int:
     """Run the commands; say facts in one line."""
-    quieten()
+    quieten_libraries()
+    _replace_unprintable()
     try:
         with _stoppable(), shell_words(), _notes_shown():
             return int(typer.main.get_command(app).main(prog_name="slimformer", standalone_mode=False) or 0)
@@ -60,7 +60,7 @@ def run(app: typer.Typer) -> int:
 
 @contextmanager
 def _notes_shown() -> Iterator[None]:
-    """What is to be said of how a model was opened goes to standard error."""
+    """Notes on how a model was opened go to standard error."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", OpeningNote)
         before = warnings.showwarning
@@ -76,7 +76,7 @@ def _notes_shown() -> Iterator[None]:
 
 
 def _fact(error: Exception) -> str | None:
-    """What a user can do something about, in the words of the libraries below; None for what only we can mend."""
+    """What a user can correct, in the words of the libraries below; None for mistakes of this program."""
     if hasattr(error, "format_message"):  # usage errors of typer, or of the click inside it
         context = getattr(error, "ctx", None)
         hint = f"; see {context.command_path} --help" if context is not None else ""
@@ -116,24 +116,11 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def quieten() -> None:
-    """Loading bars and advice of the libraries below would bury our own output."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.filterwarnings("ignore")
-    for name in ("datasets", "huggingface_hub"):  # after their import, at which they set a level of their own
-        after_import(f"{name}.utils.logging", partial(logging.getLogger(name).setLevel, logging.ERROR))
-    after_import("transformers", _quieten_transformers)
+def _replace_unprintable() -> None:
+    """A terminal that cannot show ↓ gets a question mark, not a traceback."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure:  # a terminal that cannot show ↓ gets a question mark, not a traceback
+    if reconfigure:
         reconfigure(errors="replace")
-
-
-def _quieten_transformers() -> None:
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
 
 
 @contextmanager
@@ -154,13 +141,13 @@ class _Notes(logging.Handler):
 
 @contextmanager
 def _notes(*, hidden: bool) -> Iterator[None]:
-    said, notes = logging.getLogger("slimformer"), _Notes()
-    said.setLevel(logging.ERROR if hidden else logging.INFO)
-    said.addHandler(notes)
+    logger, notes = logging.getLogger("slimformer"), _Notes()
+    logger.setLevel(logging.ERROR if hidden else logging.INFO)
+    logger.addHandler(notes)
     try:
         yield
     finally:
-        said.removeHandler(notes)
+        logger.removeHandler(notes)
 
 
 @contextmanager

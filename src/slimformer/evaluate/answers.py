@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,13 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.text import Batch
 from slimformer.errors import UnknownArchitecture
-from slimformer.evaluate.compare import is_language_model
+from slimformer.evaluate.compare import has_classes, is_language_model
 from slimformer.evaluate.perplexity import device_of, evaluating, pieces
 from slimformer.evaluate.routing import Answers, WindowScores, entropy, window_scores
+from slimformer.messages.progress import Progress, silent
 
 
-def observe(
-    model: PreTrainedModel, batches: Sequence[Batch], *, progress: Callable[[str, int, int], None] = lambda *_: None
-) -> Answers:
+def observe(model: PreTrainedModel, batches: Sequence[Batch], *, progress: Progress = silent) -> Answers:
     """Entropy and loss of a model, input by input. Cost: one pass.
 
     Classifiers lose 1 for a wrong label, language models the nats per token of a window. Classifiers without labels
@@ -26,7 +25,7 @@ def observe(
     """
     require_answers(model)
     language = is_language_model(model)
-    labelled = not language and all(_has_classes(model, batch.labels) for batch in batches)
+    labelled = not language and all(has_classes(model, batch.labels) for batch in batches)
     measure = "nats per token" if language else "error" if labelled else "disagreement"
     rows: list[tuple[Any, ...]] = []
     progress("observe", 0, len(batches))
@@ -59,13 +58,6 @@ def classes(model: PreTrainedModel) -> int:
     return int(model.config.num_labels or 0)
 
 
-def _has_classes(model: PreTrainedModel, labels: Tensor | None) -> bool:
-    """Has every example one of the model's classes? GLUE writes −1 where it keeps the label to itself."""
-    if labels is None or labels.is_floating_point():
-        return False
-    return int(labels.min()) >= 0 and int(labels.max()) < classes(model)
-
-
 def _examples(model: PreTrainedModel, batch: Batch) -> Iterator[tuple[Any, ...]]:
     """Entropy, loss, choice, weight and length of every example of a batch."""
     logits = logits_of(model, batch.inputs).cpu()
@@ -79,11 +71,11 @@ def _examples(model: PreTrainedModel, batch: Batch) -> Iterator[tuple[Any, ...]]
 
 def _windows(model: PreTrainedModel, batch: Batch) -> Iterator[tuple[Any, ...]]:
     """The same for every window that predicts something; language models make no choice."""
-    found = read_windows(model, batch)
-    some = found.tokens > 0
-    tokens = found.tokens[some]
+    windows = read_windows(model, batch)
+    some = windows.tokens > 0
+    tokens = windows.tokens[some]
     # one more is read than predicted
-    columns = (found.entropy[some], found.nats[some] / tokens, 0 * tokens, tokens.double(), tokens.double() + 1)
+    columns = (windows.entropy[some], windows.nats[some] / tokens, 0 * tokens, tokens.double(), tokens.double() + 1)
     return zip(*(column.tolist() for column in columns), strict=True)
 
 

@@ -17,13 +17,14 @@ from slimformer.calibrate.store import Provenance
 from slimformer.calibrate.tasks import TASKS
 from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
-from slimformer.evaluate import file_size, generate_text, model_latency, parameter_count
 from slimformer.evaluate.compare import compare, first_tokens, is_language_model
-from slimformer.evaluate.data_notes import few_examples, thin_data, unnamed_data
+from slimformer.evaluate.data_notes import few_examples, unnamed_data
 from slimformer.evaluate.elsewhere import home_and_elsewhere, narrow_notes, other_text
 from slimformer.evaluate.neighbours import LENGTH, SENTENCES, neighbours
 from slimformer.evaluate.report import Footprint, Report
 from slimformer.evaluate.report_file import read_report
+from slimformer.evaluate.sample import generate_text
+from slimformer.evaluate.speed import Rounds, file_size, model_latency, parameter_count
 from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import read_json
 from slimformer.files.versions import versions
@@ -39,36 +40,24 @@ from slimformer.rewrite.sizes import auto_class
 PROMPT = "The main idea of this"
 
 
-def evaluate(
-    loaded: Loaded, small: PreTrainedModel, plan: Plan, data: Data, *, fitted: bool = True, timing: bool = True,
-    progress: Progress = silent,
-) -> Report:  # fmt: skip
-    """Dense and small on the report split, which was neither fitted nor used to choose."""
-    report = describe_result(loaded, small, plan)
-    thin = thin_data(describe(loaded.model), data) if fitted else []
-    notes = [*thin, *unnamed_data(data.reading, data.name)]
-    report = replace(report, warnings=[*report.warnings, *notes])
-    return measure(report, loaded, small, data, data.splits["report"], timing=timing, progress=progress)
-
-
-def beside(
+def with_other_data(
     report: Report, loaded: Loaded, small: PreTrainedModel, others: Sequence[Data], *, known: dict[str, Any]
 ) -> Report:
-    """The report with the same metrics on other data, out of domain beside in domain.
+    """The report with the same metrics on other data, e.g. of another domain.
 
     Of each as many tokens are read as of the report split. Where other data are those that were calibrated on
     (`known`), only what was held out of them.
     """
-    found, notes = [], list(report.warnings)
+    rows, notes = [], list(report.warnings)
     for data in others:
-        batches, said = _unfitted(known, data, small=report.model)
+        batches, remarks = _unfitted(known, data, small=report.model)
         batches = first_tokens(batches, report.data["tokens"]["report"])
         metrics = [metric.to_json() for metric in compare(loaded.model, small, batches)]
-        found.append({
+        rows.append({
             "name": data.name, "hash": data.hash, "tokens": sum(batch.tokens for batch in batches), "metrics": metrics
         })  # fmt: skip
-        notes += [f"{option('eval_data')} {data.name}: {note}" for note in said]
-    return replace(report, other_data=[*report.other_data, *found], warnings=notes)
+        notes += [f"{option('eval_data')} {data.name}: {note}" for note in remarks]
+    return replace(report, other_data=[*report.other_data, *rows], warnings=notes)
 
 
 def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenance: Provenance | None = None) -> Report:
@@ -100,16 +89,10 @@ def _opening(loaded: Loaded) -> dict[str, Any]:
 
 
 def measure(
-    report: Report,
-    loaded: Loaded,
-    small: PreTrainedModel,
-    data: Data,
-    batches: Sequence[Batch],
-    *,
-    timing: bool,
-    progress: Progress,
+    report: Report, loaded: Loaded, small: PreTrainedModel, data: Data, *, timing: bool, progress: Progress
 ) -> Report:
-    """The report with metrics, latency and samples added."""
+    """The report with metrics on the report split, which was neither fitted nor used to choose, latency and samples."""
+    batches = data.splits["report"]
     progress("evaluate", 0, 3)
     metrics = [metric.to_json() for metric in compare(loaded.model, small, batches)]
     progress("evaluate", 1, 3)
@@ -118,29 +101,27 @@ def measure(
     samples, alike = _samples(loaded, small), _neighbours(loaded, small)
     rows = other_text(loaded.model, small, data.other)
     progress("evaluate", 3, 3)
-    tokens = {**data.tokens, "report": sum(batch.tokens for batch in batches)}
-    provenance = data_provenance(describe(loaded.model), data, tokens)
     short = home_and_elsewhere(metrics, rows)
     notes = [*report.warnings, *few_examples(metrics, data.unit), *narrow_notes(short, data.name)]
     return replace(
-        report, metrics=metrics, latency=measured, samples=samples, neighbours=alike, data=provenance, warnings=notes,
-        other_data=rows, elsewhere=short,
+        report, metrics=metrics, latency=measured, samples=samples, neighbours=alike, warnings=notes,
+        data=data_provenance(describe(loaded.model), data), other_data=rows, elsewhere=short,
     )  # fmt: skip
 
 
-def data_provenance(architecture: Architecture, data: Data, tokens: dict[str, int] | None = None) -> dict[str, Any]:
+def data_provenance(architecture: Architecture, data: Data) -> dict[str, Any]:
     """What a report says of its data: enough for `eval` to read them again and to keep to what was held out."""
     return {
-        "name": data.name, "hash": data.hash, "seed": data.seed, "tokens": tokens or data.tokens,
+        "name": data.name, "hash": data.hash, "seed": data.seed, "tokens": data.tokens,
         "unit": "images" if architecture.family.image else "tokens", "document": data.unit, "read_as": list(data.notes),
         "reading": data.reading, "mixed": data.mixed,
     }  # fmt: skip
 
 
-def _calibration_facts(architecture: Architecture, made: Provenance) -> dict[str, Any]:
+def _calibration_facts(architecture: Architecture, provenance: Provenance) -> dict[str, Any]:
     """The same from statistics, where data are not at hand."""
     unit = "images" if architecture.family.image else "tokens"
-    return {**known_data(made), "tokens": made.tokens, "unit": unit}
+    return {**known_data(provenance), "tokens": provenance.tokens, "unit": unit}
 
 
 def evaluate_pair(
@@ -151,33 +132,38 @@ def evaluate_pair(
     before, after = describe(loaded.model), describe(small.model)
     require_relatives(loaded, small)
     gone = _dropped(small) if after.n_blocks < before.n_blocks else set()
-    made = _own_file(small, "report.json")
-    batches, notes = _held_out(small, made, data)
+    recorded = _own_file(small, "report.json")
+    known = _calibration_data(small)
+    batches, notes = _unfitted(known, data, small=small.name)
     origin = _own_file(small, "plan.json").get("fingerprint") or fingerprint(loaded.model)
     if origin != fingerprint(loaded.model):
         notes.append(f"{small.name} was made from another model than {loaded.name}")
-    kept = block_cost(after, data.seq_len).macs / block_cost(before, data.seq_len).macs
+    share = block_cost(after, data.seq_len).macs / block_cost(before, data.seq_len).macs
     report = Report(
         model=loaded.name, model_type=before.model_type, load_class=auto_class(small.model),
-        recipe=made.get("recipe", "unknown"), format=made.get("format", "unknown"), budget=made.get("budget", kept),
-        macs_kept=kept, seq_len=data.seq_len,
+        recipe=recorded.get("recipe", "unknown"), format=recorded.get("format", "unknown"),
+        budget=recorded.get("budget", share), macs_kept=share, seq_len=data.seq_len,
         dense=_as_stored(loaded, footprint(loaded.model, before, data.seq_len, loaded.dtype)),
         small=_as_stored(small, footprint(small.model, after, data.seq_len, small.dtype)),
         sites=site_table(before, after, gone),
         versions=versions(), warnings=[*loaded.notes, *small.notes, *notes], opening=_opening(loaded),
     )  # fmt: skip
-    report = measure(report, loaded, small.model, data, batches, timing=timing, progress=progress)
-    calibrated = made.get("data")
-    return beside(report, loaded, small.model, others, known=calibrated if isinstance(calibrated, dict) else {})
+    held_out = replace(data, splits={**data.splits, "report": batches})
+    report = measure(report, loaded, small.model, held_out, timing=timing, progress=progress)
+    return with_other_data(report, loaded, small.model, others, known=known)
 
 
 def data_of(small: Loaded, loaded: Loaded, *, seq_len: int | None = None, tokens: int | None = None) -> Data:
     """The data the small model was calibrated on, read again; `evaluate_pair` keeps to what was held out of them."""
-    known = _own_file(small, "report.json").get("data")
     return read_again(
-        known if isinstance(known, dict) else {}, loaded.model, loaded.processor, owner=small.name, seq_len=seq_len,
-        tokens=tokens,
-    )  # fmt: skip
+        _calibration_data(small), loaded.model, loaded.processor, owner=small.name, seq_len=seq_len, tokens=tokens
+    )
+
+
+def _calibration_data(small: Loaded) -> dict[str, Any]:
+    """What the report of a model says of the data it was calibrated on; nothing where there is none."""
+    known = _own_file(small, "report.json").get("data")
+    return known if isinstance(known, dict) else {}
 
 
 def require_relatives(loaded: Loaded, small: Loaded) -> None:
@@ -189,7 +175,7 @@ def require_relatives(loaded: Loaded, small: Loaded) -> None:
             f"{small.name} is a {kinds[0]}, {loaded.name} a {kinds[1]}; give the model it came "
             f"from with {option('loaded')}"
         )
-    depths = (after.n_blocks, after.n_blocks + len(_dropped(small)))  # its own too: beside itself, or healed
+    depths = (after.n_blocks, after.n_blocks + len(_dropped(small)))  # its own too: compared with itself, or healed
     if before.n_blocks not in depths or before.hidden != after.hidden:
         raise PlanDoesNotFit(
             f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
@@ -207,14 +193,8 @@ def _same_ends(dense: PreTrainedModel, small: PreTrainedModel, *, image: bool) -
     return labels[0] == labels[1] and (image or vocabulary(dense) == vocabulary(small))
 
 
-def _held_out(small: Loaded, made: dict[str, Any], data: Data) -> tuple[list[Batch], list[str]]:
-    """What of `data` the small model was not calibrated on, and what there is to say about it."""
-    calibrated = made.get("data")
-    return _unfitted(calibrated if isinstance(calibrated, dict) else {}, data, small=small.name)
-
-
 def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Batch], list[str]]:
-    """The same by what is known of the data that were calibrated on."""
+    """What of `data` a model was not calibrated on, by what is known of the data that were, and notes on it."""
     if known.get("hash") != data.hash:
         again = _again(_known_places(known), _sources(data.name))
         note = f"{small} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
@@ -228,8 +208,7 @@ def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Ba
 
 def calibrated_on(small: Loaded, files: Sequence[str]) -> list[str]:
     """A note where the model says that it was calibrated on files it is judged on; `files` are those that were read."""
-    calibrated = _own_file(small, "report.json").get("data")
-    again = _again(_known_places(calibrated), files) if isinstance(calibrated, dict) else []
+    again = _again(_known_places(_calibration_data(small)), files)
     return [f"{small.name} was calibrated on {', '.join(again)}: these are not held-out figures"] if again else []
 
 
@@ -239,9 +218,9 @@ def everything(data: Data) -> list[Batch]:
     return [batch for split in splits for batch in data.splits[split]]
 
 
-def held_out_batches(made: Provenance, data: Data) -> tuple[list[Batch], list[str]]:
+def held_out_batches(provenance: Provenance, data: Data) -> tuple[list[Batch], list[str]]:
     """Of data that were calibrated on, the part that was held out; of others all of it."""
-    batches, notes = _unfitted(known_data(made), data, small="the model")
+    batches, notes = _unfitted(known_data(provenance), data, small="the model")
     return list(batches), notes
 
 
@@ -250,9 +229,14 @@ def _sources(name: str) -> list[str]:
     return [str(part) for part in source_names(name) if str(part) and part not in TASKS]
 
 
-def known_data(made: Provenance) -> dict[str, Any]:
+def known_data(provenance: Provenance) -> dict[str, Any]:
     """What statistics say of their data, as a report says it."""
-    return {"name": made.data, "hash": made.data_hash, "seed": made.seed, "reading": made.reading}
+    return {
+        "name": provenance.data,
+        "hash": provenance.data_hash,
+        "seed": provenance.seed,
+        "reading": provenance.reading,
+    }
 
 
 def _known_places(known: Mapping[str, Any]) -> list[str]:
@@ -288,10 +272,10 @@ def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, 
     )
 
 
-def _as_stored(loaded: Loaded, found: Footprint) -> Footprint:
+def _as_stored(loaded: Loaded, size: Footprint) -> Footprint:
     """Bytes as the files have them where weights are packed in fewer bits."""
     place = loaded.folder or loaded.companions
-    return replace(found, bytes=file_size(place)) if place and is_stored_packed(loaded) else found
+    return replace(size, bytes=file_size(place)) if place and is_stored_packed(loaded) else size
 
 
 def is_stored_packed(loaded: Loaded) -> bool:
@@ -319,7 +303,7 @@ def dropped_blocks(sizes: Mapping[str, Size]) -> set[int]:
 
 
 def _dropped(small: Loaded) -> set[int]:
-    """Blocks that the plan beside a model says were dropped."""
+    """Blocks that were dropped, as the plan in the model's folder says."""
     edits = _own_file(small, "plan.json").get("edits", [])
     try:
         return dropped_blocks({edit["site"]: Size(int(edit["keep"]), 0) for edit in edits})
@@ -328,7 +312,7 @@ def _dropped(small: Loaded) -> set[int]:
 
 
 def _ranks(old: Site, new: Site) -> dict[str, int]:
-    """Ranks of queries–keys and of values, where these were cut, and of a linear path beside gated neurons."""
+    """Ranks of queries–keys and of values, where these were cut, and of a linear path next to gated neurons."""
     if new.beside:
         return {"path": path_rank(new.outer, new.beside)}
     if old.kind != "attn.heads" or [w.rows for w in old.writers] == [w.rows for w in new.writers]:
@@ -342,16 +326,16 @@ def _own_file(loaded: Loaded, name: str) -> dict[str, Any]:
     if place is not None:
         require_unchanged(place, name)
     try:
-        found = read_json(place / name) if place else {}
+        content = read_json(place / name) if place else {}
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return {}
-    if "slimformer_report" in found and place:
+    if "slimformer_report" in content and place:
         read_report(place)  # what we print is checked; files of others under that name are not ours to judge
-    if "slimformer_plan" in found and place:
+    if "slimformer_plan" in content and place:
         Plan.load(place / name)
-    return found
+    return content
 
 
 def _latency(
@@ -359,7 +343,7 @@ def _latency(
 ) -> dict[str, Any]:
     """Medians in seconds for one sequence, dense and small interleaved in one run."""
     inputs = {name: tensor[:1] for name, tensor in batches[0].inputs.items()}
-    measured = model_latency(dense, small, blocks=architecture.family.blocks, inputs=inputs, repeats=5, warmup=1)
+    measured = model_latency(dense, small, inputs, Rounds(5, 1), blocks=architecture.family.blocks)
 
     def part(timing: Any, ratio: float) -> dict[str, float]:
         return {"dense": timing.timings["dense"].median, "small": timing.timings["small"].median, "ratio": ratio}

@@ -23,7 +23,8 @@ from slimformer.errors import SequenceTooLong
 from slimformer.evaluate.compare import is_language_model
 from slimformer.evaluate.memory import peak_bytes
 from slimformer.evaluate.perplexity import device_of, evaluating
-from slimformer.evaluate.speed import Latency, compare_latency
+from slimformer.evaluate.speed import Latency, Rounds, compare_latency
+from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import describe
 from slimformer.nn.grouped_cache import cache_bytes
@@ -72,40 +73,48 @@ class Bench:
 Pair = Mapping[str, PreTrainedModel]
 
 
+@dataclass(frozen=True)
+class Workload:
+    """What both models serve: batches of these sizes, prompts of `seq_len` tokens, `new_tokens` decoded after them."""
+
+    batch_sizes: Sequence[int] = (1, 4)
+    seq_len: int | None = None
+    new_tokens: int = 16
+
+
+WORKLOAD, ROUNDS = Workload(), Rounds(repeats=10, warmup=2)
+
+
 def bench(
     dense: PreTrainedModel,
     small: PreTrainedModel,
+    workload: Workload = WORKLOAD,
+    rounds: Rounds = ROUNDS,
     *,
     names: tuple[str, str] = ("dense", "small"),
-    batch_sizes: Sequence[int] = (1, 4),
-    seq_len: int | None = None,
-    new_tokens: int = 16,
-    repeats: int = 10,
-    warmup: int = 2,
-    seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: Progress = silent,
 ) -> Bench:
     """Measure both models at every batch size. Cost: about (repeats + warmup) passes of each, for every size."""
     image, decoder = describe(dense).family.image, is_language_model(dense)
-    length = _length(dense, seq_len, new_tokens if decoder else 0)
+    batch_sizes, new_tokens = workload.batch_sizes, workload.new_tokens
+    length = _length(dense, workload.seq_len, new_tokens if decoder else 0)
     pair = {"dense": dense, "small": small}
-    found: list[Measurement] = []
-    rounds = {"repeats": repeats, "warmup": warmup, "seed": seed, "device": device_of(dense)}
+    measurements: list[Measurement] = []
     phases = _generation if decoder else _forward
     with evaluating(dense, small):
         for i, batch in enumerate(batch_sizes):
             progress("bench", i, len(batch_sizes))
-            inputs = _inputs(dense, batch, length, seed)
-            found += phases(pair, inputs, length, new_tokens, rounds)
-        caches = {name: _cache_bytes(model, _inputs(dense, 1, length, seed)) if decoder else 0
+            inputs = random_inputs(dense, batch, length, rounds.seed)
+            measurements += phases(pair, inputs, length, new_tokens, rounds)
+        caches = {name: cache_bytes(_prefill(model, random_inputs(dense, 1, length, rounds.seed))) if decoder else 0
                   for name, model in pair.items()}  # fmt: skip
     progress("bench", len(batch_sizes), len(batch_sizes))
     return Bench(
         dense=names[0], small=names[1], device=str(device_of(dense)), threads=torch.get_num_threads(), seq_len=length,
-        new_tokens=new_tokens if decoder else 0, repeats=repeats, warmup=warmup,
+        new_tokens=new_tokens if decoder else 0, repeats=rounds.repeats, warmup=rounds.warmup,
         unit="images" if image else "tokens",
         weights_bytes={name: sum(p.nbytes for p in model.parameters()) for name, model in pair.items()},
-        kv_cache_bytes=caches, measurements=found,
+        kv_cache_bytes=caches, measurements=measurements,
     )  # fmt: skip
 
 
@@ -122,7 +131,7 @@ def _length(model: PreTrainedModel, asked: int | None, new_tokens: int) -> int:
     return min(length, room)
 
 
-def _inputs(model: PreTrainedModel, batch: int, length: int, seed: int) -> dict[str, Tensor]:
+def random_inputs(model: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
     """Random tokens or pixels: latency does not depend on what they say."""
     generator, config = torch.Generator().manual_seed(seed), model.config
     if describe(model).family.image:
@@ -134,21 +143,21 @@ def _inputs(model: PreTrainedModel, batch: int, length: int, seed: int) -> dict[
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _forward(
-    pair: Pair, inputs: dict[str, Tensor], length: int, _new: int, rounds: dict[str, Any]
-) -> Iterator[Measurement]:
+def _forward(pair: Pair, inputs: dict[str, Tensor], length: int, _new: int, rounds: Rounds) -> Iterator[Measurement]:
     calls = {name: (lambda model=model: model(**inputs)) for name, model in pair.items()}
     items = 1 if "pixel_values" in inputs else length
-    yield _measured("forward", inputs, items, 1, calls, compare_latency(calls, **rounds))
+    yield _measured("forward", inputs, items, 1, calls, compare_latency(calls, rounds, device=_place(pair)))
 
 
-def _generation(
-    pair: Pair, inputs: dict[str, Tensor], length: int, new: int, rounds: dict[str, Any]
-) -> Iterator[Measurement]:
+def _generation(pair: Pair, inputs: dict[str, Tensor], length: int, new: int, rounds: Rounds) -> Iterator[Measurement]:
     calls = {name: (lambda model=model: _prefill(model, inputs)) for name, model in pair.items()}
-    yield _measured("prefill", inputs, length, 1, calls, compare_latency(calls, **rounds))
+    yield _measured("prefill", inputs, length, 1, calls, compare_latency(calls, rounds, device=_place(pair)))
     steps = {name: _decoding(model, inputs, new) for name, model in pair.items()}
-    yield _measured("decode", inputs, 1, new, steps, compare_latency(steps, **rounds))
+    yield _measured("decode", inputs, 1, new, steps, compare_latency(steps, rounds, device=_place(pair)))
+
+
+def _place(pair: Pair) -> torch.device:
+    return device_of(pair["dense"])
 
 
 def _prefill(model: Any, inputs: dict[str, Tensor]) -> DynamicCache:
@@ -175,17 +184,13 @@ def _decoding(model: Any, inputs: dict[str, Tensor], new: int) -> Callable[[], N
     return decode
 
 
-def _cache_bytes(model: Any, inputs: dict[str, Tensor]) -> int:
-    return cache_bytes(_prefill(model, inputs))
-
-
 def _measured(
     phase: str, inputs: dict[str, Tensor], items: int, steps: int, calls: Mapping[str, Callable[[], object]],
-    found: Latency,
+    latency: Latency,
 ) -> Measurement:  # fmt: skip
     batch = len(next(iter(inputs.values())))
-    dense, small = (found.timings[name].median / steps for name in ("dense", "small"))
-    ratio = found.timings["small"]
+    dense, small = (latency.timings[name].median / steps for name in ("dense", "small"))
+    ratio = latency.timings["small"]
     peaks = [peak_bytes(calls[name]) for name in ("dense", "small")]
     rates = (batch * items / dense, batch * items / small)
     return Measurement(phase, batch, dense, small, ratio.ratio, ratio.ratio_low, ratio.ratio_high, *rates, *peaks)

@@ -1,8 +1,8 @@
-"""A promise about the mean harm of a model, valid for finite samples: which point of the front may be returned?
+"""A guarantee for the mean harm of a model, valid for finite samples: which point of the front may be returned?
 
 Losses of n documents, ℓ_i = min(harm_i, clip) / clip ∈ [0, 1], are independent draws. For each point of a front fixed
 beforehand the hypothesis H: E ℓ > ε / clip is tested, the largest model first, and the first that is not rejected ends
-it. No correction for many tests is due: a false promise needs a false rejection of the *first* true hypothesis, and
+it. No correction for many tests is due: a false guarantee needs a false rejection of the *first* true hypothesis, and
 that has probability ≤ δ (fixed-sequence testing). The last point rejected is returned.
 
 Both p-values have P(p ≤ u) ≤ u under H for all u and n, whatever the distribution (μ = ε / clip, r = mean loss):
@@ -215,11 +215,11 @@ def _named(test: str) -> PValue:
 
 
 def _settled(epsilon: float, delta: float, clip: float | None) -> float:
-    """The clip, once it is sure that there is something to promise."""
+    """The clip, once it is sure that there is something to guarantee."""
     if not 0 < epsilon < math.inf:
         raise BudgetOutOfReach(f"a mean harm of at most {epsilon:g} cannot be promised; give a number above 0")
     if not 0 < delta < 1:
-        raise BudgetOutOfReach(f"a promise is broken with probability at most {delta:g}; give a number between 0 and 1")
+        raise BudgetOutOfReach(f"a guarantee fails with probability at most {delta:g}; give a number between 0 and 1")
     clip = CLIP * epsilon if clip is None else clip
     if not epsilon < clip < math.inf:
         raise BudgetOutOfReach(f"harms clipped at {clip:g} never have a mean above it; clip above {epsilon:g}")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.text import Batch
@@ -48,7 +49,7 @@ class Metric:
 
 
 def compare(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
-    """Perplexity and KL for language models, accuracy and KL for classifiers, cosine and CKA for bare encoders."""
+    """Perplexity and KL for language models, accuracy and KL for classifiers, cosine and CKA for headless encoders."""
     if is_bare(dense):
         return _states(dense, small, batches)
     if _regresses(dense):
@@ -56,7 +57,7 @@ def compare(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
     if is_language_model(dense):
         return _language(dense, small, batches)
     metrics = []
-    if _classifies(dense) and _has_classes(dense, batches):
+    if _classifies(dense) and all(has_classes(dense, batch.labels) for batch in batches):
         metrics = _accuracy(dense, small, batches)
     return [*metrics, *_divergence(dense, small, batches)]
 
@@ -82,14 +83,11 @@ def _change(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
     return Metric(name, 0.0, math.fsum(moved) / math.fsum(size), "lower", *gap, documents=len(size))
 
 
-def _has_classes(model: PreTrainedModel, batches: Sequence[Batch]) -> bool:
+def has_classes(model: PreTrainedModel, labels: Tensor | None) -> bool:
     """Does every example carry one of the model's classes? GLUE writes −1 where it keeps the label to itself."""
-    labels = [batch.labels for batch in batches]
-    classes = int(model.config.num_labels or 0)
-    return all(
-        part is not None and not part.is_floating_point() and 0 <= int(part.min()) <= int(part.max()) < classes
-        for part in labels
-    )
+    if labels is None or labels.is_floating_point():
+        return False
+    return 0 <= int(labels.min()) <= int(labels.max()) < int(model.config.num_labels or 0)
 
 
 def first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:
@@ -108,17 +106,17 @@ def _divergence(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequenc
     return _apart(logit_divergence(dense, small, part), on, dense)
 
 
-def _apart(found: Divergence, on: int | None, dense: PreTrainedModel) -> list[Metric]:
+def _apart(divergence: Divergence, on: int | None, dense: PreTrainedModel) -> list[Metric]:
     """KL has no upper bound, but a model that guesses evenly is log C away at most: beyond that, and beyond what any
     document shows, an interval over few documents says nothing."""
-    n, documents = found.positions_per_document, len(found.positions_per_document)
+    n, documents = divergence.positions_per_document, len(divergence.positions_per_document)
     outcomes = _outcomes(dense)
-    most = max(math.log(outcomes), *found.kl_per_document) if outcomes else math.inf
-    apart = _clipped(_bounds(positive_interval, found.kl_per_document, n), 0.0, most)
-    alike = _bounds(share_interval, found.agreement_per_document, n, shift=-1.0)
+    most = max(math.log(outcomes), *divergence.kl_per_document) if outcomes else math.inf
+    apart = _clipped(_bounds(positive_interval, divergence.kl_per_document, n), 0.0, most)
+    alike = _bounds(share_interval, divergence.agreement_per_document, n, shift=-1.0)
     return [
-        Metric("kl", 0.0, found.kl, "lower", *apart, on=on, documents=documents),
-        Metric("agreement", 1.0, found.agreement, "higher", *alike, on=on, documents=documents),
+        Metric("kl", 0.0, divergence.kl, "lower", *apart, on=on, documents=documents),
+        Metric("agreement", 1.0, divergence.agreement, "higher", *alike, on=on, documents=documents),
     ]
 
 
@@ -154,20 +152,20 @@ def _accuracy(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[
 
 
 def _states(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
-    found = state_similarity(dense, small, batches)
-    documents = len(found.tokens_per_document)
+    similarity = state_similarity(dense, small, batches)
+    documents = len(similarity.tokens_per_document)
     metrics = []
     for name, value, cosines, n in (
-        ("pooled", found.cosine_pooled, found.pooled_per_document, found.rows_per_document),
-        ("token", found.cosine_token, found.token_per_document, found.tokens_per_document),
+        ("pooled", similarity.cosine_pooled, similarity.pooled_per_document, similarity.rows_per_document),
+        ("token", similarity.cosine_token, similarity.token_per_document, similarity.tokens_per_document),
     ):
         if value is not None:
             low, high = _clipped(_bounds(positive_interval, [max(0.0, 1 - each) for each in cosines], n), 0.0, 2.0)
             metrics.append(Metric(f"cosine of {name} states", 1.0, value, "higher", *_turned(low, high)))
-    moves = [-found.cka * each for each in found.influence_per_document]
-    apart = partial(smooth_interval, 1 - found.cka, positive=True)
-    low, high = _clipped(_bounds(apart, moves, found.tokens_per_document), 0.0, 1.0)
-    metrics.append(Metric("cka", 1.0, found.cka, "higher", *_turned(low, high)))
+    moves = [-similarity.cka * each for each in similarity.influence_per_document]
+    apart = partial(smooth_interval, 1 - similarity.cka, positive=True)
+    low, high = _clipped(_bounds(apart, moves, similarity.tokens_per_document), 0.0, 1.0)
+    metrics.append(Metric("cka", 1.0, similarity.cka, "higher", *_turned(low, high)))
     return [replace(metric, documents=documents) for metric in metrics]
 
 
@@ -177,8 +175,8 @@ def _bounds(
     """Bounds of the difference; none when there is a single document, or a value that no interval has."""
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return None, None
-    found = interval(values, weights=weights)
-    return found.low + shift, found.high + shift
+    bounds = interval(values, weights=weights)
+    return bounds.low + shift, bounds.high + shift
 
 
 def _clipped(bounds: tuple[float | None, float | None], least: float, most: float) -> tuple[float | None, float | None]:

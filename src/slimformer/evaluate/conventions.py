@@ -1,4 +1,4 @@
-"""Texts as the GPTQ line of papers cuts them, so that perplexities can be laid beside theirs.
+"""Texts as the GPTQ line of papers cuts them, so that perplexities can be compared with theirs.
 
 | task      | rows                      | text                                                          |
 |-----------|---------------------------|---------------------------------------------------------------|

@@ -1,4 +1,4 @@
-"""What there is to say about the data a result rests on, where it is not as it should be."""
+"""Notes on the data of a result, where they are too few or were not chosen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def thin_data(architecture: Architecture, data: Data) -> list[str]:
 
 
 def unnamed_data(reading: Mapping[str, Any], name: str) -> list[str]:
-    """A note when the data were chosen by nobody."""
+    """A note when no data were named."""
     if reading.get("named", True):
         return []
     return [

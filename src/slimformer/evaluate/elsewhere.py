@@ -2,7 +2,7 @@
 
 The loss is one that is never negative, so that sources cannot cancel each other: KL(dense ‖ small) where a model gives
 probabilities, 1 − cosine of pooled states where it gives states. A difference of nats can be negative on text the dense
-model cannot model; it stands beside. Elsewhere the loss is the mean over sources, each counted once however long it is.
+model cannot model; it is shown as well. Elsewhere the loss is the mean over sources, each counted once, however long.
 
 The interval elsewhere is over documents of these sources: with v_s and [l_s, h_s] the loss of source s and its
 interval, the mean over S of them is within √Σ(v_s − l_s)² / S below and √Σ(h_s − v_s)² / S above.
@@ -57,12 +57,12 @@ def home_and_elsewhere(
     home, *there = (_loss(table, name) for table in tables)
     worst = max(range(len(there)), key=lambda i: there[i][0])
     low, high = _of_mean(there, LOSSES[name][1])
-    found = {
+    summary = {
         "metric": LOSSES[name][0], "home": home[0], "home_low": home[1], "home_high": home[2],
         "elsewhere": math.fsum(loss for loss, *_ in there) / len(there), "low": low, "high": high,
         "sources": len(there), "worst": {"name": str(unfitted[worst]["name"]), "loss": there[worst][0]},
     }  # fmt: skip
-    return found | _nats(tables)
+    return summary | _nats(tables)
 
 
 def headline_metrics(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def _metric(metrics: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any
 
 
 def elsewhere_line(short: Mapping[str, Any]) -> str:
-    """Both losses in one line, and nats beside them."""
+    """Both losses in one line, and in nats."""
     worst = short["worst"]
     home = _between(short["home"], short.get("home_low"), short.get("home_high"))
     there = _between(short["elsewhere"], short.get("low"), short.get("high"))

@@ -72,8 +72,8 @@ def glue_parts(
     if data is None:
         return {name: read_task(task, part=f"validation_{name}" if name else None, split="evaluation", limit=limit)
                 for name in names}  # fmt: skip
-    found = {name: file for name, file in _files(task, data, names).items() if file is not None}
-    return {name: spread(read_documents(file, columns=columns), limit) for name, file in found.items()}
+    files = {name: file for name, file in _files(task, data, names).items() if file is not None}
+    return {name: spread(read_documents(file, columns=columns), limit) for name, file in files.items()}
 
 
 def training_pairs(
@@ -82,12 +82,12 @@ def training_pairs(
     """Labelled pairs to choose a threshold on, none of which is `scored`, and the name of the part they are from."""
     if data is None:
         return _others(read_task(task, limit=limit), scored, f"the training part of {task}"), TASKS[task].calibration
-    beside = Path(data) if Path(data).is_dir() else Path(data).parent
-    file = _first(beside, FILES[task]["train"])
+    folder = Path(data) if Path(data).is_dir() else Path(data).parent
+    file = _first(folder, FILES[task]["train"])
     if file is None:
         raise DataNotFound(
             f"a model without a head needs labelled pairs to choose a threshold on; put {FILES[task]['train'][0]} "
-            f"into {beside}"
+            f"into {folder}"
         )
     if any(file.samefile(read) for read in files_read(task, data)):
         raise DataUnreadable(
@@ -127,11 +127,11 @@ def squad_questions(task: str, data: str | None, *, limit: int | None = None) ->
     if not rows:
         raise DataEmpty(f"{data or task} holds no questions; give a file in the form of SQuAD")
     questions = [_question(i, row, str(data or task)) for i, row in enumerate(rows)]
-    bare = [i for i, question in enumerate(questions) if not any(gold.strip() for gold in question.answers)]
-    if bare and task == "squad":
+    unanswered = [i for i, question in enumerate(questions) if not any(gold.strip() for gold in question.answers)]
+    if unanswered and task == "squad":
         raise DataUnreadable(
-            f"{len(bare)} of {len(questions)} questions of {data or task} have no gold answer, the first in row "
-            f"{bare[0] + 1}; version 1 has one for each: give a labelled part, or {option('task', 'squad_v2')}"
+            f"{len(unanswered)} of {len(questions)} questions of {data or task} have no gold answer, the first in row "
+            f"{unanswered[0] + 1}; version 1 has one for each: give a labelled part, or {option('task', 'squad_v2')}"
         )
     return spread(questions, limit)
 
@@ -219,11 +219,11 @@ def _files(task: str, data: str, parts: Sequence[str]) -> dict[str, Path | None]
         )
     if not place.is_dir():
         return {"": place}
-    found = {part: _first(place, FILES[task][part]) for part in parts}
-    if not any(found.values()):
+    files = {part: _first(place, FILES[task][part]) for part in parts}
+    if not any(files.values()):
         usual = ", ".join(name for part in parts for name in FILES[task][part])
         raise DataNotFound(f"{data} holds none of the usual files of {task} ({usual}); name the file itself")
-    return found
+    return files
 
 
 def _first(folder: Path, names: Sequence[str]) -> Path | None:

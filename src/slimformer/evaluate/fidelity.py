@@ -98,9 +98,9 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch
     Cost: two passes of both models, the second for the error of CKA.
     """
     moments, width, by_document, alike = None, 0, Tally(), True
-    bare_dense, bare_small = bare(dense), bare(small)
+    dense_body, small_body = headless(dense), headless(small)
     with evaluating(dense, small):
-        for part, p, q in _both(bare_dense, bare_small, batches):
+        for part, p, q in _both(dense_body, small_body, batches):
             X, Y = (_states(output, part.mask) for output in (p, q))
             real = real_positions(part.mask, X)
             rows = Moments.of(torch.cat([X[real], Y[real]], 1))
@@ -121,7 +121,7 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch
     if alike:
         cosines = (tuple((pooled / rows_read).tolist()), tuple((token / tokens).tolist()))
         means = (float(pooled.sum() / rows_read.sum()), float(token.sum() / tokens.sum()))
-    influence = _cka_influence(bare_dense, bare_small, batches, moments, width)
+    influence = _cka_influence(dense_body, small_body, batches, moments, width)
     return Similarity(*means, _cka(C, width), moments.count, counts[0], counts[1], *cosines, influence)
 
 
@@ -163,7 +163,7 @@ def output_change(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) 
     return moved.tolist(), size.tolist()
 
 
-def bare(model: nn.Module) -> nn.Module:
+def headless(model: nn.Module) -> nn.Module:
     """The model without its head; a model that has none is its own."""
     body: nn.Module = getattr(model, "base_model", model)
     return body

@@ -1,4 +1,4 @@
-"""GLUE (Wang et al. 2019): what each task counts, and predictions of classifiers, regressors and bare encoders.
+"""GLUE (Wang et al. 2019): what each task counts, and predictions of classifiers, regressors and headless encoders.
 
 A model with a head for whole sequences predicts its class with the largest logit, or its one number. An encoder without
 a head is compared with by the cosine of mean-pooled last states: the similarity itself for STS-B, and for pairs with
@@ -100,8 +100,8 @@ def class_order(task: Glue, model: Any) -> list[int]:
 
 def class_names(model: Any) -> dict[int, str]:
     """What the config calls its classes, in the spelling of GLUE."""
-    found = model.config.id2label or {}
-    return {int(i): re.sub(r"[\s-]+", "_", str(name).strip().lower()) for i, name in found.items()}
+    names = model.config.id2label or {}
+    return {int(i): re.sub(r"[\s-]+", "_", str(name).strip().lower()) for i, name in names.items()}
 
 
 def unnamed(model: Any) -> bool:
@@ -112,24 +112,24 @@ def unnamed(model: Any) -> bool:
 def predictions(task: Glue, model: Any, rows: Sequence[Batch]) -> Vector:
     """Classes in the order of GLUE, or numbers, document by document. Cost: one forward pass."""
     order = torch.tensor(class_order(task, model)) if task.classes else None  # refused before the long work
-    found = _in_order(list(_logits(model, rows)), rows)
+    logits = _in_order(list(_logits(model, rows)), rows)
     if order is None:
-        if found.shape[1] != 1:
+        if logits.shape[1] != 1:
             raise PlanDoesNotFit(
-                f"the model tells {found.shape[1]} classes apart and the task asks for a number; "
+                f"the model tells {logits.shape[1]} classes apart and the task asks for a number; "
                 "evaluate a model that was trained on it"
             )
-        return np.asarray(found[:, 0].numpy(), dtype=np.float64)
-    return np.asarray(order[found.argmax(1)].numpy(), dtype=np.float64)
+        return np.asarray(logits[:, 0].numpy(), dtype=np.float64)
+    return np.asarray(order[logits.argmax(1)].numpy(), dtype=np.float64)
 
 
 def rows_of(texts: Sequence[Document], tokenizer: Any, *, seq_len: int, batch_size: int) -> list[Batch]:
     """One row for every document; the labels of the batches are the numbers of the documents."""
     numbered = [replace(document, label=i) for i, document in enumerate(texts)]
     rows = padded_batches(numbered, tokenizer, seq_len=seq_len, batch_size=batch_size)
-    found = sum(len(next(iter(batch.inputs.values()))) for batch in rows)
-    if found < len(texts):
-        raise DataUnreadable(f"{len(texts) - found} of {len(texts)} texts are empty to the tokenizer; leave them out")
+    count = sum(len(next(iter(batch.inputs.values()))) for batch in rows)
+    if count < len(texts):
+        raise DataUnreadable(f"{len(texts) - count} of {len(texts)} texts are empty to the tokenizer; leave them out")
     return rows
 
 

@@ -101,8 +101,8 @@ class _Estimate:
 
 def mean_interval(values: Sequence[float], *, weights: Sequence[float] | None = None, level: float = 0.95) -> Interval:
     """Interval of the (weighted) mean of independent documents. Cost O(n)."""
-    found = _estimate(*_examples(values, weights, level))
-    return Interval(found.value, *found.bounds(level), level)
+    estimate = _estimate(*_examples(values, weights, level))
+    return Interval(estimate.value, *estimate.bounds(level), level)
 
 
 def positive_interval(
@@ -115,11 +115,11 @@ def positive_interval(
 def share_interval(values: Sequence[float], *, weights: Sequence[float] | None = None, level: float = 0.95) -> Interval:
     """The same for shares between 0 and 1: of examples (0 or 1 each), or of the positions of each document."""
     x, w = _examples(values, weights, level)
-    found = _estimate(x, w)
-    p, t = found.value, found.quantile(level)
+    estimate = _estimate(x, w)
+    p, t = estimate.value, estimate.quantile(level)
     variance = p * (1 - p)
     # examples that would have this error; documents all alike say no more than as many examples
-    n = variance / found.error**2 if variance > 0 and found.error > 0 else len(x)
+    n = variance / estimate.error**2 if variance > 0 and estimate.error > 0 else len(x)
     n = float(np.clip(n, 1, max(w.sum(), len(x))))
     centre = (p * n + t**2 / 2) / (n + t**2)
     half = t * np.sqrt(centre * (1 - centre) / (n + t**2))
@@ -132,8 +132,8 @@ def smooth_interval(
     positive: bool = False,
 ) -> Interval:  # fmt: skip
     """Of a number that is no mean but a smooth function of means, from the influence of each document on it."""
-    found = replace(_estimate(*_examples(influence, weights, level)), value=value)
-    return _positive(found, level) if positive else Interval(value, *found.bounds(level), level)
+    estimate = replace(_estimate(*_examples(influence, weights, level)), value=value)
+    return _positive(estimate, level) if positive else Interval(value, *estimate.bounds(level), level)
 
 
 def paired_difference(
@@ -142,8 +142,8 @@ def paired_difference(
     """mean(second) − mean(first) over pairs, e.g. the nll of two models document by document; p is that of t."""
     if len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} values cannot be paired; use the same examples for both")
-    found = _estimate(*_examples(np.subtract(second, first, dtype=np.float64).tolist(), weights, level))
-    return Difference(found.value, *found.bounds(level), level, found.p())
+    estimate = _estimate(*_examples(np.subtract(second, first, dtype=np.float64).tolist(), weights, level))
+    return Difference(estimate.value, *estimate.bounds(level), level, estimate.p())
 
 
 def paired_shares(
@@ -173,8 +173,8 @@ def score_interval(
     _check(level, resamples)
     generator = np.random.default_rng(seed)
     drawn = (generator.integers(len(golds), size=len(golds)) for _ in range(resamples))
-    found = np.array([score(predictions[index], golds[index]) for index in drawn])
-    return Interval(score(predictions, golds), *_percentiles(found, level), level)
+    scores = np.array([score(predictions[index], golds[index]) for index in drawn])
+    return Interval(score(predictions, golds), *_percentiles(scores, level), level)
 
 
 def mcnemar(first_right: NDArray[np.bool_], second_right: NDArray[np.bool_]) -> float:
@@ -204,11 +204,12 @@ def paired_scores(
     second: Vector,
     golds: Vector,
     *,
-    level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
 ) -> Paired:
-    """Bootstrap of any score, and the randomisation test of the difference. Cost: 4 · resamples scores."""
+    """Bootstrap of any score (95 % intervals), and the randomisation test of the difference. Cost: 4 · resamples
+    scores."""
+    level = 0.95
     if not len(first) == len(second) == len(golds):
         raise ValueError(f"{len(first)}, {len(second)} and {len(golds)} values cannot be paired; use the same examples")
     if len(golds) < 2:
@@ -220,7 +221,7 @@ def paired_scores(
         index = generator.integers(len(golds), size=len(golds))
         both[i] = score(first[index], golds[index]), score(second[index], golds[index])
     a, b = score(first, golds), score(second, golds)
-    p = _randomised(score, first, second, golds, abs(b - a), resamples, generator)
+    p = _randomised(score, first, second, golds, resamples, generator)
     above = Interval(a, *_percentiles(both[:, 0], level), level)
     return Paired(
         above,
@@ -237,14 +238,14 @@ def _ratio(first: Interval, second: float, both: NDArray[np.float64]) -> Interva
 
 
 def _randomised(
-    score: Callable[[Vector, Vector], float], first: Vector, second: Vector, golds: Vector, gap: float, tosses: int,
+    score: Callable[[Vector, Vector], float], first: Vector, second: Vector, golds: Vector, tosses: int,
     generator: np.random.Generator,
 ) -> float:  # fmt: skip
-    """Two-sided p of a gap when predictions may change places example by example."""
-    as_far = 0
+    """Two-sided p of the gap between scores when predictions may change places example by example."""
+    gap, as_far = abs(score(second, golds) - score(first, golds)), 0
     for _ in range(tosses):
-        kept = generator.random(len(golds)) < 0.5
-        a, b = np.where(kept, first, second), np.where(kept, second, first)
+        in_place = generator.random(len(golds)) < 0.5
+        a, b = np.where(in_place, first, second), np.where(in_place, second, first)
         # a hair of tolerance: the same sum in another order must not count as closer
         as_far += abs(score(b, golds) - score(a, golds)) >= gap * (1 - 1e-9)
     return (1 + as_far) / (1 + tosses)
@@ -291,12 +292,12 @@ def _freedom(h: Vector) -> float:
     return float(1 / (h @ h + a.sum() ** 2 - a @ a))
 
 
-def _positive(found: _Estimate, level: float) -> Interval:
-    _, high = found.bounds(level)
-    if found.value <= 0:
-        return Interval(found.value, min(0.0, found.value), high, level)
-    factor = float(np.exp(min(found.quantile(level) * found.error / found.value, 700.0)))
-    return Interval(found.value, found.value / factor, max(high, found.value * factor), level)
+def _positive(estimate: _Estimate, level: float) -> Interval:
+    _, high = estimate.bounds(level)
+    if estimate.value <= 0:
+        return Interval(estimate.value, min(0.0, estimate.value), high, level)
+    factor = float(np.exp(min(estimate.quantile(level) * estimate.error / estimate.value, 700.0)))
+    return Interval(estimate.value, estimate.value / factor, max(high, estimate.value * factor), level)
 
 
 def _hall(T: float, k: float) -> float:

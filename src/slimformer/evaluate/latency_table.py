@@ -26,7 +26,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.atomic import replacing
 from slimformer.decompose import Selection
 from slimformer.decompose.reduction import coordinates, legal_sizes
-from slimformer.evaluate.speed import compare_latency
+from slimformer.evaluate.speed import Rounds, compare_latency
 from slimformer.files.seals import read_sealed_json, sealed_json
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture, Site, describe
@@ -110,10 +110,10 @@ def _block_points(
         for size in sizes[site.name][:-1]:
             cut = _cut(model, architecture, site, size)
             calls[f"{site.name} {size.units} {size.groups}"] = partial(through, cut, stream.state, stream.calls[i])
-    found = compare_latency(calls, repeats=REPEATS, warmup=WARMUP).timings
-    full = found["dense"].median
+    timings = compare_latency(calls, Rounds(REPEATS, WARMUP)).timings
+    full = timings["dense"].median
     times = {
-        site.name: [found[f"{site.name} {s.units} {s.groups}"].median for s in sizes[site.name][:-1]] + [full]
+        site.name: [timings[f"{site.name} {s.units} {s.groups}"].median for s in sizes[site.name][:-1]] + [full]
         for site in architecture.of_block(i)
     }
     rest = max(0.0, full - sum(full - t[0] for t in times.values())) / len(times)

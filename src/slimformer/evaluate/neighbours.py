@@ -37,8 +37,8 @@ def neighbours(
     dense: PreTrainedModel, small: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict[str, Any]]:
     """For a few sentences the nearest others, to the dense and to the small model. Cost: two passes of 12 sentences."""
-    found = {name: _nearest(_embedded(model, tokenizer)) for name, model in (("dense", dense), ("small", small))}
-    return [{"text": SENTENCES[i], **{name: lists[i] for name, lists in found.items()}} for i in range(QUERIES)]
+    nearest = {name: _nearest(_embedded(model, tokenizer)) for name, model in (("dense", dense), ("small", small))}
+    return [{"text": SENTENCES[i], **{name: lists[i] for name, lists in nearest.items()}} for i in range(QUERIES)]
 
 
 def _nearest(X: Float[Tensor, "n d"]) -> list[list[dict[str, Any]]]:

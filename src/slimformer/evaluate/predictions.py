@@ -1,4 +1,4 @@
-"""What there is to say of predictions: scores with intervals, calibration error, confusion matrix.
+"""How good predictions are: scores with intervals, calibration error, confusion matrix.
 
     macro F1 = mean over classes of F1      ECE = Σ_bins (n_b / n) |accuracy_b − confidence_b|
 
@@ -55,24 +55,24 @@ def classification_scores(
     right = (truth == predicted).astype(float)
     codes = {label: float(i) for i, label in enumerate(known)}
     y, p = (np.array([codes[label] for label in side.tolist()]) for side in (truth, predicted))
-    found: dict[str, Any] = {"examples": len(truth)}
+    scores: dict[str, Any] = {"examples": len(truth)}
     if len(truth) > 1:
-        found["accuracy"] = vars(share_interval(right.tolist()))
-        found["macro_f1"] = vars(score_interval(macro_f1, p, y))
+        scores["accuracy"] = vars(share_interval(right.tolist()))
+        scores["macro_f1"] = vars(score_interval(macro_f1, p, y))
     else:
-        found["accuracy"] = {"value": float(right.mean())}
+        scores["accuracy"] = {"value": float(right.mean())}
     f1 = f1_of_classes(p, y, range(len(known)))
-    found["f1"] = {str(label): value for label, value in zip(known, f1, strict=True)}
-    found["calibration_error"] = calibration_error(probabilities, right)
-    found["confusion"] = {"labels": [str(label) for label in known], "counts": confusion(truth, predicted, known)}
-    return found
+    scores["f1"] = {str(label): value for label, value in zip(known, f1, strict=True)}
+    scores["calibration_error"] = calibration_error(probabilities, right)
+    scores["confusion"] = {"labels": [str(label) for label in known], "counts": confusion(truth, predicted, known)}
+    return scores
 
 
 def regression_scores(truth: Array, predicted: Array) -> dict[str, Any]:
     """Spearman and Pearson correlation with intervals, and the root mean squared error."""
-    found: dict[str, Any] = {"examples": len(truth)}
+    scores: dict[str, Any] = {"examples": len(truth)}
     if len(truth) > 2:
-        found["spearman"] = vars(score_interval(spearman, predicted, truth))
-        found["pearson"] = vars(score_interval(pearson, predicted, truth))
-    found["rmse"] = float(np.sqrt(np.mean((truth - predicted) ** 2)))
-    return found
+        scores["spearman"] = vars(score_interval(spearman, predicted, truth))
+        scores["pearson"] = vars(score_interval(pearson, predicted, truth))
+    scores["rmse"] = float(np.sqrt(np.mean((truth - predicted) ** 2)))
+    return scores

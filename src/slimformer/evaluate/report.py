@@ -84,8 +84,8 @@ class Report(Short):
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, which knows no NaN and no infinity: they become null."""
-        found: dict[str, Any] = strict({"slimformer_report": FORMAT, **asdict(self)})
-        return found
+        fields: dict[str, Any] = strict({"slimformer_report": FORMAT, **asdict(self)})
+        return fields
 
     def to_json(self) -> str:
         return json_text(self.to_dict())

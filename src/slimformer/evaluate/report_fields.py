@@ -130,16 +130,6 @@ class QuantizationFacts:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One way to reach a size."""
-
-    bits: Annotated[int, Field(ge=1, le=64)] | None
-    params: Annotated[float, Field(ge=0, le=10)]
-    bytes: Count
-    harm: NotNegative | None
-
-
-@dataclass(frozen=True)
 class SavingFacts:
     """What a rewrite saved."""
 
@@ -194,20 +184,22 @@ class ShownReport(Report):
     bench: Bench | None = None  # type: ignore[assignment]
 
 
-def require_agreement(said: ShownReport) -> None:
+def require_agreement(report: ShownReport) -> None:
     """What follows from other fields must be what follows from them, and metrics what they can be."""
-    if said.dense.block_macs:
-        kept = said.small.block_macs / said.dense.block_macs
-        if not math.isclose(kept, said.macs_kept, rel_tol=1e-9):
-            raise ValueError(f"macs_kept is said to be {said.macs_kept:g}, and its MACs make it {kept:g}")
-    for row in said.sites:
+    if report.dense.block_macs:
+        share = report.small.block_macs / report.dense.block_macs
+        if not math.isclose(share, report.macs_kept, rel_tol=1e-9):
+            raise ValueError(f"macs_kept is said to be {report.macs_kept:g}, and its MACs make it {share:g}")
+    for row in report.sites:
         if row.keep > row.of or row.groups > row.of_groups:
             raise ValueError(f"sites: {row.site[:80]} keeps {row.keep} of {row.of}")
-    for name, pace in (("body", said.latency.body), ("end_to_end", said.latency.end_to_end)) if said.latency else ():
+    for name, pace in (
+        (("body", report.latency.body), ("end_to_end", report.latency.end_to_end)) if report.latency else ()
+    ):
         if not math.isclose(pace.ratio, pace.small / pace.dense, rel_tol=1e-6):
             raise ValueError(f"latency.{name}.ratio is said to be {pace.ratio:g}, not {pace.small / pace.dense:g}")
-    _require_possible("metrics", said.metrics)
-    for other in said.other_data:
+    _require_possible("metrics", report.metrics)
+    for other in report.other_data:
         _require_possible(f"other_data, {other.name[:80]}", other.metrics)
 
 

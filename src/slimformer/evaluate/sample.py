@@ -15,7 +15,7 @@ def generate_text(
     """`prompt` and its greedy continuation, x_t = argmax p(· | x_<t), up to the end-of-text token."""
     if not isinstance(model, GenerationMixin):
         raise TypeError(f"{type(model).__name__} does not generate text; load it with a language-model head")
-    writer: Any = model  # the type of `generate` asks for more than the two classes promise
+    writer: Any = model  # the type of `generate` asks for more than the two classes have
     inputs = tokenizer(prompt, return_tensors="pt")
     device = device_of(model)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

@@ -28,9 +28,9 @@ def accuracy_score(predictions: Vector, golds: Vector) -> float:
 
 def f1_score(predictions: Vector, golds: Vector) -> float:
     """F1 of class 1."""
-    said, meant = predictions == 1, golds == 1
-    both = int(np.count_nonzero(said & meant))
-    total = int(np.count_nonzero(said)) + int(np.count_nonzero(meant))
+    predicted, meant = predictions == 1, golds == 1
+    both = int(np.count_nonzero(predicted & meant))
+    total = int(np.count_nonzero(predicted)) + int(np.count_nonzero(meant))
     return 2 * both / total if total else 0.0
 
 

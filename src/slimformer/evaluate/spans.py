@@ -68,7 +68,7 @@ def answer_questions(
     for part, start, end in _scored(model, tokenizer, parts, how.batch_size):
         spans[part.question] += best_spans(part, start, end, how)
         nulls[part.question] = min(nulls[part.question], float(start[part.null] + end[part.null]))
-    return {q.id: _answer(q, found, null) for q, found, null in zip(questions, spans, nulls, strict=True)}
+    return {q.id: _answer(q, best, null) for q, best, null in zip(questions, spans, nulls, strict=True)}
 
 
 def parts_of(questions: Sequence[Question], tokenizer: Any, how: Reading) -> list[Part]:
@@ -107,13 +107,13 @@ def best_spans(part: Part, start: Scores, end: Scores, how: Reading) -> list[Spa
     lengths = lasts[None, :] - firsts[:, None]
     fits = (lengths >= 0) & (lengths < how.longest) & legal[firsts][:, None] & legal[lasts][None, :]
     sums = np.where(fits, start[firsts][:, None] + end[lasts][None, :], -np.inf)
-    found = []
+    candidates = []
     for flat in _highest(sums.ravel(), how.n_best):
         i, j = np.unravel_index(flat, sums.shape)
         first, last = part.places[firsts[i]], part.places[lasts[j]]
         if fits[i, j] and first and last:
-            found.append(Span(first[0], last[1], float(sums[i, j])))
-    return found
+            candidates.append(Span(first[0], last[1], float(sums[i, j])))
+    return candidates
 
 
 def _highest(scores: Scores, n: int) -> NDArray[np.int64]:
@@ -139,10 +139,8 @@ def _scored(
         for i in range(0, len(order), batch_size):
             rows = order[i : i + batch_size]
             batch = {name: value.to(device) for name, value in _padded(rows, tokenizer).items()}
-            found = model(**batch)
-            starts, ends = (
-                logits.to("cpu", torch.float64).numpy() for logits in (found.start_logits, found.end_logits)
-            )
+            out = model(**batch)
+            starts, ends = (logits.to("cpu", torch.float64).numpy() for logits in (out.start_logits, out.end_logits))
             for row, part in enumerate(rows):
                 n = len(part.places)
                 yield part, starts[row, :n], ends[row, :n]

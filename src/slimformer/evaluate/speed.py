@@ -5,7 +5,7 @@ meets all of them alike. The ratio to the first competitor is the quotient of th
 
     ratio = median t_r / median t_r(first) over rounds r,        < 1 is faster,
 
-so that it is that of the times printed beside it; its quartiles are those of the quotients round by round.
+so that it is that of the times printed next to it; its quartiles are those of the quotients round by round.
 
 A model is measured as a whole (end to end) and in its body, the stack of blocks without embeddings and head:
 the time between entering the first block and leaving the last one, in the same forward pass.
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from slimformer.errors import ModelNotFound
-from slimformer.evaluate.fidelity import bare
+from slimformer.evaluate.fidelity import headless
 from slimformer.evaluate.perplexity import device_of, evaluating
 
 
@@ -75,13 +75,20 @@ class ParameterCount:
     outside: int
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """How often competitors are timed: `warmup` rounds that do not count, `repeats` that do; `seed` draws the order."""
+
+    repeats: int = 20
+    warmup: int = 3
+    seed: int = 0
+
+
+ROUNDS = Rounds()
+
+
 def compare_latency(
-    models: Mapping[str, Callable[[], object]],
-    *,
-    repeats: int = 20,
-    warmup: int = 3,
-    seed: int = 0,
-    device: torch.device | str | None = None,
+    models: Mapping[str, Callable[[], object]], rounds: Rounds = ROUNDS, *, device: torch.device | str | None = None
 ) -> Latency:
     """Time callables against each other, the first being the reference. They run without autograd.
 
@@ -91,40 +98,33 @@ def compare_latency(
     place = torch.device("cpu") if place is None else place
     runs = {name: _timed(call, place) for name, call in models.items()}
     with torch.inference_mode():
-        times = _rounds(runs, repeats, warmup, seed)
+        times = _times(runs, rounds)
     seconds = {name: [total for (total,) in rows] for name, rows in times.items()}
-    return _latency(seconds, warmup, seed, place)
+    return _latency(seconds, rounds, place)
 
 
 def model_latency(
     dense: nn.Module,
     small: nn.Module,
+    inputs: Mapping[str, Tensor],
+    rounds: Rounds = ROUNDS,
     *,
     blocks: str,
-    inputs: Mapping[str, Tensor] | None = None,
-    seq_len: int = 128,
-    batch_size: int = 1,
-    repeats: int = 20,
-    warmup: int = 3,
-    seed: int = 0,
 ) -> ModelLatency:
     """Latency of `small` against `dense`, body and end to end apart, from the same forward passes.
 
-    `blocks` is the path of the blocks inside the headless model ("layers", "encoder.layer", "h"). Without
-    `inputs`, both models read random tokens, batch_size × seq_len; images and masks have to be given.
+    `blocks` is the path of the blocks inside the headless model ("layers", "encoder.layer", "h").
     """
     place = device_of(dense)
     if device_of(small) != place:
         raise ValueError(f"the models are on {place} and {device_of(small)}; put both on one device")
-    given = _random_tokens(dense, batch_size, seq_len, seed) if inputs is None else inputs
-    batch = {name: value.to(place) for name, value in given.items()}
+    batch = {name: value.to(place) for name, value in inputs.items()}
     models = {"dense": dense, "small": small}
     with evaluating(dense, small):
         runs = {name: _timed_body(model, blocks, batch, place) for name, model in models.items()}
-        times = _rounds(runs, repeats, warmup, seed)
+        times = _times(runs, rounds)
     whole, body = (
-        _latency({name: [row[part] for row in rows] for name, rows in times.items()}, warmup, seed, place)
-        for part in (0, 1)
+        _latency({name: [row[part] for row in rows] for name, rows in times.items()}, rounds, place) for part in (0, 1)
     )
     shapes = {name: tuple(value.shape) for name, value in batch.items()}
     return ModelLatency(body.timings["small"].ratio, whole.timings["small"].ratio, body, whole, shapes)
@@ -146,20 +146,12 @@ def parameter_count(model: nn.Module, *, blocks: str) -> ParameterCount:
 
 
 def _stack(model: nn.Module, blocks: str) -> nn.ModuleList:
-    body = bare(model)
+    body = headless(model)
     stacks = {name: module for name, module in body.named_modules() if isinstance(module, nn.ModuleList)}
     if not stacks.get(blocks):
         known = ", ".join(stacks) or "none"
         raise ValueError(f"{type(body).__name__} has no blocks at {blocks!r}; lists of modules in it: {known}")
     return stacks[blocks]
-
-
-def _random_tokens(model: nn.Module, batch_size: int, seq_len: int, seed: int) -> dict[str, Tensor]:
-    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
-    if vocabulary is None:
-        raise ValueError(f"{type(model).__name__} has no vocabulary to draw tokens from; give `inputs`")
-    generator = torch.Generator().manual_seed(seed)
-    return {"input_ids": torch.randint(vocabulary, (batch_size, seq_len), generator=generator)}
 
 
 def _now(device: torch.device) -> float:
@@ -209,27 +201,25 @@ def _marks(stack: nn.ModuleList, device: torch.device) -> Iterator[list[float]]:
             hook.remove()
 
 
-def _rounds(
-    runs: Mapping[str, Callable[[], tuple[float, ...]]], repeats: int, warmup: int, seed: int
-) -> dict[str, list[tuple[float, ...]]]:
+def _times(runs: Mapping[str, Callable[[], tuple[float, ...]]], rounds: Rounds) -> dict[str, list[tuple[float, ...]]]:
     """What every run returned in every round after the warm-up; each round has its own random order."""
-    if not runs or repeats < 1:
-        raise ValueError(f"{len(runs)} competitors in {repeats} rounds: there is nothing to time")
-    shuffled = random.Random(seed)
+    if not runs or rounds.repeats < 1:
+        raise ValueError(f"{len(runs)} competitors in {rounds.repeats} rounds: there is nothing to time")
+    shuffled = random.Random(rounds.seed)
     times: dict[str, list[tuple[float, ...]]] = {name: [] for name in runs}
-    for turn in range(warmup + repeats):
+    for turn in range(rounds.warmup + rounds.repeats):
         for name in shuffled.sample(list(runs), len(runs)):
             result = runs[name]()
-            if turn >= warmup:
+            if turn >= rounds.warmup:
                 times[name].append(result)
     return times
 
 
-def _latency(seconds: Mapping[str, list[float]], warmup: int, seed: int, device: torch.device) -> Latency:
+def _latency(seconds: Mapping[str, list[float]], rounds: Rounds, device: torch.device) -> Latency:
     reference = next(iter(seconds))
     timings = {name: _timing(values, seconds[reference]) for name, values in seconds.items()}
-    repeats = len(seconds[reference])
-    return Latency(timings, reference, repeats, warmup, seed, torch.get_num_threads(), str(device))
+    how = (rounds.repeats, rounds.warmup, rounds.seed)
+    return Latency(timings, reference, *how, torch.get_num_threads(), str(device))
 
 
 def _timing(seconds: list[float], reference: list[float]) -> Timing:

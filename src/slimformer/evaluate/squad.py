@@ -71,18 +71,18 @@ def exact_match(prediction: str, gold: str) -> float:
 
 def overlap(prediction: str, gold: str, *, version: int = 1) -> float:
     """F1 of the words in common, each as often as both have it."""
-    said, meant = normal(prediction).split(), normal(gold).split()
-    if version == 2 and not (said and meant):
-        return float(said == meant)
-    common = (Counter(said) & Counter(meant)).total()
-    return 2 * common / (len(said) + len(meant)) if common else 0.0
+    predicted, meant = normal(prediction).split(), normal(gold).split()
+    if version == 2 and not (predicted and meant):
+        return float(predicted == meant)
+    common = (Counter(predicted) & Counter(meant)).total()
+    return 2 * common / (len(predicted) + len(meant)) if common else 0.0
 
 
-def mark(questions: Sequence[Question], said: Mapping[str, str], *, version: int = 1) -> Marks:
+def mark(questions: Sequence[Question], answers: Mapping[str, str], *, version: int = 1) -> Marks:
     """Marks of the texts said; a question that was not answered counts as an empty answer."""
     exact, f1 = [], []
     for question in questions:
-        golds, text = golds_of(question, version), said.get(question.id, "")
+        golds, text = golds_of(question, version), answers.get(question.id, "")
         exact.append(max((exact_match(text, gold) for gold in golds), default=0.0))
         f1.append(max((overlap(text, gold, version=version) for gold in golds), default=0.0))
     return Marks(tuple(exact), tuple(f1), tuple(bool(question.answers) for question in questions))

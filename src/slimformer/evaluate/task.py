@@ -141,14 +141,14 @@ def _require_two(count: int, unit: str) -> None:
 
 def _metric(each: Scored, how: Options) -> dict[str, Any]:
     """One score as plain data, on the scale it is printed in."""
-    found = paired_scores(each.score, each.dense, each.small, each.golds, resamples=how.resamples, seed=how.seed)
-    k, recovery = each.scale, _recovery(found.ratio, each.better)
+    scores = paired_scores(each.score, each.dense, each.small, each.golds, resamples=how.resamples, seed=how.seed)
+    k, recovery = each.scale, _recovery(scores.ratio, each.better)
     return {
-        "name": each.name, "better": each.better, "level": found.difference.level,
-        "dense": k * found.first.value, "dense_low": k * found.first.low, "dense_high": k * found.first.high,
-        "small": k * found.second.value, "small_low": k * found.second.low, "small_high": k * found.second.high,
-        "difference": k * found.difference.value, "low": k * found.difference.low, "high": k * found.difference.high,
-        "p": found.difference.p, "recovery": recovery[0], "recovery_low": recovery[1], "recovery_high": recovery[2],
+        "name": each.name, "better": each.better, "level": scores.difference.level,
+        "dense": k * scores.first.value, "dense_low": k * scores.first.low, "dense_high": k * scores.first.high,
+        "small": k * scores.second.value, "small_low": k * scores.second.low, "small_high": k * scores.second.high,
+        "difference": k * scores.difference.value, "low": k * scores.difference.low, "high": k * scores.difference.high,
+        "p": scores.difference.p, "recovery": recovery[0], "recovery_low": recovery[1], "recovery_high": recovery[2],
     }  # fmt: skip
 
 
@@ -233,22 +233,25 @@ def _squad(task: str, dense: Loaded, small: Loaded, how: Options, length: int) -
     _require_two(len(questions), "questions")
     stride = min(STRIDE, length // 3) if how.stride is None else how.stride
     reading = Reading(length, stride, how.longest, how.n_best, how.batch_size)
-    said = [answer_questions(loaded.model, dense.processor, questions, reading) for loaded in (dense, small)]
+    answers = [answer_questions(loaded.model, dense.processor, questions, reading) for loaded in (dense, small)]
     settings: dict[str, Any] = {"stride": stride, "longest": how.longest, "n_best": how.n_best}
     if SQUAD[task] == 1:
-        return list(_marked(questions, said, 1, None)), settings, []
+        return list(_marked(questions, answers, 1, None)), settings, []
     settings["threshold"] = how.threshold
-    scored = list(_marked(questions, said, 2, how.threshold))
-    best, settings["best_thresholds"] = _best(questions, said)
+    scored = list(_marked(questions, answers, 2, how.threshold))
+    best, settings["best_thresholds"] = _best(questions, answers)
     note = "the best thresholds were chosen on these questions: what they reach is a bound, not a held-out figure"
     return [*scored, *best], settings, [note]
 
 
 def _marked(
-    questions: Sequence[squad.Question], said: Sequence[dict[str, squad.Answer]], version: int, threshold: float | None
+    questions: Sequence[squad.Question],
+    answers: Sequence[dict[str, squad.Answer]],
+    version: int,
+    threshold: float | None,
 ) -> Iterator[Scored]:
     """Exact match and F1 of both models; in version 2 also by kind of question."""
-    dense, small = (squad.mark(questions, _texts(each, threshold), version=version) for each in said)
+    dense, small = (squad.mark(questions, _texts(each, threshold), version=version) for each in answers)
     kinds = {"": np.ones(len(questions), dtype=bool)}
     if version == 2:
         kinds |= {" (answerable)": np.array(dense.answerable), " (unanswerable)": ~np.array(dense.answerable)}
@@ -267,20 +270,20 @@ def _texts(answers: dict[str, squad.Answer], threshold: float | None) -> dict[st
 
 
 def _best(
-    questions: Sequence[squad.Question], said: Sequence[dict[str, squad.Answer]]
+    questions: Sequence[squad.Question], by_model: Sequence[dict[str, squad.Answer]]
 ) -> tuple[list[Scored], dict[str, Any]]:
     """Scores at the thresholds that are best on these questions, for each model its own."""
-    scored, found = [], {}
+    scored, thresholds = [], {}
     ones = np.ones(len(questions))
     for name, kind in (("exact match", "exact"), ("F1", "f1")):
         values, cuts = [], []
-        for answers in said:
+        for answers in by_model:
             raw = getattr(squad.mark(questions, _texts(answers, None), version=2), kind)
             cuts.append(squad.best_threshold(questions, answers, raw).value)
             values.append(np.array(getattr(squad.mark(questions, squad.silenced(answers, cuts[-1]), version=2), kind)))
         scored.append(Scored(f"{name} at the best threshold", mean_score, values[0], values[1], ones))
-        found[name] = {"dense": cuts[0], "small": cuts[1]}
-    return scored, found
+        thresholds[name] = {"dense": cuts[0], "small": cuts[1]}
+    return scored, thresholds
 
 
 # --- perplexity ---------------------------------------------------------------------------------------------

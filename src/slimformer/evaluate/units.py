@@ -28,13 +28,13 @@ class Tally:
 
         Call it once for every part: rows of a part that does not name their documents are documents of their own.
         """
-        found = self._numbers(part)
-        return found[:, None].expand(-1, places) if found.ndim == 1 else next_documents(found)
+        numbers = self._numbers(part)
+        return numbers[:, None].expand(-1, places) if numbers.ndim == 1 else next_documents(numbers)
 
     def main_documents(self, part: Batch) -> Tensor:
         """The document most of each row is of, where a row is measured as one. Call it once for every part, too."""
-        found = self._numbers(part)
-        return found if found.ndim == 1 else found.mode(1).values
+        numbers = self._numbers(part)
+        return numbers if numbers.ndim == 1 else numbers.mode(1).values
 
     def _numbers(self, part: Batch) -> Tensor:
         rows = len(next(iter(part.inputs.values())))

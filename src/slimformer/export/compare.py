@@ -21,7 +21,7 @@ Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest difference over all shapes, the largest output beside it, and the smallest cosine of outputs."""
+    """Largest difference over all shapes, the largest output, and the smallest cosine of outputs."""
 
     largest: float
     scale: float
@@ -37,11 +37,11 @@ def difference(graph: Graph, run: Run, *, seq_len: int | None = None) -> Differe
     shapes, worst, scale, cosine = trial_shapes(graph.model, seq_len), 0.0, 1.0, 1.0
     for seed, (batch, length) in enumerate(shapes):
         inputs = sample(graph.model, batch, length, seed)
-        expected, found = outputs_of(graph, inputs), run(inputs)
+        expected, actual = outputs_of(graph, inputs), run(inputs)
         for name, tensor in expected.items():
-            if name not in found or found[name].shape != tensor.shape:
+            if name not in actual or actual[name].shape != tensor.shape:
                 raise ExportFailed(f"the export gives no {name} of shape {tuple(tensor.shape)}; it was not kept")
-            left, right = (_real(name, x, inputs) for x in (tensor, found[name]))
+            left, right = (_real(name, x, inputs) for x in (tensor, actual[name]))
             if not bool(torch.isfinite(right).all()):
                 raise ExportFailed(f"the export gives NaN or infinite {name}; it was not kept")
             worst = max(worst, float((left - right).abs().max()))
@@ -57,19 +57,19 @@ def _real(name: str, tensor: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
     return (tensor[mask.bool()] if mask is not None and positions else tensor).double()
 
 
-def require_close(found: Difference, tolerance: float = TOLERANCE) -> None:
+def require_close(gap: Difference, tolerance: float = TOLERANCE) -> None:
     """Refuse an export whose outputs differ by more than rounding."""
-    if not found.largest <= tolerance * found.scale:
+    if not gap.largest <= tolerance * gap.scale:
         raise ExportFailed(
-            f"the export gives other outputs than the model: they differ by {found.largest:.2g} (their scale is "
-            f"{found.scale:.2g}, allowed is {tolerance:g} of it); it was not kept"
+            f"the export gives other outputs than the model: they differ by {gap.largest:.2g} (their scale is "
+            f"{gap.scale:.2g}, allowed is {tolerance:g} of it); it was not kept"
         )
 
 
-def require_alike(found: Difference) -> None:
+def require_alike(gap: Difference) -> None:
     """Refuse an int8 export whose outputs no longer point where they did."""
-    if not found.cosine >= INT8_COSINE:
+    if not gap.cosine >= INT8_COSINE:
         raise ExportFailed(
-            f"int8 changes the outputs too much: their cosine with those of the model is {found.cosine:.3f} (needed is "
+            f"int8 changes the outputs too much: their cosine with those of the model is {gap.cosine:.3f} (needed is "
             f"{INT8_COSINE}); export without {option('int8', True)}"
         )

@@ -27,9 +27,9 @@ def check_gguf(model: PreTrainedModel, tokenizer: Any, folder: Path, written: Wr
     Cost: two copies of the weights in memory, one forward pass of three models for each shape.
     """
     read = _read(folder, model, written)
-    found = read.state_dict()
+    tensors = read.state_dict()
     for key, tensor in written.weights.items():
-        if key not in found or not torch.equal(found[key].float(), tensor):
+        if key not in tensors or not torch.equal(tensors[key].float(), tensor):
             raise ExportFailed(f"the GGUF file is read back with other weights: {key}; it was not kept")
     # transformers builds the model of a file anew; Mistral comes back as LLaMA, which computes the same
     rounded = _with_weights(model, written)

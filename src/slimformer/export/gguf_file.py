@@ -32,7 +32,7 @@ STATIC = ("default", "linear", "llama3", "longrope")  # kinds of positions whose
 
 @dataclass(frozen=True)
 class Written:
-    """Weights as the file holds them, rounded, under their names in transformers; what a reader must be told."""
+    """Weights as the file holds them, rounded, under their names in transformers; what a reader must know."""
 
     weights: dict[str, Tensor]
     stored: dict[str, int]  # kind of number → tensors stored so
@@ -55,7 +55,7 @@ def require_sayable(model: PreTrainedModel, tokenizer: Any, quant: str) -> None:
             f"{option('format', 'plain')}, or export to onnx or torch"
         )
     if tokenizer is None:
-        raise CannotExport("GGUF holds the tokenizer, too, and this model has none; put tokenizer.json beside it")
+        raise CannotExport("GGUF holds the tokenizer, too, and this model has none; put tokenizer.json into its folder")
     if config.hidden_act != "silu":
         raise CannotExport(f"GGUF has silu in these models, this one has {config.hidden_act}; export to onnx or torch")
     rotary = rope_factors(model)
@@ -68,14 +68,14 @@ def require_sayable(model: PreTrainedModel, tokenizer: Any, quant: str) -> None:
 def rope_factors(model: PreTrainedModel) -> Tensor | None:
     """By what the customary frequencies b^(−2f/d) are divided; None where they are the customary ones."""
     rotary: Any = model.get_submodule("model.rotary_emb")
-    said = model.config.rope_parameters
-    lengths = [said.get(name) for name in ("short_factor", "long_factor")]
-    kind = said.get("rope_type", "default")
+    rope = model.config.rope_parameters
+    lengths = [rope.get(name) for name in ("short_factor", "long_factor")]
+    kind = rope.get("rope_type", "default")
     moving = kind not in STATIC or lengths[0] != lengths[1]
     if moving or not math.isclose(float(getattr(rotary, "attention_scaling", 1.0)), 1.0, rel_tol=1e-6):
         raise CannotExport(f"positions of kind {kind} cannot be written to GGUF; export to onnx or torch")
     actual = rotary.inv_freq.detach().cpu().double()
-    usual = said["rope_theta"] ** (-torch.arange(len(actual), dtype=torch.double) / len(actual))
+    usual = rope["rope_theta"] ** (-torch.arange(len(actual), dtype=torch.double) / len(actual))
     factors = usual / actual
     return None if torch.allclose(factors, torch.ones_like(factors), rtol=1e-5) else factors.float()
 
@@ -182,25 +182,25 @@ def _write_sizes(writer: Any, model: PreTrainedModel, name: str) -> None:
     writer.add_vocab_size(config.vocab_size)
 
 
-def _write_vocabulary(writer: Any, said: Vocabulary) -> None:
-    writer.add_tokenizer_model(said.model)
-    writer.add_tokenizer_pre(said.pre)
-    writer.add_token_list(said.tokens)
-    writer.add_token_types(said.kinds)
-    if said.scores is not None:
-        writer.add_token_scores(said.scores)
-    if said.merges is not None:
-        writer.add_token_merges(said.merges)
+def _write_vocabulary(writer: Any, vocabulary: Vocabulary) -> None:
+    writer.add_tokenizer_model(vocabulary.model)
+    writer.add_tokenizer_pre(vocabulary.pre)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.kinds)
+    if vocabulary.scores is not None:
+        writer.add_token_scores(vocabulary.scores)
+    if vocabulary.merges is not None:
+        writer.add_token_merges(vocabulary.merges)
     roles = {
         "bos": writer.add_bos_token_id, "eos": writer.add_eos_token_id, "unk": writer.add_unk_token_id,
         "pad": writer.add_pad_token_id,
     }  # fmt: skip
-    for role, number in (said.special or {}).items():
+    for role, number in (vocabulary.special or {}).items():
         roles[role](number)
-    writer.add_add_bos_token(said.add_bos)
-    writer.add_add_space_prefix(said.space_first)
-    if isinstance(said.chat_template, str):
-        writer.add_chat_template(said.chat_template)
+    writer.add_add_bos_token(vocabulary.add_bos)
+    writer.add_add_space_prefix(vocabulary.space_first)
+    if isinstance(vocabulary.chat_template, str):
+        writer.add_chat_template(vocabulary.chat_template)
 
 
 def _reader_forgets(config: Any, factors: Tensor | None) -> bool:

@@ -2,7 +2,7 @@
 
 Text goes in as `input_ids` and `attention_mask` (and `token_type_ids` where the model tells segments apart), batch ×
 sequence, both free up to the positions the model has. Images go in as `pixel_values` of one size, batch free. Out come
-logits, or hidden states where there is no head, beside the embedding of a sentence-transformers folder. Decoders have
+logits, or hidden states where there is no head, and the embedding of a sentence-transformers folder. Decoders have
 no cache: every call reads the whole sequence.
 """
 
@@ -49,11 +49,11 @@ class Graph(nn.Module):
         self, first: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         given = (first, attention_mask, token_type_ids)
-        found = self.model(**dict(zip(self.input_names, given, strict=False)), **self.uncached)
-        out = tuple(found[name] for name in self.output_names if name != "sentence_embedding")
+        result = self.model(**dict(zip(self.input_names, given, strict=False)), **self.uncached)
+        out = tuple(result[name] for name in self.output_names if name != "sentence_embedding")
         if self.pooling is None or attention_mask is None:
             return out
-        return (*out, pooled(found["last_hidden_state"], attention_mask, self.pooling))
+        return (*out, pooled(result["last_hidden_state"], attention_mask, self.pooling))
 
 
 def pooled(states: Tensor, mask: Tensor, how: Pooling) -> Tensor:
@@ -71,13 +71,13 @@ def pooling_of(folder: Path | None) -> Pooling | None:
         kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             return None
-        said = read_json(folder / modules[1]["path"] / "config.json")
+        config = read_json(folder / modules[1]["path"] / "config.json")
     except (AssertionError, OSError, ValueError, TypeError, KeyError):
         return None
-    if isinstance(said.get("pooling_mode"), str):
-        on = {said["pooling_mode"]}
+    if isinstance(config.get("pooling_mode"), str):
+        on = {config["pooling_mode"]}
     else:
-        on = {name.removeprefix("pooling_mode_") for name, value in said.items() if value is True}
+        on = {name.removeprefix("pooling_mode_") for name, value in config.items() if value is True}
     kind = {"mean_tokens": "mean", "mean": "mean", "cls_token": "cls", "cls": "cls"}
     modes = {kind.get(mode, mode) for mode in on - {"include_prompt"}}
     return Pooling(modes.pop(), "Normalize" in kinds) if modes in ({"mean"}, {"cls"}) else None
@@ -94,8 +94,8 @@ def input_names(model: PreTrainedModel) -> tuple[str, ...]:
 
 @torch.no_grad()
 def _output_names(model: PreTrainedModel, pooling: Pooling | None) -> tuple[str, ...]:
-    found = model(**sample(model, 1, 4))
-    names = tuple(name for name in TEXT_OUTPUTS if found.get(name) is not None)
+    out = model(**sample(model, 1, 4))
+    names = tuple(name for name in TEXT_OUTPUTS if out.get(name) is not None)
     return (*names, "sentence_embedding") if pooling and "last_hidden_state" in names else names
 
 
@@ -153,5 +153,5 @@ def free_sizes(model: PreTrainedModel, seq_len: int | None) -> list[dict[int, An
 @torch.no_grad()
 def outputs_of(graph: Graph, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What torch gives, by name."""
-    found = graph(*(inputs[name] for name in graph.input_names))
-    return dict(zip(graph.output_names, found, strict=True))
+    out = graph(*(inputs[name] for name in graph.input_names))
+    return dict(zip(graph.output_names, out, strict=True))

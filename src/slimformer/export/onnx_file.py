@@ -21,7 +21,7 @@ from slimformer.export.graph import Graph, free_sizes, longest, sample
 
 FILE = "model.onnx"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-ONE_FILE = 1_500_000_000  # bytes; protobuf holds less than 2 GB, so more goes into a second file beside it
+ONE_FILE = 1_500_000_000  # bytes; protobuf holds less than 2 GB, so more goes into a second file next to it
 EXAMPLE = (3, 16)  # batch × sequence that is traced; neither is 0 or 1, which torch takes for constants
 
 
@@ -35,7 +35,7 @@ def require_packages() -> None:
 def write_onnx(
     graph: Graph, folder: Path, *, int8: bool = False, seq_len: int | None = None, verify: bool = True
 ) -> Difference | None:
-    """Write `model.onnx` (weights over 1.5 GB beside it) and compare it with torch on several shapes.
+    """Write `model.onnx` (weights over 1.5 GB in a second file) and compare it with torch on several shapes.
 
     Single precision must agree to 1e-4 of the largest output; of int8 the difference is returned, and a cosine of
     outputs below 0.95 is refused. Cost: one trace, one forward pass for each shape.
@@ -56,9 +56,9 @@ def write_onnx(
         quantize(path)
     if not verify:
         return None
-    found = difference(graph, runner(path, graph), seq_len=seq_len)
-    require_alike(found) if int8 else require_close(found)
-    return found
+    gap = difference(graph, runner(path, graph), seq_len=seq_len)
+    require_alike(gap) if int8 else require_close(gap)
+    return gap
 
 
 def quantize(path: Path) -> None:
@@ -97,8 +97,8 @@ def runner(path: Path, graph: Graph, *, threads: int = 0) -> Run:
     names = list(graph.output_names)
 
     def run(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = session.run(names, {name: tensor.numpy() for name, tensor in inputs.items()})
-        return {name: torch.from_numpy(array) for name, array in zip(names, found, strict=True)}
+        outputs = session.run(names, {name: tensor.numpy() for name, tensor in inputs.items()})
+        return {name: torch.from_numpy(array) for name, array in zip(names, outputs, strict=True)}
 
     return run
 

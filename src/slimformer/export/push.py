@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from slimformer.evaluate.report import Footprint, Report
 from slimformer.evaluate.report_file import read_report
 from slimformer.files.manifest import NAME, require_unchanged
 from slimformer.files.reading import LARGE, read_json
+from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS
 from slimformer.models.read import CONFIG_FILES
@@ -31,12 +31,11 @@ from slimformer.report.page import without_places
 
 CARD = "README.md"
 PARTIAL = re.compile(r"\.(partial|old|replaced)-")  # of a run that is going on, or was killed
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """What goes where: files by their paths in the repository, the card as text, things one should know."""
+    """What goes where: files by their paths in the repository, the card as text, notes."""
 
     folder: Path
     repository: str
@@ -64,7 +63,7 @@ def prepare(folder: str | Path, repository: str, *, private: bool = False, base_
     return Parcel(folder, repository, private, tuple(_files(folder)), card, tuple(_notes(report, base_model)))
 
 
-def send(parcel: Parcel, *, progress: Progress = lambda *_: None) -> str:
+def send(parcel: Parcel, *, progress: Progress = silent) -> str:
     """Create the repository where there is none, and put everything into one commit; the address it is at.
 
     The token never shows: it is taken from HF_TOKEN or from `hf auth login`, and blotted out of what the hub answers.
@@ -156,15 +155,15 @@ def _require_weights(folder: Path) -> None:
 
 def _report(folder: Path) -> Report:
     try:
-        found = read_report(folder)
+        report = read_report(folder)
     except ReportNotFound as error:
         raise CannotPush(f"{folder} is no finished checkpoint of slimformer: {error}") from error
     known = {field.name for field in fields(Report)}
-    said = {name: value for name, value in found.items() if name in known}
+    facts = {name: value for name, value in report.items() if name in known}
     sizes = {field.name for field in fields(Footprint)}
     for side in ("dense", "small"):
-        said[side] = Footprint(**{name: value for name, value in said[side].items() if name in sizes})
-    return Report(**said)
+        facts[side] = Footprint(**{name: value for name, value in facts[side].items() if name in sizes})
+    return Report(**facts)
 
 
 def _files(folder: Path) -> list[str]:
@@ -172,13 +171,13 @@ def _files(folder: Path) -> list[str]:
 
     The list of files stays here: the hub has sums of its own, and what is changed there is changed on purpose.
     """
-    found = []
+    files = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         inside = path.resolve().is_relative_to(folder.resolve())
         if path.is_file() and inside and path.name != NAME and not any(part.startswith(".") for part in name.parts):
-            found.append(name.as_posix())
-    return found
+            files.append(name.as_posix())
+    return files
 
 
 def _notes(report: Report, base_model: str | None) -> list[str]:
@@ -193,12 +192,12 @@ def _notes(report: Report, base_model: str | None) -> list[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = read_json(path, LARGE)
+        content = read_json(path, LARGE)
     except (OSError, ValueError) as error:
         raise CannotPush(f"{path} cannot be read; save the model again") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise CannotPush(f"{path} is not what slimformer writes; save the model again")
-    return found
+    return content
 
 
 def _reason(error: Exception, token: str) -> str:

@@ -23,12 +23,12 @@ def main(program: str, inputs: str, outputs: str) -> None:
         trial, position = name.split("/")
         trials[trial][int(position)] = tensor
     call = torch.export.load(program).module()
-    found = {}
+    tensors = {}
     with torch.no_grad():
         for trial, given in trials.items():
             for i, tensor in enumerate(call(*(given[j] for j in sorted(given)))):
-                found[f"{trial}/{i}"] = tensor.contiguous()
-    save_file(found, outputs)
+                tensors[f"{trial}/{i}"] = tensor.contiguous()
+    save_file(tensors, outputs)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def write_program(graph: Graph, folder: Path, *, seq_len: int | None = None, ver
         torch.export.save(program, path)
     if not verify:
         return None
-    found = _fresh(path, graph, seq_len)
-    answers = iter(found)
+    gap = _fresh(path, graph, seq_len)
+    answers = iter(gap)
     result = difference(graph, lambda _: next(answers), seq_len=seq_len)
     require_close(result)
     return result
@@ -53,6 +53,6 @@ def _fresh(path: Path, graph: Graph, seq_len: int | None) -> list[dict[str, Tens
         save_file(given, inputs)
         if wrong := run_fresh(reopen.__file__, path, inputs, outputs):
             raise ExportFailed(f"the program does not run in a fresh process: {wrong}; it was not kept")
-        found = load_file(outputs)
+        results = load_file(outputs)
     names = graph.output_names
-    return [{name: found[f"{i}/{j}"] for j, name in enumerate(names)} for i in range(len(trials))]
+    return [{name: results[f"{i}/{j}"] for j, name in enumerate(names)} for i in range(len(trials))]

@@ -32,12 +32,12 @@ class Vocabulary:
 def vocabulary(tokenizer: Any, size: int) -> Vocabulary:
     """What GGUF holds of a tokenizer, padded to the `size` rows the embeddings have. Refuses all but BPE."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    said = json.loads(backend.to_str()) if backend is not None else {}
-    model = said.get("model") or {}
+    description = json.loads(backend.to_str()) if backend is not None else {}
+    model = description.get("model") or {}
     if model.get("type") != "BPE":
         kind = model.get("type") or type(tokenizer).__name__
         raise CannotExport(f"GGUF holds tokenizers by BPE, and this one is of kind {kind}; export to onnx or torch")
-    tokens, kinds = _tokens(said, size)
+    tokens, kinds = _tokens(description, size)
     bos = tokenizer.bos_token_id
     common: dict[str, Any] = {
         "tokens": tokens, "kinds": kinds, "special": _special(tokenizer),
@@ -48,16 +48,18 @@ def vocabulary(tokenizer: Any, size: int) -> Vocabulary:
     pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     if model.get("byte_fallback"):
         return Vocabulary("llama", scores=_scores(tokens, pairs), **common)
-    return Vocabulary("gpt2", merges=pairs, pre=_split_name(said.get("pre_tokenizer")), **common)
+    return Vocabulary("gpt2", merges=pairs, pre=_split_name(description.get("pre_tokenizer")), **common)
 
 
-def _tokens(said: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
-    model = said["model"]
+def _tokens(description: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
+    model = description["model"]
     by_number = {number: token for token, number in model["vocab"].items()}
-    added = {each["id"]: each for each in said.get("added_tokens", [])}
+    added = {each["id"]: each for each in description.get("added_tokens", [])}
     by_number |= {number: each["content"] for number, each in added.items()}
     if max(by_number) >= size:
-        raise CannotExport(f"the tokenizer has {max(by_number) + 1} tokens and the model {size}; mend the checkpoint")
+        raise CannotExport(
+            f"the tokenizer has {max(by_number) + 1} tokens and the model {size}; correct the checkpoint"
+        )
     kinds = [_kind(by_number.get(i), added.get(i), model) for i in range(size)]
     return [by_number.get(i, f"[PAD{i}]") for i in range(size)], kinds
 
@@ -97,9 +99,9 @@ def _split_name(pre: dict[str, Any] | None) -> str:
         return "smollm"
     if kinds == ["Split", "ByteLevel"]:
         pattern = next(iter(steps[0]["pattern"].values()))
-        found = next((name for name, split in _known_splits().items() if split == pattern), None)
-        if found:
-            return found
+        known = next((name for name, split in _known_splits().items() if split == pattern), None)
+        if known:
+            return known
     raise CannotExport("the tokenizer splits text in a way GGUF has no name for; export to onnx or torch")
 
 

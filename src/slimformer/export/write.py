@@ -17,15 +17,15 @@ from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.save import write_belongings
 from slimformer.checkpoint.verify import in_float32
 from slimformer.errors import CannotExport, SequenceTooLong
-from slimformer.export.asked import require_sensible
+from slimformer.export.asked import Target
 from slimformer.export.compare import TOLERANCE, Difference
 from slimformer.export.graph import Graph, free_sizes, longest, pooling_of
+from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models.load import Loaded
 from slimformer.nn.long_context import keys_are_grouped
 
 FORMAT = 1
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,16 @@ class Export:
 def export_model(
     loaded: Loaded,
     folder: str | Path,
+    target: Target,
     *,
-    to: str,
-    int8: bool = False,
-    quant: str | None = None,
-    seq_len: int | None = None,
     verify: bool = True,
     force: bool = False,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
 ) -> Export:
-    """Write `loaded` for another runtime: `to` is onnx, torch or gguf.
+    """Write `loaded` for another runtime, and with `verify` compare the outputs there with those of the model.
 
-    ONNX and torch take every model, dense, plain or ragged; GGUF plain decoders of the LLaMA family. `seq_len` fixes
-    the length of sequences, `int8` is of ONNX, `quant` (f32, f16, q8_0) of GGUF.
+    ONNX and torch take every model, dense, plain or ragged; GGUF plain decoders of the LLaMA family.
     """
-    require_sensible(to, int8, quant, seq_len)
     require_free(Path(folder), force)
     if keys_are_grouped(loaded.model):
         raise CannotExport(
@@ -78,52 +73,52 @@ def export_model(
     model = in_float32(loaded.model).eval()
     if model.dtype != torch.float32:
         model = copy.deepcopy(model).float()
-    steps = _steps(model, loaded, to, int8, quant or "f16", seq_len, verify)
+    write = _writer(model, loaded, target, verify)
     with writing(Path(folder), "export", force=force) as partial:
         progress("export", 0, 1)
-        made = steps(partial)
+        written = write(partial)
         model.config.save_pretrained(partial)
-        processor = loaded.processor if to != "gguf" else None  # which holds it; transformers would mix the two
+        processor = loaded.processor if target.to != "gguf" else None  # which holds it; transformers would mix the two
         write_belongings(partial, processor, loaded.companions, parts=False)
-        (partial / "export.json").write_text(json_text(made.to_dict()), encoding="utf-8")
+        (partial / "export.json").write_text(json_text(written.to_dict()), encoding="utf-8")
         progress("export", 1, 1)
-    return made
+    return written
 
 
-def _steps(
-    model: PreTrainedModel, loaded: Loaded, to: str, int8: bool, quant: str, seq_len: int | None, verify: bool
-) -> Callable[[Path], Export]:
+def _writer(model: PreTrainedModel, loaded: Loaded, target: Target, verify: bool) -> Callable[[Path], Export]:
     """What writes the file; all that can be refused is refused before."""
-    if to == "gguf":
+    if target.to == "gguf":
         from slimformer.export.gguf_file import require_sayable
 
+        quant = target.quant or "f16"
         require_sayable(model, loaded.processor, quant)
         return lambda folder: _gguf(model, loaded, folder, quant, verify)
-    if longest(model) is None and seq_len is not None:
+    if longest(model) is None and target.seq_len is not None:
         raise SequenceTooLong(f"{option('seq_len')} is for text; an image has one size")
-    free_sizes(model, seq_len)
-    if to == "onnx":
+    free_sizes(model, target.seq_len)
+    if target.to == "onnx":
         from slimformer.export.onnx_file import require_packages
 
         require_packages()
     graph = Graph(model, pooling_of(loaded.companions or loaded.folder)).eval()
-    return lambda folder: _traced(graph, loaded.name, folder, to, int8, seq_len, verify)
+    return lambda folder: _traced(graph, loaded.name, folder, target, verify)
 
 
-def _traced(graph: Graph, name: str, folder: Path, to: str, int8: bool, seq_len: int | None, verify: bool) -> Export:
+def _traced(graph: Graph, name: str, folder: Path, target: Target, verify: bool) -> Export:
     from slimformer.export import onnx_file, torch_file
 
+    int8, seq_len = target.int8, target.seq_len
     packages: tuple[str, ...] = ("torch", "transformers")
-    if to == "onnx":
-        file, found = onnx_file.FILE, onnx_file.write_onnx(graph, folder, int8=int8, seq_len=seq_len, verify=verify)
+    if target.to == "onnx":
+        file, gap = onnx_file.FILE, onnx_file.write_onnx(graph, folder, int8=int8, seq_len=seq_len, verify=verify)
         packages += onnx_file.PACKAGES
     else:
-        file, found = torch_file.FILE, torch_file.write_program(graph, folder, seq_len=seq_len, verify=verify)
+        file, gap = torch_file.FILE, torch_file.write_program(graph, folder, seq_len=seq_len, verify=verify)
     notes = ["there is no cache: every call reads the whole sequence"] if graph.uncached else []
     return Export(
-        to, name, file, _size(folder, file), list(graph.input_names), list(graph.output_names), seq_len,
+        target.to, name, file, _size(folder, file), list(graph.input_names), list(graph.output_names), seq_len,
         longest(graph.model), "int8" if int8 else "f32", verify, None if int8 or not verify else TOLERANCE,
-        _said(found), notes, {package: version(package) for package in packages},
+        _as_dict(gap), notes, {package: version(package) for package in packages},
     )  # fmt: skip
 
 
@@ -132,20 +127,20 @@ def _gguf(model: PreTrainedModel, loaded: Loaded, folder: Path, quant: str, veri
     from slimformer.export.gguf_file import FILE, write_gguf
 
     written = write_gguf(model, loaded.processor, folder, quant=quant, name=loaded.name.rstrip("/").split("/")[-1])
-    found = check_gguf(model, loaded.processor, folder, written) if verify else None
+    gap = check_gguf(model, loaded.processor, folder, written) if verify else None
     notes = [f"{written.stored['f16']} tensors whose rows are no whole blocks of 32 are f16"]
     notes = notes if quant == "q8_0" and written.stored["f16"] else []
     if written.needs_config:
-        notes.append("transformers does not read all of this file: give it the config.json beside it (config=)")
+        notes.append("transformers does not read all of this file: give it the config.json of this folder (config=)")
     packages = {package: version(package) for package in ("torch", "transformers", "gguf")}
     return Export(
         "gguf", loaded.name, FILE, _size(folder, FILE), ["input_ids"], ["logits"], None, longest(model), quant, verify,
-        TOLERANCE if verify else None, _said(found), notes, packages,
+        TOLERANCE if verify else None, _as_dict(gap), notes, packages,
     )  # fmt: skip
 
 
-def _said(found: Difference | None) -> dict[str, Any] | None:
-    return None if found is None else found.to_dict()
+def _as_dict(gap: Difference | None) -> dict[str, Any] | None:
+    return None if gap is None else gap.to_dict()
 
 
 def _size(folder: Path, file: str) -> int:

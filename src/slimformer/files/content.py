@@ -1,4 +1,4 @@
-"""Single files of our own, told by what is in them."""
+"""Single files of our own, known by what is in them."""
 
 from __future__ import annotations
 

@@ -217,18 +217,18 @@ def _contents(folder: Path) -> Iterator[Path]:
             yield from _contents(path)
 
 
-def _checked(found: Any) -> Manifest:
-    if not isinstance(found, dict) or found.get("slimformer_files") != FORMAT:
+def _checked(content: Any) -> Manifest:
+    if not isinstance(content, dict) or content.get("slimformer_files") != FORMAT:
         raise ValueError(f"it is not of format {FORMAT}")
-    files = {name: Entry(**entry) for name, entry in found["files"].items()}
+    files = {name: Entry(**entry) for name, entry in content["files"].items()}
     for name, entry in files.items():
         kinds = (type(entry.bytes), type(entry.sha256), type(entry.before))
         if not _is_inside(name) or kinds != (int, str, str):
             raise ValueError(f"the entry {name!r} is none")
-    results = found["results"]
-    if not all(isinstance(name, str) and _is_inside(name) for name in results) or not isinstance(found["kind"], str):
+    results = content["results"]
+    if not all(isinstance(name, str) and _is_inside(name) for name in results) or not isinstance(content["kind"], str):
         raise ValueError("its fields are of other types")
-    return Manifest(found["kind"], files, tuple(results))
+    return Manifest(content["kind"], files, tuple(results))
 
 
 def _is_inside(name: str) -> bool:

@@ -40,10 +40,10 @@ def require_regular(path: str | Path, most: int | None = None) -> None:
     Cost: one look at its name.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return
-    _require(path, found, most)
+    _require(path, status, most)
 
 
 def require_regular_files(paths: Iterable[Path], most: int | None = None) -> None:
@@ -59,10 +59,10 @@ def read_bytes(path: str | Path, most: int = SMALL) -> bytes:
     place = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(place, "rb") as file:
         _require(path, os.fstat(file.fileno()), most)
-        found = file.read(most + 1)  # a file may grow meanwhile, and those of /proc say that they are empty
-    if len(found) > most:
+        content = file.read(most + 1)  # a file may grow meanwhile, and those of /proc say that they are empty
+    if len(content) > most:
         raise _too_large(path, most)
-    return found
+    return content
 
 
 def read_text(path: str | Path, most: int = SMALL) -> str:
@@ -86,30 +86,30 @@ def read_own_json(path: str | Path, most: int = SMALL) -> Any:
 def parse_own_json(text: str) -> Any:
     """JSON as we write it; a ValueError where it is not."""
     try:
-        found = json.loads(text, object_pairs_hook=_each_once, parse_constant=_refuse)
+        content = json.loads(text, object_pairs_hook=_each_once, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if "\\ud" in text.lower():  # an escape may be half of a pair
-        json.dumps(found, ensure_ascii=False).encode()
-    return found
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
 
 
 def parse_yaml(text: str) -> Any:
     """YAML, which somebody wrote by hand; a ValueError where it is not, or stands for values without end."""
     try:
-        found = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
-    _require_few(found)
-    return found
+    _require_few(content)
+    return content
 
 
-def checked(kind: type[T], found: Any) -> T:
+def checked(kind: type[T], fields: Any) -> T:
     """What JSON gave as a dataclass or container, every field of its type; a ValueError names the first that is not."""
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(found), strict=True)
+        return TypeAdapter(kind).validate_json(json.dumps(fields), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part)[:80] for part in first["loc"])
@@ -117,7 +117,7 @@ def checked(kind: type[T], found: Any) -> T:
 
 
 def one_of(*names: str) -> AfterValidator:
-    """For a text that must be one of these names; whoever reads the refusal is told them."""
+    """For a text that must be one of these names; the refusal lists them."""
 
     def known(name: str) -> str:
         if name not in names:
@@ -127,9 +127,9 @@ def one_of(*names: str) -> AfterValidator:
     return AfterValidator(known)
 
 
-def _require_few(found: Any) -> None:
+def _require_few(content: Any) -> None:
     """Refuse what aliases make endless: a few lines of them stand for more values than there is memory."""
-    values, seen = [found], 0
+    values, seen = [content], 0
     while values:
         value = values.pop()
         values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -138,11 +138,11 @@ def _require_few(found: Any) -> None:
             raise ValueError(f"it holds more than {VALUES:,} values, counted through its aliases")
 
 
-def _require(path: str | Path, found: os.stat_result, most: int | None) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = next((kind for test, kind in KINDS.items() if test(found.st_mode)), "no file")
+def _require(path: str | Path, status: os.stat_result, most: int | None) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = next((kind for test, kind in KINDS.items() if test(status.st_mode)), "no file")
         raise FileRefused(path, f"it is {kind}, and only regular files are read")
-    if most is not None and found.st_size > most:
+    if most is not None and status.st_size > most:
         raise _too_large(path, most)
 
 
@@ -152,11 +152,11 @@ def _too_large(path: str | Path, most: int) -> FileRefused:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)[:80]!r} stands twice")
-    return found
+    return content
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Files of our own that carry a checksum of what they hold, so that a changed bit is found by whoever reads them.
+"""Files of our own that carry a checksum of what they hold, so that readers notice a changed bit.
 
 For single files that machines write for themselves: caches, states of work that goes on, solved heads. Files of a
 result or of statistics stand together, and people edit plans.
@@ -30,12 +30,12 @@ def sealed_json(content: Any) -> str:
 
 def read_sealed_json(path: Path) -> Any:
     """The value again; a ValueError where it is not what was written, an OSError where nothing can be read."""
-    found = read_own_json(path, LARGE)
-    if not isinstance(found, dict) or found.keys() != {SEAL, "content"}:
+    content = read_own_json(path, LARGE)
+    if not isinstance(content, dict) or content.keys() != {SEAL, "content"}:
         raise ValueError("it has no checksum")
-    if _hash(json.dumps(found["content"]).encode()) != found[SEAL]:
+    if _hash(json.dumps(content["content"]).encode()) != content[SEAL]:
         raise ValueError("it is not what was written: its checksum is another")
-    return found["content"]
+    return content["content"]
 
 
 def save_sealed(tensors: Mapping[str, Tensor], path: Path, texts: Mapping[str, str]) -> None:

@@ -66,11 +66,11 @@ def states_of(model: PreTrainedModel, batches: Sequence[Batch]) -> States:
     with evaluating(model):
         for batch in batches:
             here = batch.to(model.device)
-            found = base(**here.inputs).last_hidden_state[:, :-1]
+            states = base(**here.inputs).last_hidden_state[:, :-1]
             ids, mask = here.inputs["input_ids"], here.mask
             real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
             both = real[:, :-1] & real[:, 1:]
-            H.append(found[both].float().cpu())
+            H.append(states[both].float().cpu())
             t.append(ids[:, 1:][both].cpu())
     if not H or not sum(map(len, H)):
         raise TooFewTokens("there is no token to predict; give more text")

@@ -8,9 +8,8 @@ layer = head.to_linear()                             # an nn.Linear whose softma
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from slimformer.errors import HeadDoesNotFit, RowsUnusable
+from slimformer.errors import HeadDoesNotFit
 from slimformer.heads.class_moments import ClassMoments, TargetMoments
-from slimformer.heads.inputs import labels_of, not_fitted, numbers_of, require_sense, rows_of, weights_of
+from slimformer.heads.inputs import labels_of, not_fitted, numbers_of, rows_of, weights_of
 from slimformer.heads.kept_rows import KeptRows
 from slimformer.heads.logistic import again, class_numbers, solve_newton
+from slimformer.heads.parameters import HeadParameters
 from slimformer.heads.random_features import lifted, projection
 from slimformer.heads.solve import (
     Left,
@@ -38,24 +38,10 @@ CLASS_METHODS = ("predict_proba", "decision_function", "classes_")  # not there 
 ROWS = 4096  # rows lifted and summed at once
 
 
-class AnalyticHead:
+class AnalyticHead(HeadParameters):
     """Linear head in closed form, for classes, numbers or several labels.
 
-    Parameters
-    ----------
-    kind : "lda" (shrunk discriminant), "ridge" (least squares on indicators), "random" (ridge on `random_features`
-        random ReLU features, RanPAC), "ncm" (nearest class mean), "newton" (logistic regression by Newton steps from
-        the ridge solution; one more pass each). Numbers and labels take "ridge" or "random".
-    target : "classes", "numbers" (regression) or "labels" (a 0/1 column for each label).
-    shrinkage : "loo" chooses it by exact leave-one-out loss, "ledoit-wolf" by their formula (LDA only); or a number:
-        γ in 0…1 for LDA, λ over the mean variance for ridge; for "newton" μ over it, from ridge's λ by "loo".
-    prior : "empirical", "uniform", or {label: probability}; for LDA and NCM ("ncm" takes "empirical" as uniform).
-    class_weight : None, "balanced" or {label: weight}, as if rows came so often (so empirical priors follow it).
-        Keeps a Gram matrix for each class.
-    standardize : scale features by their standard deviation before shrinking.
-    random_features : how many, for kind "random". steps : Newton steps at most, fewer where they have converged.
-    keep : rows kept to leave out, at most; 0 keeps no data at all, only sums (then shrinkage must be a number).
-    random_state : seed of the random features.
+    Its parameters are those of `HeadParameters`.
 
     Attributes
     ----------
@@ -67,51 +53,9 @@ class AnalyticHead:
 
     _solution: Solution | None = None  # of the moments as they are; none after a change
 
-    def __init__(
-        self,
-        kind: str = "lda",
-        *,
-        target: str = "classes",
-        shrinkage: float | str = "loo",
-        prior: str | Mapping[Any, float] = "empirical",
-        class_weight: str | Mapping[Any, float] | None = None,
-        standardize: bool = True,
-        random_features: int = 2000,
-        steps: int = 8,
-        keep: int = 4096,
-        random_state: int = 0,
-    ) -> None:
-        self.kind, self.target, self.shrinkage, self.prior = kind, target, shrinkage, prior
-        self.class_weight, self.standardize, self.random_features = class_weight, standardize, random_features
-        self.steps, self.keep, self.random_state = steps, keep, random_state
-
-    # --- the estimator conventions ---
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters by name."""
-        return {name: getattr(self, name) for name in _parameters()}
-
-    def set_params(self, **params: Any) -> AnalyticHead:
-        """Set parameters by name; takes effect with the next fit."""
-        for name, value in params.items():
-            if name not in _parameters():
-                raise RowsUnusable(f"Invalid parameter {name!r} for AnalyticHead; it has {', '.join(_parameters())}")
-            setattr(self, name, value)
-        return self
-
-    def __repr__(self) -> str:
-        usual = inspect.signature(AnalyticHead).parameters
-        said = [f"{k}={v!r}" for k, v in self.get_params().items() if v is not usual[k].default]
-        return f"AnalyticHead({', '.join(said)})"
-
     @property
     def _estimator_type(self) -> str:
         return "regressor" if self.target == "numbers" else "classifier"
-
-    def __sklearn_tags__(self) -> Any:
-        from slimformer.heads.estimator_tags import tags_of
-
-        return tags_of(self)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "moments_")
@@ -131,17 +75,15 @@ class AnalyticHead:
     def polish(self, parts: Iterable[tuple[Any, ...]]) -> AnalyticHead:
         """Newton steps over the rows learnt so far, given again as (X, y) or (X, y, weight), in any parts and order.
 
-        They are read once for each step, so `parts` must be something that can be iterated anew. Kind "newton" only.
+        They are read once for each step, so `parts` must allow several iterations. Kind "newton" only.
         """
         self._require_rows()
         if self.kind != "newton":
             raise HeadDoesNotFit(f"a head of kind {self.kind!r} is solved from its sums; only 'newton' takes steps")
         moments, start = self.moments_, self._solve()
         left = self._left(class_numbers(self.kept_.targets, moments.labels))
-        self._solution = solve_newton(
-            moments, start, left, again(parts, moments.labels, self.n_features_in_), steps=self.steps,
-            shrinkage=self.shrinkage, omega=class_weights(moments, self.class_weight), standardize=self.standardize,
-        )  # fmt: skip
+        rows = again(parts, moments.labels, self.n_features_in_)
+        self._solution = solve_newton(moments, start, left, rows, self)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> AnalyticHead:
@@ -149,7 +91,7 @@ class AnalyticHead:
 
         For kind "newton" this gives the ridge solution it starts from; `polish` takes the steps.
         """
-        require_sense(**self.get_params())
+        self.require_sense()
         if hasattr(self, "moments_"):
             self._require_rows()
         rows = rows_of(X, "AnalyticHead", getattr(self, "n_features_in_", None))
@@ -158,10 +100,10 @@ class AnalyticHead:
         self.n_features_in_ = rows.shape[1]
         if classes is not None:
             self._declared = sorted({*getattr(self, "_declared", ()), *np.asarray(classes).tolist()})
-        moments, kept = self._counted(rows, targets, weights)
+        moments, sample = self._counted(rows, targets, weights)
         if hasattr(self, "moments_"):
-            moments, kept = self.moments_ + moments, self.kept_ + kept
-        self._become(moments, kept)
+            moments, sample = self.moments_ + moments, self.kept_ + sample
+        self._become(moments, sample)
         return self
 
     def forget(self, X: Any, y: Any, sample_weight: Any = None) -> AnalyticHead:
@@ -172,8 +114,8 @@ class AnalyticHead:
         """
         self._require_rows()
         rows = rows_of(X, "AnalyticHead", self.n_features_in_)
-        moments, kept = self._counted(rows, self._targets(y, len(rows)), weights_of(sample_weight, len(rows)))
-        self._become(self.moments_ - moments, self.kept_ - kept)
+        moments, sample = self._counted(rows, self._targets(y, len(rows)), weights_of(sample_weight, len(rows)))
+        self._become(self.moments_ - moments, self.kept_ - sample)
         return self
 
     def merge(self, other: AnalyticHead) -> AnalyticHead:
@@ -236,12 +178,12 @@ class AnalyticHead:
 
         Random features become a fixed layer before it.
         """
-        found = self.solution()
-        W, b = found.weight, found.bias.clamp(min=-1e9)
+        solution = self.solution()
+        W, b = solution.weight, solution.bias.clamp(min=-1e9)
         if self.target == "classes":
-            W, b = found.beta * W, found.beta * b
+            W, b = solution.beta * W, solution.beta * b
         elif self.target == "labels":
-            W, b = 2 * found.beta * W, found.beta * (2 * b - 1)
+            W, b = 2 * solution.beta * W, solution.beta * (2 * b - 1)
         layer = linear(W, b)
         if self.kind != "random":
             return layer
@@ -302,13 +244,13 @@ class AnalyticHead:
         values, self._flat = numbers_of(y, n, binary=self.target == "labels")
         return values.numpy()
 
-    def _become(self, moments: ClassMoments | TargetMoments, kept: KeptRows) -> None:
+    def _become(self, moments: ClassMoments | TargetMoments, sample: KeptRows) -> None:
         if isinstance(moments, ClassMoments):
             missing = set(getattr(self, "_declared", ())) - set(moments.labels)
             moments = moments + ClassMoments.zero(sorted(missing), moments.width, apart=moments.apart)
-            kept = kept.only(moments.labels)
+            sample = sample.only(moments.labels)
         self.moments_: Any = moments
-        self.kept_, self._solution, self._learnt = kept, None, {**self.get_params(), "steps": 0}
+        self.kept_, self._solution, self._learnt = sample, None, {**self.get_params(), "steps": 0}
 
     def _counted(
         self, rows: Tensor, targets: NDArray[Any], weights: Tensor
@@ -316,7 +258,7 @@ class AnalyticHead:
         """Moments and sample of some rows; those of weight zero were never there."""
         there = weights > 0
         rows, targets, weights = rows[there], targets[there.numpy()], weights[there]
-        kept = KeptRows.of(rows, targets, weights, self.keep)
+        sample = KeptRows.of(rows, targets, weights, self.keep)
         parts: list[Any] = []
         for index in torch.arange(len(rows)).split(ROWS):
             X, w = self._features(rows[index]), weights[index]
@@ -328,7 +270,7 @@ class AnalyticHead:
         total = parts[0]
         for part in parts[1:]:
             total = total + part
-        return total, kept
+        return total, sample
 
     def _features(self, rows: Tensor) -> Tensor:
         return lifted(rows, self._projection()) if self.kind == "random" else rows
@@ -338,9 +280,9 @@ class AnalyticHead:
 
     def _scores(self, X: Any) -> Tensor:
         self._require_rows()
-        found = self.solution()
+        solution = self.solution()
         rows = rows_of(X, "AnalyticHead", self.n_features_in_)
-        parts = [self._features(part).double() @ found.weight.mT + found.bias for part in rows.split(ROWS)]
+        parts = [self._features(part).double() @ solution.weight.mT + solution.bias for part in rows.split(ROWS)]
         return torch.cat(parts)
 
     def _solve(self) -> Solution:
@@ -376,7 +318,3 @@ def linear(W: Tensor, b: Tensor | None = None) -> nn.Linear:
         if b is not None:
             layer.bias.copy_(b)
     return layer
-
-
-def _parameters() -> list[str]:
-    return [name for name in inspect.signature(AnalyticHead.__init__).parameters if name != "self"]

@@ -1,4 +1,4 @@
-"""What may be asked of a head that is solved, by name; told without a model."""
+"""Names of what a solved head can do, checked without a model."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def require_adaptation(method: str) -> None:
 
 
 def is_features(name: str) -> bool:
-    """A file with one row of numbers for each thing, rather than a model?"""
+    """A file with one row of numbers for each input, not a model?"""
     return Path(name).suffix.lower() in SUFFIXES

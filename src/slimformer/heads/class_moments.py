@@ -116,9 +116,9 @@ class ClassMoments:
         for label, left in zip(self.labels, counts.tolist(), strict=True):
             if left < -NOTHING:
                 raise CannotForget(f"{-left:g} more rows of class {label!r} are to be forgotten than were seen")
-        kept = [label for label, left in zip(self.labels, counts.tolist(), strict=True) if left > NOTHING]
+        remaining = [label for label, left in zip(self.labels, counts.tolist(), strict=True) if left > NOTHING]
         less = ClassMoments(self.labels, counts, self.sums - b.sums, self.grams - b.grams, self.apart)
-        return less.spread(kept)
+        return less.spread(remaining)
 
     def spread(self, labels: Sequence[Any]) -> ClassMoments:
         """The same moments listed by other labels: new ones have seen nothing, missing ones are left out."""

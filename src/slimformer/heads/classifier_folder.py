@@ -17,9 +17,8 @@ from transformers import AutoModel, PreTrainedModel
 
 from slimformer.checkpoint import save as checkpoint
 from slimformer.checkpoint.atomic import writing
-from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import config_up_to, rows_of_layer
-from slimformer.heads.features import Reading
+from slimformer.heads.classify import Probed
 from slimformer.heads.head_file import write_head
 from slimformer.models.load import Loaded
 
@@ -27,27 +26,20 @@ MODULES = ("Transformer", "Pooling", "Dense")
 
 
 def save_classifier(
-    model: PreTrainedModel, folder: Path, *, source: Loaded, head: AnalyticHead, report: dict[str, Any], force: bool
+    model: PreTrainedModel, folder: Path, source: Loaded, probed: Probed, *, force: bool = False
 ) -> None:
     """A classifier with its head, the moments of the head, and probe.json; reloaded in a fresh process."""
-    with _folder(model, folder, source, head, report, force):
+    with _folder(model, folder, source, probed, force=force):
         pass
 
 
 def save_sentence_classifier(
-    folder: Path,
-    *,
-    source: Loaded,
-    head: AnalyticHead,
-    reading: Reading,
-    seq_len: int,
-    report: dict[str, Any],
-    force: bool,
+    folder: Path, source: Loaded, probed: Probed, *, seq_len: int, force: bool = False
 ) -> None:
     """The encoder up to the layer that is read, mean pooling, and the head as a dense layer."""
-    W, b = rows_of_layer(head)
-    bare = encoder_up_to(source.model, reading.layer)
-    with _folder(bare, folder, source, head, report, force) as partial:
+    W, b = rows_of_layer(probed.head)
+    encoder = encoder_up_to(source.model, probed.reading.layer)
+    with _folder(encoder, folder, source, probed, force=force) as partial:
         kinds = [
             {
                 "idx": i,
@@ -69,23 +61,21 @@ def save_sentence_classifier(
 
 
 def encoder_up_to(model: PreTrainedModel, layer: int) -> PreTrainedModel:
-    """The bare model with its first `layer` blocks."""
-    bare: Any = AutoModel.from_config(config_up_to(model, layer))
-    there = bare.state_dict()
-    bare.load_state_dict({k: v for k, v in model.base_model.state_dict().items() if k in there}, strict=False)
-    return bare.to(model.dtype).eval()
+    """The model without a head, and with its first `layer` blocks."""
+    encoder: Any = AutoModel.from_config(config_up_to(model, layer))
+    there = encoder.state_dict()
+    encoder.load_state_dict({k: v for k, v in model.base_model.state_dict().items() if k in there}, strict=False)
+    return encoder.to(model.dtype).eval()
 
 
 @contextmanager
-def _folder(
-    model: PreTrainedModel, folder: Path, source: Loaded, head: AnalyticHead, report: dict[str, Any], force: bool
-) -> Iterator[Path]:
+def _folder(model: PreTrainedModel, folder: Path, source: Loaded, probed: Probed, *, force: bool) -> Iterator[Path]:
     """Weights, tokenizer and licences of `source`, the head and the report; verified when the block ends."""
     with writing(folder, "classifier", force=force) as partial:
         checkpoint.write_model(model, partial)
         checkpoint.write_belongings(partial, source.processor, source.companions, parts=False)
-        write_head(head, partial / "head.safetensors")
-        _write(partial / "probe.json", report)
+        write_head(probed.head, partial / "head.safetensors")
+        _write(partial / "probe.json", probed.report)
         yield partial
         checkpoint.verify_reload(model, partial)
 

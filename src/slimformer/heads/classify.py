@@ -21,29 +21,27 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.documents import Document
-from slimformer.calibrate.gather import Data
 from slimformer.calibrate.images import read_images
 from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.stream import require_labels, stream_documents
 from slimformer.calibrate.tasks import Purpose, read_data
 from slimformer.calibrate.text import Batch
 from slimformer.errors import DataUnreadable, HeadDoesNotFit, RowsUnusable
-from slimformer.evaluate.compare import compare
 from slimformer.evaluate.perplexity import evaluating
 from slimformer.evaluate.predictions import classification_scores, regression_scores
-from slimformer.evaluate.report import Report
 from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.attach import attach, last_layer, put_head
-from slimformer.heads.features import Chunk, Reading, batches_of, feature_chunks, readings_of
+from slimformer.heads.features import Chunk, Features, Reading, batches_of, feature_chunks, readings_of
+from slimformer.heads.parameters import HeadParameters
 from slimformer.heads.waiting_rows import waiting_rows
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import describe, family_of
 from slimformer.models.architecture import is_bare, reads_examples
 from slimformer.models.load import Loaded
-from slimformer.rewrite.sizes import auto_class
 
 FORMAT = 1
+FEATURES, HEAD = Features(), HeadParameters()  # as usual
 LOOKED_AT = 256  # labels that tell classes from numbers
 
 
@@ -56,24 +54,29 @@ class Probed:
     report: dict[str, Any]
 
 
-def labelled(
-    loaded: Loaded,
-    source: str | Path,
-    *,
-    columns: Sequence[str] | None = None,
-    label: str | None = None,
-    split: Purpose = "calibration",
-    samples: int | None = None,
-    seed: int = 0,
-) -> Iterator[Document]:
-    """Labelled documents of a source, one at a time: rows of a table, or images in a folder for each class."""
+@dataclass(frozen=True)
+class LabelledRows:
+    """Where labelled rows are: a table, the name of a data set or a folder of images; and which of them are read."""
+
+    source: str | Path
+    columns: Sequence[str] | None = None
+    label: str | None = None
+    samples: int | None = None
+    seed: int = 0
+    split: Purpose = "calibration"
+
+
+def labelled(loaded: Loaded, rows: LabelledRows) -> Iterator[Document]:
+    """Labelled documents, one at a time: rows of a table, or images in a folder for each class."""
     if family_of(loaded.model.config).image:
-        found: Iterable[Document] = read_images(source, samples=samples, seed=seed)
+        documents: Iterable[Document] = read_images(rows.source, samples=rows.samples, seed=rows.seed)
     elif loaded.processor is None:
         raise DataUnreadable("there is no tokenizer with the model, so it cannot read text")
     else:
-        found = stream_documents(source, columns=columns, label=label, split=split, limit=samples)
-    return require_labels(iter(found), str(source))
+        documents = stream_documents(
+            rows.source, columns=rows.columns, label=rows.label, split=rows.split, limit=rows.samples
+        )
+    return require_labels(iter(documents), str(rows.source))
 
 
 def target_of(documents: Iterator[Document], asked: str) -> tuple[str, Iterator[Document]]:
@@ -92,29 +95,27 @@ def target_of(documents: Iterator[Document], asked: str) -> tuple[str, Iterator[
 def probe(
     loaded: Loaded,
     train: Iterator[Document],
+    features: Features = FEATURES,
     *,
-    kind: str = "lda",
     target: str = "auto",
-    pools: Sequence[str] = (),
-    layers: Sequence[int] = (),
-    seq_len: int = 128,
-    compare: bool = False,
+    head: HeadParameters = HEAD,
     progress: Progress = silent,
-    **params: Any,
 ) -> Probed:
     """Fit a head for every reading in one pass over `train`, and take the one with the least leave-one-out loss.
 
-    `params` go to `AnalyticHead`. Cost: one forward pass and, for each reading, d² / 2 per document and one d³. Kind
-    "newton" chooses the reading by its start, and writes 4 d bytes per document and reading to a temporary file.
+    `target` is that of the head, or auto: by the labels. Cost: one forward pass and, for each reading, d² / 2 per
+    document and one d³. Kind "newton" chooses the reading by its start, and writes 4 d bytes per document and reading
+    to a temporary file.
     """
     n_blocks = describe(loaded.model).n_blocks
-    strange = [layer for layer in layers if not 1 <= layer <= n_blocks]
+    strange = [layer for layer in features.layers if not 1 <= layer <= n_blocks]
     if strange:
         raise HeadDoesNotFit(f"there is no layer {strange[0]}; the model has layers 1 to {n_blocks}")
     target, train = target_of(train, target)
-    kind = kind_for(target, kind)
-    readings = readings_of(loaded.model, pools, layers)
-    heads = {reading: AnalyticHead(kind, target=target, **params) for reading in readings}
+    kind, seq_len, compare = kind_for(target, head.kind), features.seq_len, features.compare
+    readings = readings_of(loaded.model, features.pools, features.layers)
+    params = {**head.get_params(), "kind": kind, "target": target}
+    heads = {reading: AnalyticHead(**params) for reading in readings}
     steps = {reading: head.steps for reading, head in heads.items()} if kind == "newton" else {}
     rows = 0
     with waiting_rows(steps) as waiting:
@@ -123,8 +124,8 @@ def probe(
         for chunk in feature_chunks(
             loaded.model, loaded.processor, train, readings, seq_len=seq_len, compare=compare
         ):  # fmt: skip
-            for reading, head in heads.items():
-                head.partial_fit(chunk.features[reading], targets(chunk, target))
+            for reading, each in heads.items():
+                each.partial_fit(chunk.features[reading], targets(chunk, target))
             for reading, file in waiting.items():
                 file.append(chunk.features[reading], targets(chunk, target))
             rows += len(chunk.labels)
@@ -185,16 +186,16 @@ def targets(chunk: Chunk, target: str) -> Any:
 
 
 def score(
-    loaded: Loaded, found: Probed, documents: Iterator[Document], *, progress: Progress = silent
+    loaded: Loaded, probed: Probed, documents: Iterator[Document], *, progress: Progress = silent
 ) -> dict[str, Any]:
     """The head on data it has not seen: accuracy, F1, calibration, confusion; or correlations."""
-    head, target = found.head, found.report["target"]
+    head, target = probed.head, probed.report["target"]
     truth, predicted, sure = [], [], []
     for chunk in feature_chunks(
-        loaded.model, loaded.processor, documents, [found.reading],
-        seq_len=found.report["seq_len"], compare=found.report["compare"],
+        loaded.model, loaded.processor, documents, [probed.reading],
+        seq_len=probed.report["seq_len"], compare=probed.report["compare"],
     ):  # fmt: skip
-        X = chunk.features[found.reading]
+        X = chunk.features[probed.reading]
         truth.append(targets(chunk, target))
         predicted.append(head.predict(X))
         if target == "classes":
@@ -214,7 +215,7 @@ def seen_before(train: str, held_out: str) -> list[str]:
 
 
 def padding(processor: Any) -> int | None:
-    """The id a classifier of a decoder is told to take as padding."""
+    """The id that a classifier of a decoder takes as padding."""
     ids = (getattr(processor, "pad_token_id", None), getattr(processor, "eos_token_id", None))
     return next((i for i in ids if i is not None), None)
 
@@ -228,14 +229,15 @@ def fresh_head(
     seq_len: int = 128,
     progress: Progress = silent,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """`model` with a head fitted on its own features: a classifier gets new weights in its last layer, a bare encoder
-    becomes a classifier. The model given is changed.
+    """`model` with a head fitted on its own features: a classifier gets new weights in its last layer, an encoder
+    without a head becomes a classifier. The model given is changed.
     """
     here = replace(loaded, model=model)
     if is_bare(model):
         wanted = ("last",) if family_of(model.config).causal else ("cls",)
-        found = probe(here, documents, kind=kind, pools=wanted, seq_len=seq_len, progress=progress)
-        return attach(model, found.head, found.reading, pad=padding(loaded.processor)), found.report
+        features = Features(wanted, seq_len=seq_len)
+        probed = probe(here, documents, features, head=HeadParameters(kind), progress=progress)
+        return attach(model, probed.head, probed.reading, pad=padding(loaded.processor)), probed.report
     if family_of(model.config).causal and model.config.pad_token_id is None:
         model.config.pad_token_id = padding(loaded.processor)  # else a decoder cannot tell where rows end
     config: Any = model.config
@@ -267,11 +269,11 @@ def last_features(loaded: Loaded, documents: Sequence[Document], seq_len: int) -
     model: Any = loaded.model
     numbered = [replace(document, label=i) for i, document in enumerate(documents)]
     with _without_last_layer(model), evaluating(model):
-        found = [
+        parts = [
             (batch.labels, _logits(model, batch)) for batch in batches_of(model, loaded.processor, numbered, seq_len)
         ]
-    order = torch.cat([numbers for numbers, _ in found if numbers is not None]).argsort()
-    return torch.cat([features for _, features in found])[order]
+    order = torch.cat([numbers for numbers, _ in parts if numbers is not None]).argsort()
+    return torch.cat([features for _, features in parts])[order]
 
 
 def _logits(model: Any, batch: Batch) -> Any:
@@ -293,12 +295,12 @@ def _without_last_layer(model: PreTrainedModel) -> Iterator[None]:
 
 def _class_number(label: Any, names: Sequence[str]) -> int:
     """The number of a class, by its name or by its number."""
-    said = str(label)
-    if said in names:
-        return names.index(said)
-    if said.isdigit() and int(said) < len(names):
-        return int(said)
-    raise DataUnreadable(f"the label {said!r} is none of the classes of the model: {', '.join(names[:10])}")
+    name = str(label)
+    if name in names:
+        return names.index(name)
+    if name.isdigit() and int(name) < len(names):
+        return int(name)
+    raise DataUnreadable(f"the label {name!r} is none of the classes of the model: {', '.join(names[:10])}")
 
 
 def _parts(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
@@ -325,19 +327,3 @@ def held_out_texts(
         documents = read_data(data, columns=columns, limit=samples, rows=reads_examples(loaded.model, family))
     parts = split_documents(documents, seed=seed)
     return {(document.text, document.pair) for part in ("report", "certify") for document in parts[part]}
-
-
-def rehead(
-    loaded: Loaded, small: PreTrainedModel, data: Data, report: Report, rows: Iterator[Document], *, kind: str = "lda",
-    progress: Progress = silent,
-) -> tuple[PreTrainedModel, Report]:  # fmt: skip
-    """The cut model with a fresh head, and the report with the metrics of both heads on the report split.
-
-    A bare encoder becomes a classifier; its own metrics, of states, stay what they were.
-    """
-    bare, length = is_bare(small), min(data.seq_len, 128)
-    fresh, head = fresh_head(loaded, small, rows, kind=kind, seq_len=length, progress=progress)
-    if bare:
-        return fresh, replace(report, head=head, load_class=auto_class(fresh))
-    metrics = [metric.to_json() for metric in compare(loaded.model, fresh, data.splits["report"])]
-    return fresh, replace(report, head={**head, "old_head": report.metrics}, metrics=metrics)

@@ -58,85 +58,83 @@ def within(moments: ClassMoments, *, standardize: bool = True) -> Within:
 
 
 def discriminant(
-    found: Within, gamma: float, log_prior: Float[Tensor, " C"]
+    scatter: Within, gamma: float, log_prior: Float[Tensor, " C"]
 ) -> tuple[Float[Tensor, "C d"], Float[Tensor, " C"]]:
     """W and b of the scores in the original coordinates, less what all classes share.
 
     With m_c = μ + d_c the scores have μᵀ Σ_γ⁻¹ (x − ½ μ) in common, which no choice between classes sees. Where a mean
-    is large beside a deviation it is huge, and in single precision it would drown the differences.
+    is large compared with a deviation it is huge, and in single precision it would drown the differences.
     """
-    inverse = 1 / shrunk(found, gamma)
+    inverse = 1 / shrunk(scatter, gamma)
     seen = log_prior > -torch.inf
-    centre = found.means[seen].mean(0) if bool(seen.any()) else found.means.mean(0)
-    D = torch.where(seen[:, None], found.means - centre, 0.0)
+    centre = scatter.means[seen].mean(0) if bool(seen.any()) else scatter.means.mean(0)
+    D = torch.where(seen[:, None], scatter.means - centre, 0.0)
     W = D * inverse
     b = log_prior - (W * (centre + D / 2)).sum(1)
-    return (W @ found.Q.mT) / found.scale, b
+    return (W @ scatter.Q.mT) / scatter.scale, b
 
 
-def shrunk(found: Within, gamma: float) -> Float[Tensor, " d"]:
+def shrunk(scatter: Within, gamma: float) -> Float[Tensor, " d"]:
     """Eigenvalues of Σ_γ. Where nothing varies at all, Σ is taken as the identity."""
     gamma = max(gamma, BARELY)
-    level = float(found.values.mean()) / found.freedom
-    return (1 - gamma) * found.values / found.freedom + gamma * (level if level > 0 else 1.0)
+    level = float(scatter.values.mean()) / scatter.freedom
+    return (1 - gamma) * scatter.values / scatter.freedom + gamma * (level if level > 0 else 1.0)
 
 
 def left_out_scores(
-    found: Within,
+    scatter: Within,
     Z: Float[Tensor, "n d"],
     c: Int[Tensor, " n"],
-    u: Float[Tensor, " n"],
+    own: Float[Tensor, " n"],
     gamma: float,
     log_prior: Float[Tensor, " C"] | None,
-    omega: Float[Tensor, " C"] | None = None,
 ) -> Float[Tensor, "n C"]:
     """Scores of every row by the moments without it: −½ (x − m)ᵀ Σ_γ⁻¹ (x − m) + log π, exactly. Cost n d C.
 
-    Z are the rows as `found.turned` gives them. `u` is the weight that is left out of each row; log_prior None means
-    empirical priors, which then lose the row, too. `omega` are class weights; they and the scale of the coordinates
-    stay those of all rows. For a row that is its class there is nothing left to measure the distance to: its own score
-    is −∞.
+    Z are the rows as `scatter.turned` gives them. `own` is the weight that is left out of each row, in the units of the
+    counts (so times the weight of its class); log_prior None means empirical priors, which then lose the row, too.
+    Class weights and the scale of the coordinates stay those of all rows. For a row that is its class there is nothing
+    left to measure the distance to: its own score is −∞.
     """
     gamma = max(gamma, BARELY)
-    omega = torch.ones_like(found.counts) if omega is None else omega
-    own, N = omega[c] * u, found.counts[c]  # counts are weighted by ω already
+    N = scatter.counts[c]
     left = N - own
     alone = left <= NOTHING
     rest = left.clamp(min=NOTHING)
-    r = Z - found.means[c]
+    r = Z - scatter.means[c]
     kappa = torch.where(alone, 0.0, own * N / rest)
-    freedom = (found.freedom - own + alone.double()).clamp(min=NOTHING)  # its class no longer takes a degree
-    level = (found.values.sum() - kappa * (r * r).sum(1)).clamp(min=0) / freedom / len(found.scale)
+    freedom = (scatter.freedom - own + alone.double()).clamp(min=NOTHING)  # its class no longer takes a degree
+    level = (scatter.values.sum() - kappa * (r * r).sum(1)).clamp(min=0) / freedom / len(scatter.scale)
     a = (1 - gamma) / freedom
     ground = gamma * torch.where(level > 0, level, torch.ones_like(level))
-    inverse = 1 / (a[:, None] * found.values + ground[:, None])  # n × d
+    inverse = 1 / (a[:, None] * scatter.values + ground[:, None])  # n × d
     V = inverse * Z
-    D = (V * Z).sum(1, keepdim=True) - 2 * V @ found.means.mT + inverse @ (found.means**2).mT
+    D = (V * Z).sum(1, keepdim=True) - 2 * V @ scatter.means.mT + inverse @ (scatter.means**2).mT
     t = inverse * r
     rt = (r * t).sum(1)
-    cross = (Z * t).sum(1, keepdim=True) - t @ found.means.mT  # (x − m_j)ᵀ A⁻¹ r
+    cross = (Z * t).sum(1, keepdim=True) - t @ scatter.means.mT  # (x − m_j)ᵀ A⁻¹ r
     lift = kappa * a / (1 - kappa * a * rt).clamp(min=1e-300)
     D = D + lift[:, None] * cross**2
     grown = N / rest
     D[torch.arange(len(c)), c] = torch.where(alone, torch.inf, grown**2 * (rt + lift * rt**2))
-    return log_priors_without(found, c, own) - D / 2 if log_prior is None else log_prior - D / 2
+    return log_priors_without(scatter, c, own) - D / 2 if log_prior is None else log_prior - D / 2
 
 
-def log_priors_without(found: Within, c: Int[Tensor, " n"], own: Float[Tensor, " n"]) -> Float[Tensor, "n C"]:
+def log_priors_without(scatter: Within, c: Int[Tensor, " n"], own: Float[Tensor, " n"]) -> Float[Tensor, "n C"]:
     """log π by counts that have lost one row each."""
-    counts = found.counts.expand(len(c), -1).clone()
+    counts = scatter.counts.expand(len(c), -1).clone()
     counts[torch.arange(len(c)), c] -= own
     return (counts / counts.sum(1, keepdim=True)).clamp(min=0).log()
 
 
-def ledoit_wolf(found: Within, Z: Float[Tensor, "n d"], c: Int[Tensor, " n"]) -> float:
+def ledoit_wolf(scatter: Within, Z: Float[Tensor, "n d"], c: Int[Tensor, " n"]) -> float:
     """γ of Ledoit and Wolf (2004) for the pooled covariance; fourth moments are those of the rows given.
 
     γ = min(1, β² / δ²),  δ² = ‖Σ − μI‖² / d,  β² = (mean ‖r‖⁴ − ‖Σ‖²) / (n d),  in scaled coordinates.
     """
-    n, d = float(found.counts.sum()), len(found.scale)
-    r = Z - found.means[c]
-    v = found.values / found.freedom
+    n, d = float(scatter.counts.sum()), len(scatter.scale)
+    r = Z - scatter.means[c]
+    v = scatter.values / scatter.freedom
     spread = float(((v - v.mean()) ** 2).sum()) / d
     noise = (float((r.square().sum(1) ** 2).mean()) - float((v**2).sum())) / (n * d)
     return 1.0 if spread <= 0 else min(1.0, max(0.0, noise) / spread)

@@ -44,6 +44,17 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Features:
+    """Which features heads are fitted on: poolings and layers to choose from (none: the usual ones of the last layer),
+    tokens read of each text, and whether the texts of a pair are encoded apart and compared."""
+
+    pools: Sequence[str] = ()
+    layers: Sequence[int] = ()
+    seq_len: int = 128
+    compare: bool = False
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Features of some documents, in their order, by where they were read."""
 
@@ -77,10 +88,10 @@ def pooled(model: PreTrainedModel, batch: Batch, readings: Sequence[Reading]) ->
     norm = base.get_submodule(name) if name else torch.nn.Identity()
     states = {deepest: out.last_hidden_state}
     states |= {l: norm(out.hidden_states[l]) for l in {r.layer for r in readings} - {deepest}}
-    found = {r: pool(states[r.layer].float(), here.mask, r.pool).cpu() for r in readings}
-    if not all(bool(torch.isfinite(x).all()) for x in found.values()):
+    features = {r: pool(states[r.layer].float(), here.mask, r.pool).cpu() for r in readings}
+    if not all(bool(torch.isfinite(x).all()) for x in features.values()):
         raise NotFinite("the model gives NaN or infinite states for these data, so nothing can be fitted on them")
-    return found
+    return features
 
 
 def pool(H: Tensor, mask: Tensor | None, how: str) -> Tensor:
@@ -112,10 +123,10 @@ def feature_chunks(
         if compare:
             first = _encode(model, processor, [Document(d.text) for d in part], readings, seq_len)
             second = _encode(model, processor, [Document(d.pair or "") for d in part], readings, seq_len)
-            found = {r: torch.cat([(first[r] - second[r]).abs(), first[r] * second[r]], 1) for r in readings}
+            features = {r: torch.cat([(first[r] - second[r]).abs(), first[r] * second[r]], 1) for r in readings}
         else:
-            found = _encode(model, processor, part, readings, seq_len)
-        yield Chunk([document.label for document in part], found)
+            features = _encode(model, processor, part, readings, seq_len)
+        yield Chunk([document.label for document in part], features)
 
 
 def _encode(
@@ -127,7 +138,7 @@ def _encode(
         assert batch.labels is not None
         parts.append((batch.labels, pooled(model, replace(batch, labels=None), readings)))
     order = torch.cat([numbers for numbers, _ in parts]).argsort()
-    return {r: torch.cat([found[r] for _, found in parts])[order] for r in readings}
+    return {r: torch.cat([features[r] for _, features in parts])[order] for r in readings}
 
 
 def batches_of(model: PreTrainedModel, processor: Any, documents: Sequence[Document], seq_len: int) -> list[Batch]:

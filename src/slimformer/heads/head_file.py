@@ -25,24 +25,24 @@ SUMS = {ClassMoments: ("counts", "sums", "grams"), TargetMoments: ("x", "gram", 
 
 def write_head(head: AnalyticHead, path: Path, *, rows: bool = False) -> None:
     """Moments and solution to one safetensors file; kept rows only if asked for, since they are data."""
-    found, moments = head.solution(), head.moments_
+    solution, moments = head.solution(), head.moments_
     tensors: dict[str, Tensor] = {name: getattr(moments, name) for name in SUMS[type(moments)]}
-    tensors |= {"weight": found.weight, "bias": found.bias}
-    said: dict[str, Any] = {
+    tensors |= {"weight": solution.weight, "bias": solution.bias}
+    header: dict[str, Any] = {
         "slimformer_head": 1, "params": {name: _plain(value) for name, value in head.get_params().items()},
         "width": head.n_features_in_,
-        "flat": getattr(head, "_flat", True), "shrinkage": found.shrinkage, "beta": found.beta, "loss": found.loss,
-        "error": found.error, "steps": found.steps,
+        "flat": getattr(head, "_flat", True), "shrinkage": solution.shrinkage, "beta": solution.beta,
+        "loss": solution.loss, "error": solution.error, "steps": solution.steps,
     }  # fmt: skip
     if isinstance(moments, ClassMoments):
-        said |= {"labels": list(moments.labels), "apart": moments.apart}
+        header |= {"labels": list(moments.labels), "apart": moments.apart}
     else:
-        said |= {"rows": moments.rows}
+        header |= {"rows": moments.rows}
     if rows:
-        kept = head.kept_
-        tensors |= {"kept.X": kept.X, "kept.weights": kept.weights, "kept.keys": torch.from_numpy(kept.keys)}
-        said |= {"targets": kept.targets.tolist()}
-    save_sealed(tensors, path, {"head": json.dumps(said)})
+        sample = head.kept_
+        tensors |= {"kept.X": sample.X, "kept.weights": sample.weights, "kept.keys": torch.from_numpy(sample.keys)}
+        header |= {"targets": sample.targets.tolist()}
+    save_sealed(tensors, path, {"head": json.dumps(header)})
 
 
 def read_head(path: Path) -> AnalyticHead:
@@ -57,17 +57,17 @@ def read_head(path: Path) -> AnalyticHead:
         raise DataUnreadable(f"{path} is not a head that slimformer wrote, or it is damaged") from error
 
 
-def _head(said: dict[str, Any], tensors: dict[str, Tensor]) -> AnalyticHead:
-    head = AnalyticHead(**{name: _mapping(value) for name, value in said["params"].items()})
-    head.n_features_in_, head._flat = said["width"], said["flat"]
+def _head(header: dict[str, Any], tensors: dict[str, Tensor]) -> AnalyticHead:
+    head = AnalyticHead(**{name: _mapping(value) for name, value in header["params"].items()})
+    head.n_features_in_, head._flat = header["width"], header["flat"]
     moments: Any
-    if "labels" in said:
-        labels = tuple(said["labels"])
-        moments = ClassMoments(labels, tensors["counts"], tensors["sums"], tensors["grams"], said["apart"])
+    if "labels" in header:
+        labels = tuple(header["labels"])
+        moments = ClassMoments(labels, tensors["counts"], tensors["sums"], tensors["grams"], header["apart"])
     else:
-        moments = TargetMoments(said["rows"], *(tensors[name] for name in SUMS[TargetMoments]))
-    head._become(moments, _kept(said, tensors, head))
-    numbers = (said["shrinkage"], said["beta"], said["loss"], said["error"], said.get("steps", 0))
+        moments = TargetMoments(header["rows"], *(tensors[name] for name in SUMS[TargetMoments]))
+    head._become(moments, _kept(header, tensors, head))
+    numbers = (header["shrinkage"], header["beta"], header["loss"], header["error"], header.get("steps", 0))
     head._solution = Solution(tensors["weight"], tensors["bias"], *numbers)
     return head
 
@@ -81,9 +81,9 @@ def _mapping(value: Any) -> Any:
     return {key: each for key, each in value["pairs"]} if isinstance(value, dict) else value
 
 
-def _kept(said: dict[str, Any], tensors: dict[str, Tensor], head: AnalyticHead) -> KeptRows:
+def _kept(header: dict[str, Any], tensors: dict[str, Tensor], head: AnalyticHead) -> KeptRows:
     if "kept.X" in tensors:
-        targets = np.array(said["targets"])
+        targets = np.array(header["targets"])
         return KeptRows(head.keep, tensors["kept.keys"].numpy(), tensors["kept.X"], targets, tensors["kept.weights"])
     empty = torch.zeros(0, head.n_features_in_, dtype=torch.float64)
     targets = np.zeros((0,) if head.target == "classes" else (0, len(tensors["y"])))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slimformer.errors import RowsUnusable, SlimformerError
-
-KINDS = ("lda", "ridge", "random", "ncm", "newton")
-TARGETS = ("classes", "numbers", "labels")
 
 
 class NotFitted(SlimformerError, ValueError, AttributeError):
@@ -30,50 +25,6 @@ def not_fitted(name: str) -> Exception:
 
         return NotFittedError(message)
     return NotFitted(message)
-
-
-def require_sense(
-    *, kind: str, target: str, shrinkage: Any, prior: Any, steps: int, class_weight: Any, keep: int,
-    random_features: int, **_others: Any,
-) -> None:  # fmt: skip
-    """Refuse parameters of a head that do not go together."""
-    if kind not in KINDS or target not in TARGETS:
-        said = f"kind={kind!r}, target={target!r}"
-        raise RowsUnusable(f"kind is one of {', '.join(KINDS)} and target one of {', '.join(TARGETS)}; got {said}")
-    if target != "classes" and kind not in ("ridge", "random"):
-        raise RowsUnusable(f"kind {kind!r} is for classes; use 'ridge' or 'random' for {target}")
-    known = ("loo", "ledoit-wolf") if kind == "lda" else ("loo",)
-    if isinstance(shrinkage, str) and shrinkage not in known:
-        raise RowsUnusable(f"shrinkage of {kind} is {' or '.join(known)} or a number; got {shrinkage!r}")
-    if prior != "empirical" and kind in ("ridge", "random", "newton"):
-        raise RowsUnusable(f"kind {kind!r} has no prior; use class_weight instead")
-    if kind == "newton" and not steps >= 0:
-        raise RowsUnusable(f"steps must be 0 or more; got {steps!r}")
-    if not isinstance(shrinkage, str):
-        _require_amount(shrinkage, most=1.0 if kind in ("lda", "ncm") else math.inf)
-    _require_shares("prior", prior, ("empirical", "uniform"))
-    _require_shares("class_weight", class_weight or "balanced", ("balanced",))
-    if keep < 0 or random_features < 1:
-        raise RowsUnusable(f"keep is 0 or more and random_features 1 or more; got {keep} and {random_features}")
-
-
-def _require_amount(shrinkage: Any, *, most: float) -> None:
-    number = isinstance(shrinkage, int | float) and not isinstance(shrinkage, bool)
-    if not (number and 0 <= shrinkage <= most and math.isfinite(shrinkage)):
-        reach = "from 0 to 1" if most == 1 else "from 0 on"
-        raise RowsUnusable(f"shrinkage is a number {reach}, or 'loo'; got {shrinkage!r}")
-
-
-def _require_shares(name: str, value: Any, words: tuple[str, ...]) -> None:
-    """Refuse priors and weights of classes that are none."""
-    if not isinstance(value, Mapping):
-        if value not in words:
-            raise RowsUnusable(f"{name} is {' or '.join(words)}, or a number for each label; got {value!r}")
-        return
-    shares = list(value.values())
-    good = all(isinstance(x, int | float) and x >= 0 and math.isfinite(x) for x in shares)
-    if not good or not sum(shares) > 0:
-        raise RowsUnusable(f"{name} gives labels numbers of 0 or more, one of them more than 0; got {dict(value)!r}")
 
 
 def rows_of(X: Any, name: str, expected: int | None = None) -> Tensor:

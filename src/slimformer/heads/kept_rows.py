@@ -79,6 +79,6 @@ class KeptRows:
 def _digest(row: NDArray[np.float64], target: Any) -> int:
     number = isinstance(target, float | np.floating) and float(target).is_integer()
     target = int(target) if number else target  # 2 and 2.0 are one label
-    said = str(target).encode() if np.ndim(target) == 0 else np.asarray(target, np.float64).tobytes()
+    target_bytes = str(target).encode() if np.ndim(target) == 0 else np.asarray(target, np.float64).tobytes()
     # + 0.0: zero and minus zero are one number
-    return int.from_bytes(hashlib.blake2b((row + 0.0).tobytes() + said, digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b((row + 0.0).tobytes() + target_bytes, digest_size=8).digest(), "little")

@@ -28,8 +28,9 @@ from slimformer.heads.newton import (
     polish,
     scaling,
 )
+from slimformer.heads.parameters import HeadParameters
 from slimformer.heads.ridge import BARELY
-from slimformer.heads.solve import Left, Solution
+from slimformer.heads.solve import Left, Solution, class_weights
 from slimformer.heads.temperature import log_loss, temperature
 
 
@@ -57,15 +58,13 @@ def again(parts: Iterable[tuple[Any, ...]], labels: Sequence[Any], width: int) -
     return read
 
 
-def solve_newton(
-    moments: ClassMoments, start: Solution, left: Left, parts: Parts, *, steps: int, shrinkage: float | str,
-    omega: Tensor, standardize: bool,
-) -> Solution:  # fmt: skip
+def solve_newton(moments: ClassMoments, start: Solution, left: Left, parts: Parts, how: HeadParameters) -> Solution:
     """Logistic regression of the rows of `moments`, read again by `parts`, from the ridge solution `start`."""
     seen = moments.counts > NOTHING
-    if int(seen.sum()) < 2 or not steps:
+    if int(seen.sum()) < 2 or not how.steps:
         return start
-    z = scaling(moments.weighted(omega).as_targets(), standardize=standardize)
+    omega, shrinkage = class_weights(moments, how.class_weight), how.shrinkage
+    z = scaling(moments.weighted(omega).as_targets(), standardize=how.standardize)
     W, b = start.beta * start.weight[seen], start.beta * start.bias[seen]
     n = float((moments.counts * omega).sum())
     relative = _relative(W, b, start.shrinkage, left, n) if isinstance(shrinkage, str) else float(shrinkage)
@@ -76,7 +75,7 @@ def solve_newton(
         for X, y, w in parts():
             yield X, number[y], w * omega[y]
 
-    end = polish(weighted, into_contrasts(W, b, z), z, mu=mu, steps=steps)
+    end = polish(weighted, into_contrasts(W, b, z), z, mu=mu, steps=how.steps)
     _require_same(n, end.sums.rows)
     W, b = out_of_contrasts(end.theta, z)
     beta, loss, error = 1.0, None, None

@@ -1,4 +1,4 @@
-"""Two models, one space: closed-form maps between the features they give to the same things.
+"""Two models, one space: closed-form maps between the features they give to the same inputs.
 
 Rows x (source) and y (target) are pairs. Each side is centred and put on the unit sphere, then taken to a common space
 by a matrix, A on the left and B on the right; likeness is the cosine there.
@@ -110,8 +110,8 @@ def _chosen(X: Tensor, Y: Tensor, method: str, grid: tuple[float, ...], seed: in
     aside, rest = order.tensor_split([max(2, int(SET_ASIDE * len(X)))])
 
     def badness(strength: float) -> float:
-        found = Match(method, strength, *_fitted(X[rest], Y[rest], method, strength))
-        S = found.scores(X[aside], Y[aside])
+        fitted = Match(method, strength, *_fitted(X[rest], Y[rest], method, strength))
+        S = fitted.scores(X[aside], Y[aside])
         return -float((1 / ranks(S)).mean() + (1 / ranks(S.mT)).mean())
 
     return min(grid, key=badness)
@@ -173,8 +173,8 @@ def _scale_free(X: Tensor, Y: Tensor, a: Tensor, b: Tensor, strength: float) -> 
 
 def _relative(X: Tensor, Y: Tensor, a: Tensor, b: Tensor, share: float) -> Sides:
     X, Y = X[:MOST_ANCHORS], Y[:MOST_ANCHORS]
-    kept = 0 if share >= 1 else max(1, int(share * len(X)))
-    return Side(a, X, kept), Side(b, Y, kept)
+    anchors = 0 if share >= 1 else max(1, int(share * len(X)))
+    return Side(a, X, anchors), Side(b, Y, anchors)
 
 
 def _eye(d: int) -> Tensor:

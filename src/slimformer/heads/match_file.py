@@ -34,18 +34,18 @@ class Embedding(nn.Module):
         return Side(self.centre.double(), self.A.double(), self.kept).embed(X).to(X.dtype)
 
 
-def modules_of(found: Match) -> tuple[Embedding, Embedding]:
+def modules_of(fitted: Match) -> tuple[Embedding, Embedding]:
     """Source and target as modules; likeness is the product of what they give."""
-    return Embedding(found.source), Embedding(found.target)
+    return Embedding(fitted.source), Embedding(fitted.target)
 
 
-def write_match(found: Match, path: Path, said: dict[str, Any] | None = None) -> None:
+def write_match(fitted: Match, path: Path, header: dict[str, Any] | None = None) -> None:
     """Weights in float32, and what else is to be remembered as JSON."""
-    sides = (found.source, found.target)
+    sides = (fitted.source, fitted.target)
     tensors = dict(zip(KEYS, (t.float().contiguous() for s in sides for t in (s.centre, s.A)), strict=True))
-    known = {"slimformer_match": 1, "method": found.method, "strength": found.strength}
-    kept = [side.kept for side in sides]
-    save_sealed(tensors, path, {"match": json.dumps({**(said or {}), **known, "kept": kept})})
+    known = {"slimformer_match": 1, "method": fitted.method, "strength": fitted.strength}
+    nearest = [side.kept for side in sides]
+    save_sealed(tensors, path, {"match": json.dumps({**(header or {}), **known, "kept": nearest})})
 
 
 def read_match(path: Path) -> Match:
@@ -55,8 +55,8 @@ def read_match(path: Path) -> Match:
     require_unchanged(path.parent, path.name)
     try:
         tensors, texts = read_sealed(path)
-        said = parse_own_json(texts["match"])
+        header = parse_own_json(texts["match"])
         a, A, b, B = (tensors[key].to(torch.float64) for key in KEYS)
-        return Match(said["method"], said["strength"], Side(a, A, said["kept"][0]), Side(b, B, said["kept"][1]))
+        return Match(header["method"], header["strength"], Side(a, A, header["kept"][0]), Side(b, B, header["kept"][1]))
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise DataUnreadable(f"{path} is not a map that slimformer wrote, or it is damaged") from error

@@ -148,18 +148,18 @@ def _add_curvature(blocks: Tensor, Z: Float[Tensor, "n e"], C: Float[Tensor, "n 
             blocks[b, :, a] += G
 
 
-def penalised(found: Sums, theta: Float[Tensor, "q e"], mu: float) -> float:
+def penalised(totals: Sums, theta: Float[Tensor, "q e"], mu: float) -> float:
     """J."""
-    return found.loss + mu / 2 * float((theta[:, :-1] ** 2).sum())
+    return totals.loss + mu / 2 * float((theta[:, :-1] ** 2).sum())
 
 
-def step(found: Sums, theta: Float[Tensor, "q e"], z: Scaling, mu: float) -> tuple[Float[Tensor, "q e"], float]:
+def step(totals: Sums, theta: Float[Tensor, "q e"], z: Scaling, mu: float) -> tuple[Float[Tensor, "q e"], float]:
     """Δ, and the fall of J that the quadratic promises. Cost (q d)³ / 3, with the bound d³ / 3."""
     q, e = theta.shape
     penalty = _penalty(e, mu)
-    gradient = found.gradient + penalty * theta
-    if found.curvature is not None:
-        A = _damped(found.curvature, penalty.repeat(q))
+    gradient = totals.gradient + penalty * theta
+    if totals.curvature is not None:
+        A = _damped(totals.curvature, penalty.repeat(q))
         delta = -torch.linalg.solve(A, gradient.flatten()).view(q, e)
     else:
         delta = -torch.linalg.solve(_damped(_bound(z, 0.5), penalty), gradient.mT).mT
@@ -186,8 +186,8 @@ def _bound(z: Scaling, curvature: float) -> Float[Tensor, "e e"]:
 
 def polish(parts: Parts, theta: Float[Tensor, "q e"], z: Scaling, *, mu: float, steps: int) -> Polished:
     """At most `steps` steps from Θ, none of which raises J. Cost: one pass each, one before, one for a halving."""
-    found = sums(parts, theta, z)
-    end = Polished(theta, found, (penalised(found, theta, mu),))
+    totals = sums(parts, theta, z)
+    end = Polished(theta, totals, (penalised(totals, theta, mu),))
     for _ in range(steps):
         lower = _lower(parts, end, z, mu)
         if lower is None:
@@ -204,10 +204,10 @@ def _lower(parts: Parts, end: Polished, z: Scaling, mu: float) -> Polished | Non
     safe = step(replace(end.sums, curvature=None), end.theta, z, mu)[0]
     for move in (*(delta / 2**i for i in range(HALVINGS)), safe):
         there = end.theta + move
-        found = sums(parts, there, z)
-        J = penalised(found, there, mu)
+        totals = sums(parts, there, z)
+        J = penalised(totals, there, mu)
         if end.losses[-1] >= J:
-            return Polished(there, found, (*end.losses, J))
+            return Polished(there, totals, (*end.losses, J))
     return None
 
 

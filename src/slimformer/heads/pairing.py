@@ -1,4 +1,4 @@
-"""Match two models on things both have seen: read features or make them, fit on some pairs, retrieve on others.
+"""Match two models on inputs both have read: read features or make them, fit on some pairs, retrieve on others.
 
 This is the command `slimformer match`. A fifth of the pairs is set aside by the seed and decides nothing; strengths and
 the best method are chosen on a fifth of the others.
@@ -27,8 +27,7 @@ from slimformer.heads.features import feature_chunks, readings_of
 from slimformer.heads.match import METHODS, SET_ASIDE, Match, match, ranks, without_hubs
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import family_of
-from slimformer.models.load import load_model
-from slimformer.models.opening import Opening
+from slimformer.models.load import Loaded
 
 AT = (1, 5, 10)
 IMAGE_COLUMNS = ("image", "file_name", "path")
@@ -52,37 +51,36 @@ def read_features(path: str | Path) -> Tensor:
     try:
         require_regular(file, DATA)
         if file.suffix.lower() == ".npy":
-            found = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.float64))
+            features = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.float64))
         else:
             matrices = {name: tensor for name, tensor in load_file(file).items() if tensor.ndim == 2}
             if len(matrices) != 1:
                 raise DataUnreadable(f"{path} holds {len(matrices)} matrices; give a file with one")
-            found = next(iter(matrices.values())).double()
+            features = next(iter(matrices.values())).double()
     except (OSError, EOFError, SafetensorError, ValueError, TypeError) as error:
         raise DataUnreadable(f"{path} cannot be read as features: {error}") from error
-    if found.ndim != 2:
-        raise DataUnreadable(f"{path} has the shape {tuple(found.shape)}; features are rows × numbers")
-    return found
+    if features.ndim != 2:
+        raise DataUnreadable(f"{path} has the shape {tuple(features.shape)}; features are rows × numbers")
+    return features
 
 
 def model_features(
-    name: str, data: str, *, pool: str | None = None, seq_len: int = 64, opening: Opening = Opening(),  # noqa: B008
-    samples: int | None = None, progress: Progress = silent,
+    loaded: Loaded, data: str, *, pool: str | None = None, seq_len: int = 64, samples: int | None = None,
+    progress: Progress = silent,
 ) -> Tensor:  # fmt: skip
     """Features a model gives to the images or texts of `data`, one row for each, in order."""
-    loaded = load_model(name, opening)
     family = family_of(loaded.model.config)
-    documents = things(data, image=family.image, samples=samples)
+    documents = documents_of(data, image=family.image, samples=samples)
     reading = readings_of(loaded.model, (pool or ("cls" if family.image else "mean"),))[0]
-    found = []
+    parts = []
     for chunk in feature_chunks(loaded.model, loaded.processor, documents, [reading], seq_len=seq_len):
-        found.append(chunk.features[reading])
-        progress(f"{Path(name).name}"[:16], sum(map(len, found)), len(documents))
-    return torch.cat(found).double()
+        parts.append(chunk.features[reading])
+        progress(f"{Path(loaded.name).name}"[:16], sum(map(len, parts)), len(documents))
+    return torch.cat(parts).double()
 
 
-def things(data: str, *, image: bool, samples: int | None = None) -> list[Document]:
-    """What one model reads of the pairs: the image column of a table (paths beside it) or its text column."""
+def documents_of(data: str, *, image: bool, samples: int | None = None) -> list[Document]:
+    """What one model reads of the pairs: the image column of a table (paths relative to it) or its text column."""
     table = open_table(Path(data), None) if Path(data).is_file() else None
     if table is None:
         if image:
@@ -110,38 +108,36 @@ def fit_and_retrieve(
         raise TooFewTokens(f"{len(X)} pairs are too few to fit on some and to measure on others; give {LEAST} or more")
     order = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed + 1))
     test, fit = order.tensor_split([max(2, int(SET_ASIDE * len(X)))])
-    found, rows, judged = {}, [], {}
+    maps, rows, judged = {}, [], {}
     methods = methods or tuple(METHODS)
     for i, method in enumerate(methods):
         progress("match", i, len(methods))
-        found[method] = match(X[fit], Y[fit], method, seed=seed)
-        judged[method] = _on_pairs_aside(X[fit], Y[fit], method, found[method].strength, seed)
-        rows.append(
-            {"method": method, "strength": found[method].strength, **retrieval(found[method], X[test], Y[test])}
-        )
+        maps[method] = match(X[fit], Y[fit], method, seed=seed)
+        judged[method] = _on_pairs_aside(X[fit], Y[fit], method, maps[method].strength, seed)
+        rows.append({"method": method, "strength": maps[method].strength, **retrieval(maps[method], X[test], Y[test])})
     progress("match", len(methods), len(methods))
     best = max(judged, key=lambda method: judged[method])
     report = {
         "slimformer_match": 1, "pairs": len(fit), "held_out": len(test), "best": best,
         "chance": {f"R@{k}": min(1.0, k / len(test)) for k in AT}, "methods": rows,
     }  # fmt: skip
-    return Matched(found[best], report)
+    return Matched(maps[best], report)
 
 
-def retrieval(found: Match, X: Tensor, Y: Tensor) -> dict[str, Any]:
+def retrieval(fitted: Match, X: Tensor, Y: Tensor) -> dict[str, Any]:
     """R@1/5/10 both ways, as they are and without hubs, with intervals for R@1."""
-    S = found.scores(X, Y)
+    S = fitted.scores(X, Y)
     out: dict[str, Any] = {}
     for name, scores in (("cosine", S), ("csls", without_hubs(S))):
         out[name] = {"forward": recalls(ranks(scores)), "backward": recalls(ranks(scores.mT))}
     return out
 
 
-def recalls(found: Tensor) -> dict[str, Any]:
+def recalls(places: Tensor) -> dict[str, Any]:
     """Shares of queries whose own partner is among the first k, and the median rank."""
-    out: dict[str, Any] = {f"R@{k}": float((found <= k).double().mean()) for k in AT}
-    interval = share_interval((found <= 1).double().tolist())
-    return {**out, "low": interval.low, "high": interval.high, "median_rank": float(found.median())}
+    out: dict[str, Any] = {f"R@{k}": float((places <= k).double().mean()) for k in AT}
+    interval = share_interval((places <= 1).double().tolist())
+    return {**out, "low": interval.low, "high": interval.high, "median_rank": float(places.median())}
 
 
 def _on_pairs_aside(X: Tensor, Y: Tensor, method: str, strength: float, seed: int) -> float:

@@ -54,26 +54,26 @@ def centred(moments: TargetMoments, *, standardize: bool = True) -> Centred:
     return Centred(mean, scale, Q, values.clamp(min=0), Q.mT @ (B / scale[:, None]), y, n)
 
 
-def damping(found: Centred, relative: float) -> float:
+def damping(problem: Centred, relative: float) -> float:
     """λ = relative · mean variance."""
-    level = float(found.values.mean())
+    level = float(problem.values.mean())
     return max(relative, BARELY) * (level if level > 0 else 1.0)
 
 
-def ridge(found: Centred, relative: float) -> tuple[Float[Tensor, "q d"], Float[Tensor, " q"]]:
+def ridge(problem: Centred, relative: float) -> tuple[Float[Tensor, "q d"], Float[Tensor, " q"]]:
     """W and b in the original coordinates."""
-    W = (found.Q @ (found.B / (found.values + damping(found, relative))[:, None])).mT / found.scale
-    return W, found.y - W @ found.mean
+    W = (problem.Q @ (problem.B / (problem.values + damping(problem, relative))[:, None])).mT / problem.scale
+    return W, problem.y - W @ problem.mean
 
 
 def left_out_predictions(
-    found: Centred, Z: Float[Tensor, "n d"], Y: Float[Tensor, "n q"], u: Float[Tensor, " n"], relative: float
+    problem: Centred, Z: Float[Tensor, "n d"], Y: Float[Tensor, "n q"], u: Float[Tensor, " n"], relative: float
 ) -> Float[Tensor, "n q"]:
     """Predictions for every row by the fit without it, y − e / (1 − u h), exactly. Cost n d q.
 
-    Z are the rows as `found.turned` gives them.
+    Z are the rows as `problem.turned` gives them.
     """
-    inverse = 1 / (found.values + damping(found, relative))
-    errors = Y - found.y - Z @ (found.B * inverse[:, None])
-    leverage = (1 + (Z * Z) @ inverse) / found.rows
+    inverse = 1 / (problem.values + damping(problem, relative))
+    errors = Y - problem.y - Z @ (problem.B * inverse[:, None])
+    leverage = (1 + (Z * Z) @ inverse) / problem.rows
     return Y - errors / (1 - u * leverage).clamp(min=1e-12)[:, None]

@@ -56,36 +56,36 @@ def solve_discriminant(
     standardize: bool,
 ) -> Solution:
     """LDA, or with shrinkage 1 the nearest class mean. `log_prior` None means empirical. Cost d³ + 14 · rows · d C."""
-    found = within(moments.weighted(omega), standardize=standardize)
+    scatter = within(moments.weighted(omega), standardize=standardize)
     seen = moments.counts > NOTHING
-    prior = (found.counts / found.counts.sum()).log() if log_prior is None else log_prior
+    prior = (scatter.counts / scatter.counts.sum()).log() if log_prior is None else log_prior
     prior = torch.where(seen, prior, -torch.inf)
-    Z = found.turned(left.X)
+    Z = scatter.turned(left.X)
     if shrinkage == "ledoit-wolf":
         _require_rows(left)
-        shrinkage = ledoit_wolf(found, Z, left.y)
+        shrinkage = ledoit_wolf(scatter, Z, left.y)
 
     def scores(gamma: float) -> Tensor:
         given = None if log_prior is None else prior
-        return left_out_scores(found, Z, left.y, left.u, gamma, given, omega)
+        return left_out_scores(scatter, Z, left.y, omega[left.y] * left.u, gamma, given)
 
     chosen, beta, loss, error = _choose(scores, left, shrinkage, GAMMAS)
-    return Solution(*discriminant(found, chosen, prior), chosen, beta, loss, error)
+    return Solution(*discriminant(scatter, chosen, prior), chosen, beta, loss, error)
 
 
 def solve_ridge(
     moments: ClassMoments, left: Left, *, shrinkage: float | str, omega: Tensor, standardize: bool
 ) -> Solution:
     """Ridge regression of class indicators. Cost d³ + 19 · rows · d C."""
-    found = centred(moments.weighted(omega).as_targets(), standardize=standardize)
+    problem = centred(moments.weighted(omega).as_targets(), standardize=standardize)
     seen = moments.counts > NOTHING
-    Z, Y = found.turned(left.X), torch.eye(len(moments.labels), dtype=torch.float64)[left.y]
+    Z, Y = problem.turned(left.X), torch.eye(len(moments.labels), dtype=torch.float64)[left.y]
 
     def scores(relative: float) -> Tensor:
-        return left_out_predictions(found, Z, Y, omega[left.y] * left.u, relative).masked_fill(~seen, -torch.inf)
+        return left_out_predictions(problem, Z, Y, omega[left.y] * left.u, relative).masked_fill(~seen, -torch.inf)
 
     chosen, beta, loss, error = _choose(scores, left, shrinkage, LAMBDAS)
-    W, b = ridge(found, chosen)
+    W, b = ridge(problem, chosen)
     return Solution(W, b.masked_fill(~seen, -torch.inf), chosen, beta, loss, error)
 
 
@@ -111,12 +111,12 @@ def solve_targets(
     moments: TargetMoments, left: Left, *, shrinkage: float | str, binary: bool, standardize: bool
 ) -> Solution:
     """Ridge regression of numbers, or of several yes/no labels at once."""
-    found = centred(moments, standardize=standardize)
-    Z = found.turned(left.X)
-    variance = (moments.energy / moments.rows - found.y**2).clamp(min=1e-300).sum()
+    problem = centred(moments, standardize=standardize)
+    Z = problem.turned(left.X)
+    variance = (moments.energy / moments.rows - problem.y**2).clamp(min=1e-300).sum()
 
     def predictions(relative: float) -> Tensor:
-        return left_out_predictions(found, Z, left.y, left.u, relative)
+        return left_out_predictions(problem, Z, left.y, left.u, relative)
 
     def loss(relative: float) -> float:
         wrong = ((predictions(relative) - left.y) ** 2).sum(1)
@@ -126,7 +126,7 @@ def solve_targets(
         _require_rows(left)
         losses = {relative: loss(relative) for relative in LAMBDAS}
         shrinkage = _least(losses)
-    W, b = ridge(found, shrinkage)
+    W, b = ridge(problem, shrinkage)
     if not len(left):
         return Solution(W, b, shrinkage)
     beta, error = 1.0, None

@@ -12,7 +12,7 @@ zero: give several times as many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from slimformer.calibrate.text import Batch
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.spectra import effective_rank, gram_values, rank_at, stable_rank
+from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture
 from slimformer.models.hooks import Hook, listening
 from slimformer.models.walk import Stream, forward, real_rows, rehearse
@@ -74,7 +75,7 @@ def observe(
     model: PreTrainedModel,
     architecture: Architecture,
     batches: Sequence[Batch],
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: Progress = silent,
 ) -> Iterator[BlockActivations]:
     """Moments of the four streams, one block at a time. Cost: one pass through the blocks and n d² for every width."""
     model.eval()

@@ -1,4 +1,4 @@
-"""Spectra of attention matrices, head by head, at a chosen length, beside those of attention that means nothing.
+"""Spectra of attention matrices, head by head, at a chosen length, compared with attention that means nothing.
 
 P (n × n) is what a head gives for one sequence of n real tokens. Reported for k = n/4, as in the figure of Linformer
 (Wang et al., arXiv 2006.04768), with Σσ as there and with Σσ², which is the error of the best approximation:
@@ -13,7 +13,7 @@ Matrices are read off the model's own attention (its eager form), none is comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import TooFewTokens
 from slimformer.inspect.nulls import allowed, iid_attention, logit_spread, low_rank_attention, shuffled_attention
 from slimformer.linalg.spectra import effective_rank, energies, singular_values
+from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import Architecture
 from slimformer.models.hooks import listening
@@ -95,7 +96,7 @@ def attention_spectra(
     batches: Sequence[Batch],
     *,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: Progress = silent,
 ) -> Iterator[BlockAttention]:
     """One block after the other, over sequences of one length without padding; blocks without heads are left out.
 
@@ -146,28 +147,28 @@ def shared_energy(P: Float[Tensor, "s h n n"]) -> Float[Tensor, " h"]:
     k = max(1, P.shape[-1] // 4)
     fit, held = (torch.einsum("shij,shik->hjk", part, part).double() for part in (P[::2], P[1::2]))
     V = torch.linalg.eigh(fit).eigenvectors[..., -k:]
-    kept = torch.einsum("hjk,hji,hik->h", V, held, V)
-    return kept / held.diagonal(dim1=1, dim2=2).sum(1)
+    energy = torch.einsum("hjk,hji,hik->h", V, held, V)
+    return energy / held.diagonal(dim1=1, dim2=2).sum(1)
 
 
 def full_rows(batches: Sequence[Batch], length: int, most: int) -> list[Batch]:
     """The first `most` sequences that have `length` real tokens, one to a batch; images all have."""
-    found: list[Batch] = []
+    chosen: list[Batch] = []
     for batch in batches:
         rows = next(iter(batch.inputs.values()))
         whole = [True] * len(rows) if batch.mask is None else (batch.mask.sum(1) == length).tolist()
         if batch.mask is not None and batch.mask.shape[1] != length:
             continue
         for j, full in enumerate(whole):
-            if full and len(found) < most:
+            if full and len(chosen) < most:
                 mask = None if batch.mask is None else batch.mask[j : j + 1]
-                found.append(Batch({name: x[j : j + 1] for name, x in batch.inputs.items()}, mask))
-    if not found:
+                chosen.append(Batch({name: x[j : j + 1] for name, x in batch.inputs.items()}, mask))
+    if not chosen:
         raise TooFewTokens(
             f"no text of the data has {length:,} tokens, so there is no attention of that length; give a smaller "
             f"{option('lengths')} or longer texts"
         )
-    return found
+    return chosen
 
 
 def _keep(matrices: list[Tensor], output: Any) -> None:

@@ -1,4 +1,4 @@
-"""What weights alone say about how far a layer could be cut, beside what random weights of its shape would say.
+"""What weights alone say about how far a layer could be cut, and what random weights of its shape would say.
 
 For every product and matrix of a block the least rank that keeps 95 % of Σσ², and from it the share of its parameters
 that rank would need: r/d for the products of a head (2 D r in place of 2 D d), min(1, r (m + n) / m n) for a matrix

@@ -45,15 +45,15 @@ def head_factors(model: PreTrainedModel, architecture: Architecture, i: int) -> 
 
 def projection_rows(model: PreTrainedModel, site: Site) -> tuple[Tensor, Tensor, Tensor]:
     """W_q, W_k and W_v of a block as heads × rows × hidden size; key/value heads once each."""
-    found, start = [], 0
+    parts, start = [], 0
     for role, writer in zip(("query", "key", "value"), site.writers, strict=True):
         heads = site.units if role == "query" else site.units // max(1, site.group)
         rows = heads * writer.rows
         weight = weight_of(model.get_submodule(writer.module)).cpu().float()
         part = weight[start : start + rows] if writer.parts > 1 else weight[:rows]
         start += rows if writer.parts > 1 else 0
-        found.append(part.reshape(heads, writer.rows, weight.shape[1]))
-    q, k, v = found
+        parts.append(part.reshape(heads, writer.rows, weight.shape[1]))
+    q, k, v = parts
     return q, k, v
 
 

@@ -7,7 +7,7 @@ what the whole map explains, over the width of the stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.linear_map import RankMaps, errors_at_every_rank, reduced_rank
 from slimformer.linalg.pairs import Pairs
+from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture
 from slimformer.models.hooks import listening
 from slimformer.models.walk import Stream, Visit, forward, real_rows, rehearse
@@ -46,7 +47,7 @@ def linearity(
     architecture: Architecture,
     fit: Sequence[Batch],
     held: Sequence[Batch],
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: Progress = silent,
 ) -> Iterator[Linearity]:
     """One block at a time. Cost: one pass over both data sets, n D² for the sums and O(D³) for each block."""
     model.eval()

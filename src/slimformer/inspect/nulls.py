@@ -1,7 +1,7 @@
 """Attention that means nothing, to hold the real one against.
 
-A spectrum says something only beside that of a matrix nobody would call structured. Three, all with the mask and the
-length of the real one:
+A spectrum says something only when compared with that of a matrix nobody would call structured. Three, all with the
+mask and the length of the real one:
 
     iid logits       softmax(s Z), Z standard normal: no structure, the same spread s of logits
     rank-d logits    softmax(s Q Kᵀ / √d), Q and K standard normal, n × d: what a head of width d is bound to have

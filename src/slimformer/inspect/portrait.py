@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,20 +18,15 @@ from slimformer.inspect.linearity import linearity
 from slimformer.inspect.weights import BlockWeights, block_weights, score_map
 from slimformer.linalg.score_forms import ScoreForms, null_forms, score_forms
 from slimformer.linalg.symmetry import shared_basis
+from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture
-
-Progress = Callable[[str, int, int], None]
-
-
-def _silent(_stage: str, _done: int, _total: int) -> None:
-    pass
 
 
 def weights_portrait(
-    model: PreTrainedModel, architecture: Architecture, *, values: bool = False, progress: Progress = _silent
+    model: PreTrainedModel, architecture: Architecture, *, values: bool = False, progress: Progress = silent
 ) -> list[dict[str, Any]]:
     """Block by block: compressibility, asymmetry of heads, magnitudes; with `values` the spectra and maps too."""
-    found = []
+    blocks = []
     for weights in block_weights(model, architecture):
         block = compressibility(weights, architecture.hidden).to_json()
         block["symmetry"] = {name: _rounded(x) for name, x in vars(weights.symmetry).items()}
@@ -40,25 +35,25 @@ def weights_portrait(
         if values:
             block["values"] = _spectra(weights)
             block["qk_map"] = [significant(row, 3) for row in score_map(model, architecture, weights.block)]
-        found.append(block)
+        blocks.append(block)
         progress("weights", weights.block + 1, architecture.n_blocks)
-    return found
+    return blocks
 
 
 def data_portrait(
     model: PreTrainedModel,
     architecture: Architecture,
-    batches: Sequence[Batch],
+    splits: Mapping[str, Sequence[Batch]],
     rows: Mapping[int, Sequence[Batch]],
     *,
-    held: Sequence[Batch],
     seed: int = 0,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Activations and symmetric scores over `batches`; attention over sequences of one length each, by that length.
+    """Activations and symmetric scores over the fit split; attention over sequences of one length each, by that length.
 
-    How linear feed-forward parts are is measured on `held`, other data of the same kind.
+    How linear feed-forward parts are is measured on the report split.
     """
+    batches, held = splits["fit"], splits["report"]
     streams = [_streams(model, architecture, block) for block in observe(model, architecture, batches, progress)]
     for block, linear in zip(streams, linearity(model, architecture, batches, held, progress), strict=True):
         block["mlp_linear"] = linear.to_json()
@@ -88,9 +83,9 @@ def _streams(model: PreTrainedModel, architecture: Architecture, block: BlockAct
     return {"block": block.block, "streams": spectra, "symmetry_on_data": errors, "score_forms": forms}
 
 
-def _forms(found: ScoreForms) -> dict[str, Any]:
-    by_head = {"symmetric": _rounded(found.symmetric), "half_rank": _rounded(found.half_rank)}
-    return {**by_head, "one_for_all": round(found.one_for_all, 4)}
+def _forms(errors: ScoreForms) -> dict[str, Any]:
+    by_head = {"symmetric": _rounded(errors.symmetric), "half_rank": _rounded(errors.half_rank)}
+    return {**by_head, "one_for_all": round(errors.one_for_all, 4)}
 
 
 def _spectra(weights: BlockWeights) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.decompose.sequence import jl_projection
 from slimformer.inspect.nulls import allowed, iid_attention, logit_spread
 from slimformer.linalg.spectra import energies, singular_values
+from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture
 from slimformer.nn.long_context import Seen, observing
 
@@ -77,7 +78,7 @@ def row_spaces(
     *,
     share: float = SHARE,
     seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: Progress = silent,
 ) -> list[RowSpaces]:
     """Every block that has attention, on sequences of one length without padding, one to a batch; two at least.
 
@@ -109,8 +110,8 @@ def attention_matrix(seen: Seen) -> Float[Tensor, "b h n n"]:
 def shared_energies(fit: Float[Tensor, "h n n"], held: Float[Tensor, "h n n"]) -> Float[Tensor, "h n"]:
     """Share of ‖P‖² of the held inputs (ΣPᵀP) in the k best key directions of the fitted ones, for every k. O(h n³)."""
     V = torch.linalg.eigh(fit.double()).eigenvectors.flip(-1)
-    kept = torch.einsum("hjk,hji,hik->hk", V, held.double(), V).cumsum(-1)
-    return kept / kept[:, -1:]
+    energies = torch.einsum("hjk,hji,hik->hk", V, held.double(), V).cumsum(-1)
+    return energies / energies[:, -1:]
 
 
 def smallest(curve: Float[Tensor, "*b n"], share: float) -> Float[Tensor, "*b"]:

@@ -66,8 +66,8 @@ def hours(lines: Sequence[Estimate], workers: int) -> float:
 
 
 def _shape(run: RunSettings) -> str:
-    kept = run.model_dump(mode="json", include={"task", "model", "data", "augmentation", "batch_size"})
-    return json.dumps(kept, sort_keys=True)
+    settings = run.model_dump(mode="json", include={"task", "model", "data", "augmentation", "batch_size"})
+    return json.dumps(settings, sort_keys=True)
 
 
 def _evaluated(run: RunSettings, feed: Feed, times: int) -> int:

@@ -107,8 +107,8 @@ def _language_feed(task: Task, settings: DataSettings, _augmentation: Augmentati
     end = data.tokenizer.sep_token_id if task == "masked-lm" else data.tokenizer.eos_token_id
     rows = {"train": packed(data.train, settings.max_length, end)}
     rows["validation"] = packed(data.validation, settings.max_length, end)
-    for part, found in rows.items():
-        if not len(found):
+    for part, ids in rows.items():
+        if not len(ids):
             raise TooFewTokens(
                 f"the {part} part has not {settings.max_length} tokens; give more text or a shorter max_length"
             )
@@ -132,7 +132,9 @@ def _masked(
 ) -> Callable[[Part, Tensor, torch.Generator | None], Batch]:
     masking = Masking.of(tokenizer, settings.mask)
     # validation asks the same questions at every evaluation of every run
-    fixed = {part: masking(found, generator("masks", part)) for part, found in rows.items() if part == "validation"}
+    fixed = {
+        part: masking(sequences, generator("masks", part)) for part, sequences in rows.items() if part == "validation"
+    }
 
     def load(part: Part, index: Tensor, draw: torch.Generator | None) -> Batch:
         if part in fixed:

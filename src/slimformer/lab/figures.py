@@ -15,7 +15,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX*<>"
 DPI = 130
-Found = dict[str, Any]
+Facts = dict[str, Any]
 
 
 def can_draw() -> bool:
@@ -23,12 +23,12 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw(folder: Path, experiment: Experiment, results: Sequence[Found], entries: Sequence[Found]) -> list[Path]:
+def draw(folder: Path, experiment: Experiment, results: Sequence[Facts], entries: Sequence[Facts]) -> list[Path]:
     """Both figures for every data set, as PNG files below `figures`."""
     files = []
     for dataset in dict.fromkeys(entry["labels"]["dataset"] for entry in entries):
         mine = [entry for entry in entries if entry["labels"]["dataset"] == dataset and "validation" in entry]
-        runs = [found for found in results if found["labels"]["dataset"] == dataset and found["history"]]
+        runs = [result for result in results if result["labels"]["dataset"] == dataset and result["history"]]
         if not mine:
             continue
         title = dataset if dataset == experiment.name else f"{experiment.name}: {dataset}"
@@ -39,19 +39,19 @@ def draw(folder: Path, experiment: Experiment, results: Sequence[Found], entries
     return files
 
 
-def _curves(title: str, entries: Sequence[Found], runs: Sequence[Found]) -> Any:
+def _curves(title: str, entries: Sequence[Facts], runs: Sequence[Facts]) -> Any:
     """Loss, and accuracy or perplexity, on the validation part: a line for each row, a thin one for each seed."""
     measures = ["loss", "perplexity" if "perplexity" in entries[0]["validation"] else "accuracy"]
     figure = _canvas(11, max(4.2, 0.26 * len(entries) + 1.2), title)
     axes = figure.subplots(1, 2)
     for number, entry in enumerate(entries):
-        same = [found for found in runs if found["row"] == entry["row"] and not found["note"]]
+        same = [result for result in runs if result["row"] == entry["row"] and not result["note"]]
         style = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number // len(COLOURS) % len(DASHES)]}
         for ax, measure in zip(axes, measures, strict=True):
-            for found in same if len(same) > 1 else ():
-                ax.plot(*_curve(found, measure), linewidth=0.6, alpha=0.35, **style)
+            for result in same if len(same) > 1 else ():
+                ax.plot(*_curve(result, measure), linewidth=0.6, alpha=0.35, **style)
             steps = _curve(same[0], measure)[0]
-            columns = zip(*(_curve(found, measure)[1] for found in same), strict=False)
+            columns = zip(*(_curve(result, measure)[1] for result in same), strict=False)
             mean = [sum(values) / len(values) for values in columns]
             ax.plot(steps[: len(mean)], mean, linewidth=1.6, label=_short(entry), **style)
     for ax, measure in zip(axes, measures, strict=True):
@@ -63,22 +63,22 @@ def _curves(title: str, entries: Sequence[Found], runs: Sequence[Found]) -> Any:
     return figure
 
 
-def _curve(found: Found, measure: str) -> tuple[list[float], list[float]]:
+def _curve(result: Facts, measure: str) -> tuple[list[float], list[float]]:
     scale = 100 if measure == "accuracy" else 1
-    return [at["step"] for at in found["history"]], [scale * at[measure] for at in found["history"]]
+    return [at["step"] for at in result["history"]], [scale * at[measure] for at in result["history"]]
 
 
-def _parameters(title: str, entries: Sequence[Found]) -> Any:
+def _parameters(title: str, entries: Sequence[Facts]) -> Any:
     """Accuracy (perplexity for language models) against parameters, with the deviation over seeds."""
     measure = "perplexity" if "perplexity" in entries[0]["validation"] else "accuracy"
     scale = 100 if measure == "accuracy" else 1
     figure = _canvas(8.5, max(4.2, 0.26 * len(entries) + 1.2), title)
     ax = figure.subplots()
     for number, entry in enumerate(entries):
-        found = entry["validation"][measure]
+        score = entry["validation"][measure]
         how = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number // len(COLOURS) % len(MARKERS)]}
-        error = None if found["std"] is None else scale * found["std"]
-        ax.errorbar(entry["parameters"], scale * found["mean"], yerr=error, capsize=3, linestyle="none",
+        error = None if score["std"] is None else scale * score["std"]
+        ax.errorbar(entry["parameters"], scale * score["mean"], yerr=error, capsize=3, linestyle="none",
                     label=_short(entry), **how)  # fmt: skip
     ax.set_xscale("log")
     counts = _apart(sorted({entry["parameters"] for entry in entries}))
@@ -93,14 +93,14 @@ def _parameters(title: str, entries: Sequence[Found]) -> Any:
 def _apart(counts: Sequence[int]) -> list[int]:
     """Those whose labels do not run into each other on a logarithmic axis."""
     width = (counts[-1] / counts[0]) ** (1 / 16)
-    kept = [counts[0]]
+    shown = [counts[0]]
     for count in counts[1:]:
-        if count > kept[-1] * width:
-            kept.append(count)
-    return kept
+        if count > shown[-1] * width:
+            shown.append(count)
+    return shown
 
 
-def _short(entry: Found) -> str:
+def _short(entry: Facts) -> str:
     """The row without the data set, which the title has."""
     return str(entry["row"]).removeprefix(f"{entry['labels']['dataset']}, ")
 

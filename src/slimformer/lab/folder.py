@@ -26,7 +26,7 @@ from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment, RunSettings, checked
 from slimformer.messages.words import option
 
-Found = dict[str, Any]
+Facts = dict[str, Any]
 LOCK = ".lock"
 
 
@@ -53,26 +53,31 @@ class LabFolder:
         """The model a run leaves."""
         return self.path / "models" / slug(run.name)
 
-    def result(self, run: RunSettings) -> Found | None:
+    def result(self, run: RunSettings) -> Facts | None:
         """What a run of exactly these settings has found, if it has ended."""
-        found = _read(self.run_file(run))
-        return found if found and found["digest"] == run.digest() else None
+        result = _read(self.run_file(run))
+        return result if result and result["digest"] == run.digest() else None
 
     def changed(self, runs: Sequence[RunSettings]) -> list[str]:
         """For each run that ended under the same name with other settings: a line that says which."""
         before = ((run, _read(self.run_file(run))) for run in runs)
-        return [_difference(run, found) for run, found in before if found and found["digest"] != run.digest()]
+        return [_difference(run, earlier) for run, earlier in before if earlier and earlier["digest"] != run.digest()]
 
-    def write(self, run: RunSettings, found: Found, model: Any, processor: Any) -> None:
+    def write(self, run: RunSettings, result: Facts, model: Any, processor: Any) -> None:
         """Put the model, then the result in place; with the result there, the run has ended."""
-        if run.save_models and not found["note"]:
+        if run.save_models and not result["note"]:
             with writing(self.model_folder(run), "checkpoint", force=True) as place:
                 model.save_pretrained(place)
                 write_belongings(place, processor, None)
-                told = {"slimformer_lab": 1, "run": run.name, "digest": run.digest(), "validation": found["validation"]}
-                (place / "lab.json").write_text(json.dumps(told, indent=1))
+                card = {
+                    "slimformer_lab": 1,
+                    "run": run.name,
+                    "digest": run.digest(),
+                    "validation": result["validation"],
+                }
+                (place / "lab.json").write_text(json.dumps(card, indent=1))
         with replacing(self.run_file(run)) as file:
-            file.write_text(json.dumps(found, indent=1))
+            file.write_text(json.dumps(result, indent=1))
         self.state_file(run).unlink(missing_ok=True)
 
     def describe(self, experiment: Experiment, runs: Sequence[RunSettings]) -> None:
@@ -80,9 +85,9 @@ class LabFolder:
         rows: dict[str, list[str]] = {}
         for run in runs:
             rows.setdefault(run.row, []).append(run.name)
-        told = {"slimformer_lab": 1, "experiment": experiment.model_dump(mode="json"), "rows": rows}
+        description = {"slimformer_lab": 1, "experiment": experiment.model_dump(mode="json"), "rows": rows}
         with replacing(self.path / "lab.json") as file:
-            file.write_text(json.dumps(told, indent=1))
+            file.write_text(json.dumps(description, indent=1))
 
     def forget(self, runs: Sequence[RunSettings]) -> None:
         """Remove results and states of these runs; their models are replaced when they end again."""
@@ -94,7 +99,7 @@ class LabFolder:
 def open_folder(path: Path, runs: Sequence[RunSettings], *, force: bool) -> LabFolder:
     """The folder to work in. One with other contents is refused; runs of other settings need `force`."""
     folder = LabFolder(path)
-    if _read(path / "lab.json", "slimformer_lab") is None and not _bare(path):
+    if _read(path / "lab.json", "slimformer_lab") is None and not _is_unused(path):
         require_free(path, force=False)
     changed = folder.changed(runs)
     if changed and not force:
@@ -111,40 +116,42 @@ def open_folder(path: Path, runs: Sequence[RunSettings], *, force: bool) -> LabF
     return folder
 
 
-def read_folder(path: Path) -> tuple[Experiment, list[str], list[Found]]:
+def read_folder(path: Path) -> tuple[Experiment, list[str], list[Facts]]:
     """What a folder holds: the experiment, its rows in the order of the file, and those of its runs that have ended."""
-    found = _read(path / "lab.json", "slimformer_lab")
-    if found is None or "experiment" not in found:
+    description = _read(path / "lab.json", "slimformer_lab")
+    if description is None or "experiment" not in description:
         raise ReportNotFound(f"{path} is no folder `slimformer lab run` wrote: it has no lab.json")
     files = sorted((path / "runs").glob("*.json"))
-    known = {name for names in found["rows"].values() for name in names}
+    known = {name for names in description["rows"].values() for name in names}
     results = [each for each in map(_read, files) if each and each["name"] in known]
-    return checked(Experiment, found["experiment"], str(path / "lab.json")), list(found["rows"]), results
+    return checked(Experiment, description["experiment"], str(path / "lab.json")), list(description["rows"]), results
 
 
 def alone(folder: LabFolder) -> AbstractContextManager[None]:
     """Keep a second runner out of the folder."""
-    said = f"another `slimformer lab run` is at work in {folder.path}; wait for it, or give another {option('folder')}"
-    return lock.alone(folder.path / LOCK, said)
+    message = (
+        f"another `slimformer lab run` is at work in {folder.path}; wait for it, or give another {option('folder')}"
+    )
+    return lock.alone(folder.path / LOCK, message)
 
 
-def _bare(path: Path) -> bool:
+def _is_unused(path: Path) -> bool:
     """An empty folder, or one a runner was stopped in before it began."""
     return path.is_dir() and {file.name for file in path.iterdir()} <= {LOCK}
 
 
-def _read(path: Path, key: str = "slimformer_lab_run") -> Found | None:
+def _read(path: Path, key: str = "slimformer_lab_run") -> Facts | None:
     try:
-        found = read_json(path)
+        content = read_json(path)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and key in found else None
+    return content if isinstance(content, dict) and key in content else None
 
 
-def _difference(run: RunSettings, found: Found) -> str:
+def _difference(run: RunSettings, earlier: Facts) -> str:
     """The first setting that differs."""
     now = run.model_dump(mode="json", exclude={"row", "labels", "seed"})
-    old = {key: value for key, value in _flat(found["settings"]).items() if not key.startswith("dataset")}
+    old = {key: value for key, value in _flat(earlier["settings"]).items() if not key.startswith("dataset")}
     for key, value in _flat(now).items():
         if key in old and old[key] != value and not key.endswith("path"):
             return f"{run.name}: {key} was {old[key]} and is {value}"
@@ -152,8 +159,8 @@ def _difference(run: RunSettings, found: Found) -> str:
     return f"{run.name}: {gone[0] if gone else 'the data'} changed"
 
 
-def _flat(found: Found, before: str = "") -> Found:
-    flat: Found = {}
-    for key, value in found.items():
+def _flat(settings: Facts, before: str = "") -> Facts:
+    flat: Facts = {}
+    for key, value in settings.items():
         flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
     return flat

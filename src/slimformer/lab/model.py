@@ -37,14 +37,14 @@ def build(task: Task, fields: dict[str, Any], facts: dict[str, Any]) -> PreTrain
             raise ValueError(f"num_hidden_layers is {config.num_hidden_layers}")
         return CLASSES[task].from_config(config)
     except Exception as error:  # configs and models raise whatever their arithmetic does
-        said = in_one_line(error)
-        raise BadExperiment(f"no {fields['model_type']} for {task} can be built of these fields: {said}") from error
+        reason = in_one_line(error)
+        raise BadExperiment(f"no {fields['model_type']} for {task} can be built of these fields: {reason}") from error
 
 
 def in_one_line(error: Exception) -> str:
     """What a library said, whole; its kind where that alone would not tell (a KeyError says only the key)."""
-    said = " ".join(str(error).split())
-    return said if isinstance(error, ValueError | StrictDataclassError) and said else f"{type(error).__name__}: {said}"
+    line = " ".join(str(error).split())
+    return line if isinstance(error, ValueError | StrictDataclassError) and line else f"{type(error).__name__}: {line}"
 
 
 def _require_classes(fields: dict[str, Any], facts: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ import torch
 from slimformer.lab.folder import LabFolder
 from slimformer.lab.settings import RunSettings
 from slimformer.lab.worker import run_one, work
+from slimformer.messages.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 Ended = Callable[[RunSettings, str], None]  # a run, and what went wrong
 
 
@@ -88,17 +88,17 @@ def _spread(
             number = worker.busy
             assert number is not None
             try:
-                kind, _, told = worker.line.recv()
+                kind, _, news = worker.line.recv()
             except EOFError:  # killed from outside, as for want of memory
                 worker.process.join()
-                kind, told = "ended", f"its process ended with code {worker.process.exitcode}; is there enough memory?"
+                kind, news = "ended", f"its process ended with code {worker.process.exitcode}; is there enough memory?"
                 team[team.index(worker)] = worker = _hire(folder, every)
             if kind == "step":
-                tally.step(number, *told)
+                tally.step(number, *news)
                 continue
             left -= 1
             tally.end(number)
-            ended(waiting[number], told)
+            ended(waiting[number], news)
             _give(worker, queue)
 
 

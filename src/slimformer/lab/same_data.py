@@ -13,7 +13,7 @@ from slimformer.messages.words import option
 
 
 def require_same_data(folder: LabFolder, runs: Sequence[RunSettings]) -> None:
-    """Refuse to put runs on other data beside those that are there."""
+    """Refuse to add runs on other data to those that are there."""
     changed = list(other_data(folder, runs).values())
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
@@ -29,16 +29,16 @@ def other_data(folder: LabFolder, runs: Sequence[RunSettings]) -> dict[str, str]
     read_anew()
     lines = {}
     for run in runs:
-        found = folder.result(run)
-        head = {} if found else read_head(folder.state_file(run))
-        if found is None and head.get("digest") != run.digest():
+        result = folder.result(run)
+        head = {} if result else read_head(folder.state_file(run))
+        if result is None and head.get("digest") != run.digest():
             continue
         try:
             feed = open_feed(run, folder.texts)
         except DataNotFound:  # what has ended stands; what needs the data will say so itself
             continue
-        if (found["data"]["digest"] if found else head.get("data")) != feed.digest:
-            lines[run.name] = f"{run.name}: {_difference(found['data'] if found else {}, feed)}"
+        if (result["data"]["digest"] if result else head.get("data")) != feed.digest:
+            lines[run.name] = f"{run.name}: {_difference(result['data'] if result else {}, feed)}"
     return lines
 
 

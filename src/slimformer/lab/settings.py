@@ -85,7 +85,7 @@ class Augmentation(_Strict):
 
 
 class Published(_Strict):
-    """Numbers of others to stand beside ours: by row, then by column of the table."""
+    """Published numbers to compare ours with: by row, then by column of the table."""
 
     source: str
     rows: dict[str, dict[str, float | str]]
@@ -153,15 +153,15 @@ class RunSettings(TrainSettings):
 def load_experiment(path: Path) -> Experiment:
     """The experiment in a YAML file, paths made absolute; whatever is wrong with it in one line."""
     try:
-        found = parse_yaml(read_text(path, YAML))
+        fields = parse_yaml(read_text(path, YAML))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise BadExperiment(f"the experiment file {path} cannot be read: {reason}") from None
     except ValueError as error:
         raise BadExperiment(f"{path} is not valid YAML: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise BadExperiment(f"{path} holds no fields; it needs {', '.join(required())}")
-    return checked(Experiment, found, str(path))
+    return checked(Experiment, fields, str(path))
 
 
 def required() -> list[str]:
@@ -169,10 +169,10 @@ def required() -> list[str]:
     return [name for name, field in Experiment.model_fields.items() if field.is_required()]
 
 
-def checked(kind: type[Checked], found: dict[str, Any], where: str) -> Checked:
-    """The settings as `kind`, or the first thing wrong with them in one line."""
+def checked(kind: type[Checked], fields: dict[str, Any], where: str) -> Checked:
+    """The settings as `kind`, or the first mistake in them, in one line."""
     try:
-        return kind.model_validate(found)
+        return kind.model_validate(fields)
     except ValidationError as error:
         problems = error.errors()
         first = problems[0]

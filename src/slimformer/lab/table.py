@@ -13,71 +13,73 @@ from typing import Any
 from slimformer.checkpoint.atomic import replacing
 from slimformer.lab.settings import Experiment
 
-Found = dict[str, Any]
+Facts = dict[str, Any]
 MEASURES = ("loss", "accuracy", "perplexity")
 PARTS = ("train", "validation")
 
 
-def summarise(results: Sequence[Found], experiment: Experiment, rows: Sequence[str]) -> list[Found]:
+def summarise(results: Sequence[Facts], experiment: Experiment, rows: Sequence[str]) -> list[Facts]:
     """One entry for each row that has runs, in the order of the file; of runs that diverged only the number."""
     published = experiment.published.rows if experiment.published else {}
     entries = []
     for row in rows:
-        runs = [found for found in results if found["row"] == row]
+        runs = [result for result in results if result["row"] == row]
         if runs:
             entries.append({**_entry(row, runs), "published": published.get(row, {})})
     return entries
 
 
-def _entry(row: str, runs: Sequence[Found]) -> Found:
-    whole = [found for found in runs if not found["note"]]
-    entry: Found = {
-        "row": row, "labels": runs[0]["labels"], "seeds": [found["seed"] for found in whole],
-        "diverged": {str(found["seed"]): found["note"] for found in runs if found["note"]},
+def _entry(row: str, runs: Sequence[Facts]) -> Facts:
+    whole = [result for result in runs if not result["note"]]
+    entry: Facts = {
+        "row": row, "labels": runs[0]["labels"], "seeds": [result["seed"] for result in whole],
+        "diverged": {str(result["seed"]): result["note"] for result in runs if result["note"]},
         "parameters": runs[0]["parameters"], "q": runs[0]["q"], "steps": runs[0]["steps"],
-        "seconds": spread([found["cpu_seconds"] for found in runs]),
+        "seconds": spread([result["cpu_seconds"] for result in runs]),
     }  # fmt: skip
     for part in PARTS if whole else ():
-        entry[part] = {key: spread([found[part][key] for found in whole]) for key in MEASURES if key in whole[0][part]}
+        entry[part] = {
+            key: spread([result[part][key] for result in whole]) for key in MEASURES if key in whole[0][part]
+        }
     return entry
 
 
-def spread(values: Sequence[float]) -> Found:
+def spread(values: Sequence[float]) -> Facts:
     """Mean and standard deviation (of the sample: n − 1; none for a single value)."""
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
 
 
-def cells(entries: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
+def cells(entries: Sequence[Facts]) -> tuple[list[str], list[list[str]]]:
     """Header and rows as text."""
     measures = [
         (part, key) for part in PARTS for key in MEASURES if any(key in entry.get(part, {}) for entry in entries)
     ]
     if entries and not measures:  # every run diverged
         measures = [("validation", "loss")]
-    beside = list(dict.fromkeys(key for entry in entries for key in entry["published"]))
+    published = list(dict.fromkeys(key for entry in entries for key in entry["published"]))
     header = ["", "seeds", "parameters", "Q", *(f"{part} {key}" for part, key in measures), "CPU s"]
     lines = []
     for entry in entries:
         line = [entry["row"], str(len(entry["seeds"])), f"{entry['parameters']:,}", f"{entry['q']:.2f}"]
         line += [_measured(entry, part, key) for part, key in measures]
-        line += [shown(entry["seconds"], 0), *(_plain(entry["published"].get(key)) for key in beside)]
+        line += [shown(entry["seconds"], 0), *(_plain(entry["published"].get(key)) for key in published)]
         lines.append(line)
-    return [*header, *(f"published {key}" for key in beside)], lines
+    return [*header, *(f"published {key}" for key in published)], lines
 
 
-def _measured(entry: Found, part: str, key: str) -> str:
+def _measured(entry: Facts, part: str, key: str) -> str:
     if part not in entry:
         return "diverged"
-    found = entry[part].get(key)
+    score = entry[part].get(key)
     percent = key == "accuracy"
-    text = "" if found is None else shown(found, 2 if percent or key == "perplexity" else 4, 100 if percent else 1)
+    text = "" if score is None else shown(score, 2 if percent or key == "perplexity" else 4, 100 if percent else 1)
     lost = len(entry["diverged"])
     return f"{text} ({lost} diverged)" if lost and key == "loss" and part == "validation" else text
 
 
-def shown(found: Mapping[str, float | None], digits: int, scale: float = 1) -> str:
+def shown(score: Mapping[str, float | None], digits: int, scale: float = 1) -> str:
     """`1.23 ± 0.04`."""
-    mean, std = found["mean"], found["std"]
+    mean, std = score["mean"], score["std"]
     assert mean is not None
     return f"{scale * mean:.{digits}f}" + (f" ± {scale * std:.{digits}f}" if std is not None else "")
 
@@ -93,7 +95,7 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in every) + "\n"
 
 
-def write_tables(folder: Path, experiment: Experiment, entries: Sequence[Found]) -> list[Path]:
+def write_tables(folder: Path, experiment: Experiment, entries: Sequence[Facts]) -> list[Path]:
     """The table as Markdown, as CSV with plain numbers, and as JSON."""
     header, lines = cells(entries)
     title = f"# {experiment.name}\n\n{experiment.summary}\n\n" if experiment.summary else f"# {experiment.name}\n\n"
@@ -109,7 +111,7 @@ def write_tables(folder: Path, experiment: Experiment, entries: Sequence[Found])
     return [folder / name for name in texts]
 
 
-def _csv(entries: Sequence[Found]) -> str:
+def _csv(entries: Sequence[Facts]) -> str:
     flat = [_flat(entry) for entry in entries]
     fields = list(dict.fromkeys(key for row in flat for key in row))
     text = io.StringIO()
@@ -119,11 +121,11 @@ def _csv(entries: Sequence[Found]) -> str:
     return text.getvalue()
 
 
-def _flat(entry: Found) -> Found:
-    flat: Found = {key: entry[key] for key in ("row", "parameters", "q", "steps")}
+def _flat(entry: Facts) -> Facts:
+    flat: Facts = {key: entry[key] for key in ("row", "parameters", "q", "steps")}
     flat |= {"seeds": len(entry["seeds"]), "diverged": len(entry["diverged"])}
     for part in PARTS:
-        for key, found in entry.get(part, {}).items():
-            flat |= {f"{part}_{key}_{kind}": value for kind, value in found.items()}
+        for key, score in entry.get(part, {}).items():
+            flat |= {f"{part}_{key}_{kind}": value for kind, value in score.items()}
     flat |= {f"seconds_{kind}": value for kind, value in entry["seconds"].items()}
     return {**flat, **{f"published_{key}": value for key, value in entry["published"].items()}}

@@ -58,13 +58,13 @@ def train(
             clock.read(progress)
             save_state(state, made_of, progress, model, optimiser)
             saved = time.perf_counter()
-    found: dict[str, Any] = {"note": note, "steps": progress.step, "history": progress.history}
+    result: dict[str, Any] = {"note": note, "steps": progress.step, "history": progress.history}
     if not note:
-        found["train"] = evaluate(model, feed, "train", run.task, most=run.train_evaluation)
-        found["validation"] = {key: progress.history[-1][key] for key in found["train"]}
+        result["train"] = evaluate(model, feed, "train", run.task, most=run.train_evaluation)
+        result["validation"] = {key: progress.history[-1][key] for key in result["train"]}
     clock.read(progress)
     seconds = {"seconds": progress.seconds, "cpu_seconds": progress.cpu_seconds}
-    return {**_facts(run, feed, model), **found, **seconds}, model
+    return {**_facts(run, feed, model), **result, **seconds}, model
 
 
 class _Clock:
@@ -103,11 +103,11 @@ def _step(
 
 def _evaluate_now(run: RunSettings, feed: Feed, model: PreTrainedModel, progress: Progress) -> str:
     """A point of the curve; the reason to stop, if there is one."""
-    found = evaluate(model, feed, "validation", run.task)
-    if not math.isfinite(found["loss"]):
-        return f"the validation loss was {found['loss']} after step {progress.step}"
+    scores = evaluate(model, feed, "validation", run.task)
+    if not math.isfinite(scores["loss"]):
+        return f"the validation loss was {scores['loss']} after step {progress.step}"
     running = progress.loss_sum / max(1, progress.loss_count)
-    progress.history.append({"step": progress.step, "running_loss": running, "seconds": progress.seconds, **found})
+    progress.history.append({"step": progress.step, "running_loss": running, "seconds": progress.seconds, **scores})
     progress.loss_sum, progress.loss_count = 0.0, 0
     return ""
 
@@ -173,8 +173,8 @@ def evaluate(model: PreTrainedModel, feed: Feed, part: Part, task: str, most: in
             loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
             right += int((logits.argmax(-1) == labels).sum())
             count += len(labels)
-    found = {"loss": loss / count, "accuracy": right / count}
-    return {**found, "perplexity": math.exp(min(found["loss"], 700.0))} if task in LANGUAGE else found
+    scores = {"loss": loss / count, "accuracy": right / count}
+    return {**scores, "perplexity": math.exp(min(scores["loss"], 700.0))} if task in LANGUAGE else scores
 
 
 def _measured(n: int, most: int | None) -> Tensor:

@@ -25,9 +25,9 @@ def work(line: Connection, folder: LabFolder, every: float, parent: int) -> None
     """Take runs from the line until it says None; tell it steps, and how each ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides, and ends us
     signal.signal(signal.SIGTERM, _leave)
-    from slimformer.lab.quiet import quieten
+    from slimformer.messages.quiet import quieten_libraries
 
-    quieten()
+    quieten_libraries()
     torch.set_num_threads(1)
     while (task := line.recv()) is not None:
         number, run = task
@@ -38,13 +38,13 @@ def run_one(run: RunSettings, folder: LabFolder, every: float, tell: Told) -> st
     """Train and put the result in place; what went wrong in one line, or nothing."""
     try:
         feed = open_feed(run, folder.texts)
-        found, model = train(run, feed, folder.state_file(run), every=every, tell=tell)
-        folder.write(run, found, model, feed.processor)
+        result, model = train(run, feed, folder.state_file(run), every=every, tell=tell)
+        folder.write(run, result, model, feed.processor)
     except SlimformerError as error:
         return str(error)
     except Exception as error:  # whatever a model or its data do: one run must not end the others
-        told = " ".join(str(error).split())[:300]
-        return f"{type(error).__name__}: {told}"
+        reason = " ".join(str(error).split())[:300]
+        return f"{type(error).__name__}: {reason}"
     return ""
 
 

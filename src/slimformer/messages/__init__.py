@@ -1,1 +1,1 @@
-"""How arguments are named, checked and shown to whoever reads a message."""
+"""How arguments are named, checked and shown in messages."""

@@ -1,7 +1,7 @@
 """What arguments of public functions may be, in one table, by the names all of them share.
 
 `check_arguments` looks at the arguments of a call before anything is done. What is of the wrong kind is one line
-(`WrongArgument`) that says what to give; what only a model or its data can tell is left to whoever knows them.
+(`WrongArgument`) that says what to give; what only a model or its data can tell is checked later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slimformer.messages.words import option
 
 P = ParamSpec("P")
 R = TypeVar("R")
-SHOWN = 60  # characters of a value that are repeated to whoever gave it
+SHOWN = 60  # characters of a value that are repeated in a message
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _is_path(value: Any) -> bool:
 
 
 def _is_data(value: Any) -> bool:
-    """A name or path, token ids, or things one after another; what they are is seen when they are read."""
+    """A name or path, token ids, or several items; what they are is seen when they are read."""
     return _is_path(value) or (isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping))
 
 
@@ -142,7 +142,7 @@ def check_arguments(function: Any = None, /, **own: Kind) -> Any:
     A function that takes `progress` takes True and False as well: here they become what it calls.
     """
     if function is None:
-        return lambda found: _checking(found, {**KINDS, **own})
+        return lambda wrapped: _checking(wrapped, {**KINDS, **own})
     return _checking(function, KINDS)
 
 
@@ -190,7 +190,7 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, str | Real):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except ValueError:
         return None
-    return int(found) if math.isfinite(found) and found == int(found) else found
+    return int(number) if math.isfinite(number) and number == int(number) else number

@@ -1,4 +1,4 @@
-"""Arguments in the words of whoever reads a message: `seq_len=64` in Python, `--seq-len 64` in the shell.
+"""Arguments in the words of the reader of a message: `seq_len=64` in Python, `--seq-len 64` in the shell.
 
 Messages are written once, with `option`. The command line runs inside `shell_words`.
 """

@@ -7,6 +7,7 @@ told apart without telling red from green, and on paper.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MAP = "cividis"
 NULLS = {"iid": ("iid logits", ":"), "low_rank": ("rank-d logits", "--"), "shuffled": ("shuffled rows", "-.")}
 ENERGIES = {"sum": "Σσ", "squares": "Σσ²"}
-Found = dict[str, Any]
+Facts = dict[str, Any]
 
 
 def canvas(width: float, height: float, title: str) -> Any:
@@ -68,18 +69,30 @@ def block_bar(drawing: Any, axes: Any, count: int) -> None:
     bar.set_label("block")
 
 
+@dataclass(frozen=True)
+class Shades:
+    """Which colour stands for which number: a colour map, `how` imshow scales numbers to it, and ticks of its bar."""
+
+    map: str = MAP
+    how: dict[str, Any] = field(default_factory=dict)
+    ticks: Sequence[float] | None = None
+
+
+BY_VALUES = Shades()
+OF_SHARES = Shades(how={"vmin": 0, "vmax": 1})
+
+
 def heat(
     ax: Any, rows: Sequence[Sequence[float]], title: str, *, columns: Sequence[str] = (), xlabel: str = "",
-    map: str = MAP, limits: tuple[float, float] | None = None, norm: Any = None,
+    shades: Shades = BY_VALUES,
 ) -> None:  # fmt: skip
     """Blocks from top to bottom; where a block has fewer heads there is nothing."""
     wide = max((len(row) for row in rows), default=0) or 1
     grid = np.array([[*row, *([np.nan] * (wide - len(row)))] for row in rows], dtype=float)
-    how = {"norm": norm} if norm is not None else {"vmin": limits[0], "vmax": limits[1]} if limits else {}
-    image = ax.imshow(grid, cmap=map, aspect="auto", interpolation="nearest", **how)
+    image = ax.imshow(grid, cmap=shades.map, aspect="auto", interpolation="nearest", **shades.how)
     bar = ax.figure.colorbar(image, ax=ax, fraction=0.06, pad=0.02)
-    if norm is not None:
-        bar.set_ticks([0, 0.25, 0.5, 0.71, 0.85, 1])
+    if shades.ticks is not None:
+        bar.set_ticks(shades.ticks)
     ax.set_title(title, fontsize=10)
     ax.set_yticks(_ticks(len(rows), 8))
     ax.set_xticks(range(wide) if columns else _ticks(wide, 8))

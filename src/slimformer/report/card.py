@@ -56,8 +56,8 @@ def opening_line(opening: dict[str, Any]) -> str:
         f"as a {opening['model_class']}" if opening.get("model_class") else "",
         "with code of its config and tokenizer trusted (trust_remote_code)" if opening.get("trust_remote_code") else "",
     ]
-    said = ", ".join(part for part in parts if part)
-    return f"The original was opened {said}." if said else ""
+    line = ", ".join(part for part in parts if part)
+    return f"The original was opened {line}." if line else ""
 
 
 def narrow_line(facts: dict[str, Any]) -> str:

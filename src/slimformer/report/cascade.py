@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from slimformer.evaluate.intervals import paired_difference
 from slimformer.evaluate.routing import Macs, Outcomes, Point, at_threshold, routed_losses, routing_curve
 from slimformer.report.names import source_names
+from slimformer.report.tables import number_table
 
 FORMAT = 1
 SHARES = 10  # the curve is shown at this many equal steps of the share that is handed on
@@ -46,23 +46,21 @@ def routing_report(outcomes: Outcomes, macs: Macs, threshold: float) -> dict[str
     }
 
 
-def show_routing(found: dict[str, Any], console: Console) -> None:
+def show_routing(report: dict[str, Any], console: Console) -> None:
     """Print quality against mean MACs: both models alone, and the cascade at a number of thresholds."""
-    name = found["measure"]
-    table = Table(title=Text(f"{found['model']} · cascade of {found['recipe']} cuts"), title_justify="left")
-    table.add_column("")
-    for column in ("handed on", "mean MACs", "by token", name):
-        table.add_column(column, justify="right")
+    name = report["measure"]
+    title = f"{report['model']} · cascade of {report['recipe']} cuts"
+    table = number_table(title, "", "handed on", "mean MACs", "by token", name)
     for role in ("small", "large"):
-        alone = found[role]
+        alone = report[role]
         table.add_row(f"{role} alone", "", f"{alone['macs']:.3f}", "", f"{alone[name]:.4g}")
     table.add_section()
-    for point in found["curve"]:
+    for point in report["curve"]:
         table.add_row("", *_cells(point, name), style="dim")
     table.add_section()
-    table.add_row("cascade", *_cells(found["cascade"], name), style="bold")
-    console.print(Group(table, Text(_caption(found), style="dim")))
-    for warning in found["warnings"]:
+    table.add_row("cascade", *_cells(report["cascade"], name), style="bold")
+    console.print(Group(table, Text(_caption(report), style="dim")))
+    for warning in report["warnings"]:
         console.print(Text(f"note: {warning}", style="yellow"))
 
 
@@ -86,11 +84,11 @@ def _cells(point: dict[str, Any], name: str) -> tuple[str, str, str, str]:
     )  # fmt: skip
 
 
-def _caption(found: dict[str, Any]) -> str:
-    cascade = found["cascade"]
+def _caption(report: dict[str, Any]) -> str:
+    cascade = report["cascade"]
     nats = "none" if cascade["threshold"] is None else f"{cascade['threshold']:.4g} nats"
-    held_out = f"{found['inputs']:,} held out of {source_names(str(found['data']['name']))}"
-    parts = [f"threshold {nats}, set on {found['select']['inputs']:,} other inputs", held_out]
+    held_out = f"{report['inputs']:,} held out of {source_names(str(report['data']['name']))}"
+    parts = [f"threshold {nats}, set on {report['select']['inputs']:,} other inputs", held_out]
     if cascade["lost"] is not None:
         low, high = cascade["lost_low"], cascade["lost_high"]
         parts.append(f"loss against the large model alone {cascade['lost']:+.4f} ({low:+.4f} … {high:+.4f})")

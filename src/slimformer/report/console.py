@@ -21,6 +21,7 @@ from slimformer.plan.memory import in_words
 from slimformer.report.card import narrow_line, opening_line
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.names import source_names
+from slimformer.report.tables import number_table
 
 
 def show(report: Report, console: Console) -> None:
@@ -36,7 +37,7 @@ def show(report: Report, console: Console) -> None:
         console.print(layers_table(report.long_context))
         console.print(Text(grouped_line(report.long_context)))
     elif report.sites:
-        console.print(kept(report.sites))
+        console.print(kept_table(report.sites))
     for title, text in (report.samples or {}).items():
         console.print(Panel(Text(text), title=title, title_align="left"))
     if report.head:
@@ -49,29 +50,27 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(f"note: {warning}", style="yellow"))
 
 
-def layers_table(found: dict[str, Any]) -> Table:
+def layers_table(section: dict[str, Any]) -> Table:
     """What grouping keys does to the output of every attention, and where it was done."""
-    table = Table(title="attention over groups of keys", title_justify="left")
-    for column in ("layer", "error of its output", "second order", "keys"):
-        table.add_column(column, justify="right")
-    keys = f"{found['k']} groups" + (f" + {found['window']}" if found["window"] else "")
-    for each in found["layers"]:
+    table = number_table("attention over groups of keys", "layer", "error of its output", "second order", "keys")
+    keys = f"{section['k']} groups" + (f" + {section['window']}" if section["window"] else "")
+    for each in section["layers"]:
         order = "yes" if each["second_order"] else "no"
         table.add_row(str(each["layer"]), f"{each['error']:.3f}", order, keys if each["grouped"] else "all")
     return table
 
 
-def grouped_line(found: dict[str, Any]) -> str:
+def grouped_line(section: dict[str, Any]) -> str:
     """How far the outputs moved, where layers were chosen and on documents that took no part."""
-    count = sum(each["grouped"] for each in found["layers"])
+    count = sum(each["grouped"] for each in section["layers"])
     return (
-        f"{count} of {len(found['layers'])} layers are grouped: {found['harm_is']} {found['harm_select']:.4f} where "
-        f"they were chosen, {found['harm_report']:.4f} on {found['tokens_report']:,} other tokens"
+        f"{count} of {len(section['layers'])} layers are grouped: {section['harm_is']} {section['harm_select']:.4f} "
+        f"where they were chosen, {section['harm_report']:.4f} on {section['tokens_report']:,} other tokens"
     )
 
 
 def savings_table(savings: Sequence[dict[str, Any]]) -> Table:
-    """What each lossless rewrite saves, or why it is not to be had."""
+    """What each lossless rewrite saves, or why it is not possible."""
     table = Table(title="rewrites that change no output", title_justify="left")
     for column in ("rewrite", "parameters", "MACs / token", "KV cache"):
         table.add_column(column, justify="left" if column == "rewrite" else "right")
@@ -101,10 +100,8 @@ def measured_line(data: dict[str, Any], metrics: Sequence[dict[str, Any]]) -> st
 
 def before_after(report: Report) -> RenderableType:
     """The table of numbers: dense, small and their ratio, below the data they were measured on."""
-    table = Table(title=Text(f"{report.model} · {report.recipe} · {report.format}"), title_justify="left")
-    table.add_column("")
-    for column in ("dense", "small", "ratio / difference"):
-        table.add_column(column, justify="right")
+    title = f"{report.model} · {report.recipe} · {report.format}"
+    table = number_table(title, "", "dense", "small", "ratio / difference")
     dense, small = report.dense, report.small
     _row(table, f"block MACs / token (T={report.seq_len})", dense.block_macs, small.block_macs, count)
     _row(table, "MACs outside blocks / token", dense.outside_macs, small.outside_macs, count)
@@ -130,12 +127,11 @@ def before_after(report: Report) -> RenderableType:
     return Group(*(Text(line) for line in lines if line), table, *([Text(caption, style="dim")] if caption else []))
 
 
-def kept(sites: Sequence[dict[str, Any]]) -> Table:
+def kept_table(sites: Sequence[dict[str, Any]]) -> Table:
     """What every block keeps."""
-    table = Table(title="kept in each block", title_justify="left")
     ranked = any("qk" in site for site in sites)
-    for column in ("block", "heads", "kv heads", *(("qk rank", "vo rank") if ranked else ()), "neurons"):
-        table.add_column(column, justify="right")
+    rank_columns = ("qk rank", "vo rank") if ranked else ()
+    table = number_table("kept in each block", "block", "heads", "kv heads", *rank_columns, "neurons")
     for i in sorted({site["block"] for site in sites}):
         heads, neurons = (
             next(s for s in sites if s["block"] == i and s["kind"] == k) for k in ("attn.heads", "ffn.hidden")
@@ -152,7 +148,7 @@ def kept(sites: Sequence[dict[str, Any]]) -> Table:
 
 
 def plan_table(architecture: Architecture, plan: Plan) -> list[dict[str, Any]]:
-    """What a plan keeps at every site, in the form `kept` shows."""
+    """What a plan keeps at every site, in the form `kept_table` shows."""
     rows: dict[str, dict[str, Any]] = {}
     for edit in plan.edits:
         if edit.site in architecture.by_name:

@@ -15,7 +15,9 @@ import numpy as np
 from slimformer.errors import SlimformerError
 from slimformer.report.canvas import (
     COLOURS,
-    Found,
+    OF_SHARES,
+    Facts,
+    Shades,
     along,
     block_bar,
     canvas,
@@ -43,53 +45,55 @@ def require_plotting() -> None:
         raise SlimformerError("figures need matplotlib; run: pip install 'matplotlib>=3.8'") from None
 
 
-def draw(found: Found, folder: Path) -> list[Path]:
+def draw(portrait: Facts, folder: Path) -> list[Path]:
     """Every figure the numbers allow, as PNG files in `folder`."""
     files = []
-    for name, drawing in figures(found):
+    for name, drawing in figures(portrait):
         files.append(folder / f"{name}.png")
         drawing.savefig(files[-1], dpi=DPI)
     return files
 
 
-def figures(found: Found) -> Iterator[tuple[str, Any]]:
+def figures(portrait: Facts) -> Iterator[tuple[str, Any]]:
     """Names and figures, one after the other, so that one at a time is in memory."""
-    made: dict[str, Callable[[Found], Any]] = {
+    drawings: dict[str, Callable[[Facts], Any]] = {
         "weights-spectra": weight_spectra,
         "weights-magnitudes": weight_magnitudes,
         "weights-qk-maps": qk_maps,
         "weights-asymmetry": asymmetry,
         "weights-compressibility": keep_estimates,
     }
-    for name, make in made.items():
-        yield name, make(found)
-    yield from data_figures(found)
+    for name, make in drawings.items():
+        yield name, make(portrait)
+    yield from data_figures(portrait)
 
 
-def weight_spectra(found: Found) -> Any:
+def weight_spectra(portrait: Facts) -> Any:
     """Singular values of every product and matrix, linear above, logarithmic below; dashed what random weights have."""
-    blocks = found["weights"]
+    blocks = portrait["weights"]
     names = [name for name in GROUPS if any(len(b["values"].get(name) or ()) for b in blocks)]
-    drawing = canvas(2.6 * len(names) + 0.8, 5.2, f"{short(found['model'])}: singular values of the weights")
+    drawing = canvas(2.6 * len(names) + 0.8, 5.2, f"{short(portrait['model'])}: singular values of the weights")
     axes = drawing.subplots(2, len(names), squeeze=False, sharex=True)
     for column, name in enumerate(names):
         curves = [(b["block"], _relative(b["values"][name])) for b in blocks if len(b["values"].get(name) or ())]
-        spectra_pair(axes[:, column], curves, found["blocks"])
-        random = _random(found, name, len(curves[0][1]))
+        spectra_pair(axes[:, column], curves, portrait["blocks"])
+        random = _random(portrait, name, len(curves[0][1]))
         for ax in axes[:, column]:
             ax.plot(along(random), random, "--", color="0.35", linewidth=1.2, label="random weights")
         axes[0, column].set_title(TITLES[name], fontsize=10)
     axes[0, 0].legend(frameon=False, fontsize=8)
     label_pair(axes, "σ / σ₁", "index / rank")
-    block_bar(drawing, axes, found["blocks"])
+    block_bar(drawing, axes, portrait["blocks"])
     return drawing
 
 
-def weight_magnitudes(found: Found) -> Any:
+def weight_magnitudes(portrait: Facts) -> Any:
     """Root mean square of every matrix by block, and norms of the products of every head."""
-    blocks = found["weights"]
+    blocks = portrait["weights"]
     names = [name for name in MATRICES if name in blocks[0]["rms"]]
-    drawing = canvas(11, 0.6 + max(2.6, 0.17 * len(blocks) + 1.2), f"{short(found['model'])}: magnitude of the weights")
+    drawing = canvas(
+        11, 0.6 + max(2.6, 0.17 * len(blocks) + 1.2), f"{short(portrait['model'])}: magnitude of the weights"
+    )
     left, middle, right = drawing.subplots(1, 3)
     heat(left, [[b["rms"][name] for name in names] for b in blocks], "root mean square", columns=names)
     heat(middle, [b["norms"]["qk"] for b in blocks], "‖$W_{qk}$‖ of heads", xlabel="head")
@@ -98,34 +102,34 @@ def weight_magnitudes(found: Found) -> Any:
     return drawing
 
 
-def qk_maps(found: Found) -> Any:
+def qk_maps(portrait: Facts) -> Any:
     """|W_qᵀ W_k|, mean over heads, block by block: rows are coordinates of the query's stream, columns of the key's."""
-    maps = [(b["block"], np.array(b["qk_map"])) for b in found["weights"] if b.get("qk_map")]
-    title = f"{short(found['model'])}: mean over heads of |$W_{{qk}}$|"
+    maps = [(b["block"], np.array(b["qk_map"])) for b in portrait["weights"] if b.get("qk_map")]
+    title = f"{short(portrait['model'])}: mean over heads of |$W_{{qk}}$|"
     pictures = [(f"block {i}", stretched(m)) for i, m in maps]
     return panels(pictures, title, top=1.0, label="1st to 99th percentile")
 
 
-def asymmetry(found: Found) -> Any:
+def asymmetry(portrait: Facts) -> Any:
     """Of every head: relative error of the nearest symmetric form, and of the nearest with W_q = W_k."""
     from matplotlib.colors import TwoSlopeNorm
 
-    blocks = found["weights"]
+    blocks = portrait["weights"]
     height = 0.6 + max(2.6, 0.17 * len(blocks) + 1.2)
-    drawing = canvas(8.5, height, f"{short(found['model'])}: how symmetric are the scores?")
+    drawing = canvas(8.5, height, f"{short(portrait['model'])}: how symmetric are the scores?")
     left, right = drawing.subplots(1, 2)
-    norm = TwoSlopeNorm(0.5**0.5, 0.0, 1.0)
+    shades = Shades("PuOr", {"norm": TwoSlopeNorm(0.5**0.5, 0.0, 1.0)}, (0, 0.25, 0.5, 0.71, 0.85, 1))
     rows = [b["symmetry"]["asymmetry"] for b in blocks]
-    heat(left, rows, "‖W − Wᵀ‖ / 2‖W‖ (0.71: random)", xlabel="head", map="PuOr", norm=norm)
-    heat(right, [b["symmetry"]["tied"] for b in blocks], "error with $W_q = W_k$", xlabel="head", limits=(0, 1))
+    heat(left, rows, "‖W − Wᵀ‖ / 2‖W‖ (0.71: random)", xlabel="head", shades=shades)
+    heat(right, [b["symmetry"]["tied"] for b in blocks], "error with $W_q = W_k$", xlabel="head", shades=OF_SHARES)
     left.set_ylabel("block")
     return drawing
 
 
-def keep_estimates(found: Found) -> Any:
+def keep_estimates(portrait: Facts) -> Any:
     """Rank that holds 95 % of Σσ² over full rank, by block; what random weights need is dashed."""
-    blocks = found["weights"]
-    drawing = canvas(7.5, 4, f"{short(found['model'])}: rank for 95 % of Σσ², from weights alone")
+    blocks = portrait["weights"]
+    drawing = canvas(7.5, 4, f"{short(portrait['model'])}: rank for 95 % of Σσ², from weights alone")
     ax = drawing.subplots()
     for colour, name in zip(COLOURS, GROUPS, strict=False):
         with_it = [b for b in blocks if name in b["groups"]]
@@ -136,11 +140,11 @@ def keep_estimates(found: Found) -> Any:
     for label, style, group in (("random heads", "--", "qk"), ("random matrices", ":", "down")):
         width = next((int(b["groups"][group]["width"]) for b in blocks if group in b["groups"]), 0)
         if width:
-            values = _random(found, group, width)
+            values = _random(portrait, group, width)
             needed = (np.searchsorted(np.cumsum(values**2) / np.sum(values**2), 0.95) + 1) / len(values)
             ax.axhline(needed, color="0.35", linestyle=style, linewidth=1.2, label=label)
     ax.set(xlabel="block", ylabel="share of the rank", ylim=(0, 1))
-    whole_blocks(ax, found["blocks"])
+    whole_blocks(ax, portrait["blocks"])
     drawing.legend(frameon=False, fontsize=8, loc="outside right center")
     return drawing
 
@@ -155,12 +159,12 @@ def _relative(values: Sequence[Any]) -> np.ndarray:
     return mean
 
 
-def _random(found: Found, name: str, rank: int) -> np.ndarray:
+def _random(portrait: Facts, name: str, rank: int) -> np.ndarray:
     from slimformer.inspect.weights import gaussian_matrix, gaussian_product
 
     if name in ("qk", "vo"):
-        values = gaussian_product(rank, found["hidden"])
+        values = gaussian_product(rank, portrait["hidden"])
     else:
-        values = gaussian_matrix(found["sites"][1]["units"], found["hidden"])
+        values = gaussian_matrix(portrait["sites"][1]["units"], portrait["hidden"])
     relative: np.ndarray = (values / values[0]).numpy()
     return relative

@@ -12,7 +12,8 @@ from slimformer.report.canvas import (
     COLOURS,
     ENERGIES,
     NULLS,
-    Found,
+    OF_SHARES,
+    Facts,
     block_bar,
     canvas,
     heat,
@@ -29,27 +30,29 @@ MARKERS = "os^D"  # one for every data set that may stand side by side
 DASHES = ("-", "--", ":", "-.")
 
 
-def data_figures(found: Found) -> Iterator[tuple[str, Any]]:
+def data_figures(portrait: Facts) -> Iterator[tuple[str, Any]]:
     """Names and figures; data sets are numbered when there are two."""
-    sets = found.get("data", [])
+    sets = portrait.get("data", [])
     for i, data in enumerate(sets):
         number = f"-{i + 1}" if len(sets) > 1 else ""
-        yield f"activations{number}", activation_spectra(found, data)
+        yield f"activations{number}", activation_spectra(portrait, data)
         for attention in data["attention"]:
             if attention["blocks"]:
-                yield f"attention-maps-{attention['length']}{number}", attention_maps(found, data, attention)
+                yield f"attention-maps-{attention['length']}{number}", attention_maps(portrait, data, attention)
     if sets:
-        yield "activations-ranks", activation_ranks(found, sets)
+        yield "activations-ranks", activation_ranks(portrait, sets)
         for pair in zip(*(data["attention"] for data in sets), strict=True):
             if all(attention["blocks"] for attention in pair):
-                yield f"attention-energy-{pair[0]['length']}", attention_energy(found, sets, pair)
-                yield f"attention-layers-{pair[0]['length']}", attention_layers(found, sets, pair)
+                yield f"attention-energy-{pair[0]['length']}", attention_energy(portrait, sets, pair)
+                yield f"attention-layers-{pair[0]['length']}", attention_layers(portrait, sets, pair)
 
 
-def activation_spectra(found: Found, data: Found) -> Any:
+def activation_spectra(portrait: Facts, data: Facts) -> Any:
     """Singular values of the four streams about their mean, linear above, logarithmic below."""
     streams = streams_of([data])
-    title = f"{short(found['model'], 30)} on {short(data['name'], 40)}: singular values of activations, mean taken off"
+    title = (
+        f"{short(portrait['model'], 30)} on {short(data['name'], 40)}: singular values of activations, mean taken off"
+    )
     drawing = canvas(2.7 * len(streams) + 0.8, 5.2, title)
     axes = drawing.subplots(2, len(streams), squeeze=False, sharex=True)
     for column, name in enumerate(streams):
@@ -58,17 +61,17 @@ def activation_spectra(found: Found, data: Found) -> Any:
             values = np.array(block["streams"][name]["values"], dtype=float)
             if len(values) and values[0] > 0:
                 curves.append((block["block"], values / values[0]))
-        spectra_pair(axes[:, column], curves, found["blocks"])
+        spectra_pair(axes[:, column], curves, portrait["blocks"])
         axes[0, column].set_title(name, fontsize=10)
     label_pair(axes, "σ / σ₁", "index / width")
-    block_bar(drawing, axes, found["blocks"])
+    block_bar(drawing, axes, portrait["blocks"])
     return drawing
 
 
-def activation_ranks(found: Found, sets: Sequence[Found]) -> Any:
+def activation_ranks(portrait: Facts, sets: Sequence[Facts]) -> Any:
     """Share of the width that holds 99 % of the variance, by block and stream; every data set has its own dashes."""
     streams = streams_of(sets)
-    drawing = canvas(8.5, 4, f"{short(found['model'])}: share of the width that holds 99 % of the variance")
+    drawing = canvas(8.5, 4, f"{short(portrait['model'])}: share of the width that holds 99 % of the variance")
     ax = drawing.subplots()
     for style, data in zip(map("".join, zip(MARKERS, DASHES, strict=True)), sets, strict=False):
         for colour, name in zip(COLOURS, streams, strict=False):
@@ -79,45 +82,47 @@ def activation_ranks(found: Found, sets: Sequence[Found]) -> Any:
             ax.plot(at, shares, style, color=colour, markersize=3.5, label=label)
         ax.plot([], [], style, color="0.35", markersize=3.5, label=short(data["name"], 28))
     ax.set(xlabel="block", ylabel="share of the width", ylim=(0, 1))
-    whole_blocks(ax, found["blocks"])
+    whole_blocks(ax, portrait["blocks"])
     drawing.legend(frameon=False, fontsize=8, loc="outside right center")
     return drawing
 
 
-def attention_maps(found: Found, data: Found, attention: Found) -> Any:
+def attention_maps(portrait: Facts, data: Facts, attention: Facts) -> Any:
     """Mean attention over heads and sequences, block by block; queries from top to bottom, keys from left to right."""
     pictures = []
     for block in attention["blocks"]:
         picture = np.array(block["mean_map"])  # the first query of a decoder sees one key: 1 says nothing there
         most = max(float(np.quantile(picture, 0.995)), 1e-30)
         pictures.append((f"block {block['block']}", np.sqrt(np.clip(picture / most, 0, 1))))
-    title = f"{short(found['model'], 30)} on {short(data['name'], 40)}: mean attention, {attention['length']} tokens"
+    title = f"{short(portrait['model'], 30)} on {short(data['name'], 40)}: mean attention, {attention['length']} tokens"
     return panels(pictures, title, top=1.0, label="√(attention / 99.5th percentile)")
 
 
-def attention_energy(found: Found, sets: Sequence[Found], pair: Sequence[Found]) -> Any:
+def attention_energy(portrait: Facts, sets: Sequence[Facts], pair: Sequence[Facts]) -> Any:
     """Cumulative energy by block with nulls, and heat maps of heads at n/4: one row for each data set."""
     n = pair[0]["length"]
-    title = f"{short(found['model'], 40)}: spectra of attention, {n} tokens (Σσ as drawn by Linformer, Σσ² the error)"
+    title = (
+        f"{short(portrait['model'], 40)}: spectra of attention, {n} tokens (Σσ as drawn by Linformer, Σσ² the error)"
+    )
     drawing = canvas(13, 3.4 * len(sets) + 0.4, title)
     axes = drawing.subplots(len(sets), 4, squeeze=False, width_ratios=(1.15, 1.15, 1, 1))
     for row, (data, attention) in enumerate(zip(sets, pair, strict=True)):
         for ax, (key, name) in zip(axes[row], ENERGIES.items(), strict=False):
-            _energy_curves(ax, attention, key, found["blocks"])
+            _energy_curves(ax, attention, key, portrait["blocks"])
             ax.set(xlabel="k", ylabel=f"{name} of the first k, over all", ylim=(0, 1.02), xlim=(0, n))
             ax.set_title(short(data["name"], 34), fontsize=9)
         axes[row, 0].legend(frameon=False, fontsize=7, loc="lower right")
         for ax, (key, name) in zip(axes[row, 2:], ENERGIES.items(), strict=True):
             rows = [block[f"energy_{key}"] for block in attention["blocks"]]
-            heat(ax, rows, f"{name} at k = n/4 = {max(1, n // 4)}", xlabel="head", limits=(0, 1))
+            heat(ax, rows, f"{name} at k = n/4 = {max(1, n // 4)}", xlabel="head", shades=OF_SHARES)
             ax.set_ylabel("block")
     return drawing
 
 
-def attention_layers(found: Found, sets: Sequence[Found], pair: Sequence[Found]) -> Any:
-    """Energy at n/4 by block: means over heads with the range of heads, beside the nulls of the first data set."""
+def attention_layers(portrait: Facts, sets: Sequence[Facts], pair: Sequence[Facts]) -> Any:
+    """Energy at n/4 by block: means over heads with the range of heads, with the nulls of the first data set."""
     n = pair[0]["length"]
-    drawing = canvas(11, 4.2, f"{short(found['model'], 40)}: energy of the first n/4 singular values, {n} tokens")
+    drawing = canvas(11, 4.2, f"{short(portrait['model'], 40)}: energy of the first n/4 singular values, {n} tokens")
     for ax, (key, name) in zip(drawing.subplots(1, 2, sharey=True), ENERGIES.items(), strict=True):
         for i, (data, attention) in enumerate(zip(sets, pair, strict=True)):
             at = np.array([block["block"] for block in attention["blocks"]]) + 0.12 * i
@@ -133,12 +138,12 @@ def attention_layers(found: Found, sets: Sequence[Found], pair: Sequence[Found])
             ax.plot(at, level, style, color="0.35", linewidth=1.4, label=label if key == "sum" else None)
         ax.axhline(max(1, n // 4) / n, color="0.6", linewidth=0.8, label="flat: all σ equal" if key == "sum" else None)
         ax.set(xlabel="block", ylabel=f"{name} at n/4", ylim=(0, 1.02))
-        whole_blocks(ax, found["blocks"])
+        whole_blocks(ax, portrait["blocks"])
     drawing.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=3)
     return drawing
 
 
-def _energy_curves(ax: Any, attention: Found, key: str, count: int) -> None:
+def _energy_curves(ax: Any, attention: Facts, key: str, count: int) -> None:
     blocks = attention["blocks"]
     along = np.arange(1, len(blocks[0][f"curve_{key}"]) + 1)
     for block in blocks:

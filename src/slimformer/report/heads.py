@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from slimformer.messages.words import option
+from slimformer.report.tables import number_table
 
 
 def show_probe(report: dict[str, Any], folder: Path | None, out: Console) -> None:
     """What was tried, what it scores, and where it is."""
-    tried = Table(title=f"{report['kind']} on {report['rows']:,} rows: leave-one-out", title_justify="left")
-    for name in ("features", "loss", "error", "shrinkage"):
-        tried.add_column(name, justify="right")
+    title = f"{report['kind']} on {report['rows']:,} rows: leave-one-out"
+    tried = number_table(title, "features", "loss", "error", "shrinkage")
     for row in report["tried"]:
         best = {"pool": row["pool"], "layer": row["layer"]} == report["reading"]
         values = ["" if row[name] is None else f"{row[name]:.4g}" for name in ("loss", "error", "shrinkage")]
@@ -45,9 +45,7 @@ def fresh_head_line(head: dict[str, Any]) -> str:
 
 def scores_table(scores: dict[str, Any]) -> Table:
     """Scores with their intervals."""
-    table = Table(title=f"{scores['data']}: {scores['examples']:,} examples", title_justify="left")
-    for name in ("score", "value", "95 % interval"):
-        table.add_column(name, justify="right")
+    table = number_table(f"{scores['data']}: {scores['examples']:,} examples", "score", "value", "95 % interval")
     for name, value in scores.items():
         if isinstance(value, dict) and "value" in value:
             interval = f"{value['low']:.4f} … {value['high']:.4f}" if "low" in value else ""
@@ -60,9 +58,7 @@ def scores_table(scores: dict[str, Any]) -> Table:
 def confusion_table(matrix: dict[str, Any]) -> Table:
     """True labels down, predicted ones across; left out where there are too many to read."""
     labels = matrix["labels"][:20]
-    table = Table(title="confusion", title_justify="left")
-    for name in ("true \\ said", *labels):
-        table.add_column(name, justify="right")
+    table = number_table("confusion", "true \\ said", *labels)
     for name, row in zip(labels, matrix["counts"], strict=False):
         table.add_row(name, *(str(n) for n in row[: len(labels)]))
     return table
@@ -73,15 +69,14 @@ def show_match(report: dict[str, Any], folder: Path | None, out: Console) -> Non
     title = (
         f"{report['held_out']:,} held-out pairs, fitted on {report['pairs']:,}; chance {report['chance']['R@1']:.4f}"
     )
-    table = Table(title=title, title_justify="left")
-    for name in ("method", "way", "R@1", "95 %", "R@5", "R@10", "median rank", "R@1 without hubs"):
-        table.add_column(name, justify="right")
+    columns = ("method", "way", "R@1", "95 %", "R@5", "R@10", "median rank", "R@1 without hubs")
+    table = number_table(title, *columns)
     for row in report["methods"]:
         for way in ("forward", "backward"):
-            found = row["cosine"][way]
+            recalls = row["cosine"][way]
             table.add_row(
-                row["method"], way, f"{found['R@1']:.3f}", f"{found['low']:.3f} … {found['high']:.3f}",
-                f"{found['R@5']:.3f}", f"{found['R@10']:.3f}", f"{found['median_rank']:g}",
+                row["method"], way, f"{recalls['R@1']:.3f}", f"{recalls['low']:.3f} … {recalls['high']:.3f}",
+                f"{recalls['R@5']:.3f}", f"{recalls['R@10']:.3f}", f"{recalls['median_rank']:g}",
                 f"{row['csls'][way]['R@1']:.3f}", style="bold" if row["method"] == report["best"] else None,
             )  # fmt: skip
     out.print(table)
@@ -91,13 +86,12 @@ def show_match(report: dict[str, Any], folder: Path | None, out: Console) -> Non
 
 def show_adapted(report: dict[str, Any], folder: Path | None, out: Console) -> None:
     """Perplexity before and after on every text."""
-    table = Table(title=f"{report['method']} on {report['tokens']:,} tokens: {report['chosen']}", title_justify="left")
-    for name in ("held-out text", "before", "after", "nats per token", "95 % interval"):
-        table.add_column(name, justify="right")
-    for name, found in report["perplexity"].items():
-        interval = f"{found['low']:+.3f} … {found['high']:+.3f}" if "low" in found else ""
-        nats = f"{found['nats']:+.3f}" if "nats" in found else ""
-        table.add_row(name, f"{found['before']:.2f}", f"{found['after']:.2f}", nats, interval)
+    title = f"{report['method']} on {report['tokens']:,} tokens: {report['chosen']}"
+    table = number_table(title, "held-out text", "before", "after", "nats per token", "95 % interval")
+    for name, change in report["perplexity"].items():
+        interval = f"{change['low']:+.3f} … {change['high']:+.3f}" if "low" in change else ""
+        nats = f"{change['nats']:+.3f}" if "nats" in change else ""
+        table.add_row(name, f"{change['before']:.2f}", f"{change['after']:.2f}", nats, interval)
     out.print(table)
     if report["warning"]:
         out.print(f"note: {report['warning']}", style="yellow")

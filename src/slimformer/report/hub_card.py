@@ -19,31 +19,31 @@ HEADED = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 
 
 def card_for_hub(folder: Path, report: Report, repository: str, *, base_model: str | None = None) -> str:
-    """The card in `folder` as it is, but for two things: its lines load from `repository`, and its header says what the
+    """The card in `folder` as it is, with two changes: its lines load from `repository`, and its header says what the
     model was made from, its tags and its metrics. What somebody has written or set there stays."""
     try:
         text = read_text(folder / "README.md")
     except (OSError, UnicodeDecodeError) as error:
         raise CannotPush(f"{folder / 'README.md'} cannot be read, and the card belongs to the model") from error
-    found = HEADED.match(text)
-    header = _parsed(found[1], folder) if found else {}
+    match = HEADED.match(text)
+    header = _parsed(match[1], folder) if match else {}
     for key, value in card_header(report).items():
         header.setdefault(key, value)
     header["tags"] = list(dict.fromkeys([*_listed(header["tags"]), *card_header(report)["tags"]]))
     if base_model is not None:
         header["base_model"] = base_model
-    body = LOADED.sub(lambda line: line[1] + json.dumps(repository), text[found.end() :] if found else text)
+    body = LOADED.sub(lambda line: line[1] + json.dumps(repository), text[match.end() :] if match else text)
     return f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True).strip()}\n---\n{body}"
 
 
 def _parsed(text: str, folder: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(text)
+        fields = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise CannotPush(f"{folder / 'README.md'}: its header is not YAML; mend it") from error
-    if not isinstance(found, dict):
-        raise CannotPush(f"{folder / 'README.md'}: its header is no table of fields; mend it")
-    return found
+        raise CannotPush(f"{folder / 'README.md'}: its header is not YAML; correct it") from error
+    if not isinstance(fields, dict):
+        raise CannotPush(f"{folder / 'README.md'}: its header is no table of fields; correct it")
+    return fields
 
 
 def _listed(tags: Any) -> list[Any]:

@@ -12,47 +12,50 @@ from slimformer.messages.words import option
 from slimformer.report.console import savings_table
 
 
-def show_inspection(found: dict[str, Any], console: Console) -> None:
+def show_inspection(inspection: dict[str, Any], console: Console) -> None:
     """Print it as a table."""
-    title = Text(f"{found['model']} · {found['class']} ({found['family']} family)")
+    title = Text(f"{inspection['model']} · {inspection['class']} ({inspection['family']} family)")
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
-    heads, neurons, plain = found["sites"][0], found["sites"][1], found["least_macs"]["plain"]
-    macs = found["macs_per_token"]
+    heads, neurons, plain = inspection["sites"][0], inspection["sites"][1], inspection["least_macs"]["plain"]
+    macs = inspection["macs_per_token"]
     rows = [
-        ("blocks", str(found["blocks"])),
-        ("hidden size", str(found["hidden"])),
+        ("blocks", str(inspection["blocks"])),
+        ("hidden size", str(inspection["hidden"])),
         ("heads (kv heads) of width", f"{heads['units']} ({heads['kv_heads']}) of {heads['unit']}, first block"),
         *([("  not to be cut", heads["fixed"])] if "fixed" in heads else []),
         ("neurons", f"{neurons['units']}, first block"),
-        ("parameters", f"{found['params']['total']:,}"),
-        ("  in blocks", f"{found['params']['blocks']:,}"),
-        *_terms(found["parameters"]["terms"], inside=True),
-        ("  outside", f"{found['params']['outside']:,}"),
-        *_terms(found["parameters"]["terms"], inside=False),
-        *_rule_of_thumb(found["parameters"]),
-        (f"block MACs per token (T={found['seq_len']})", f"{macs['blocks']:,}"),
+        ("parameters", f"{inspection['params']['total']:,}"),
+        ("  in blocks", f"{inspection['params']['blocks']:,}"),
+        *_terms(inspection["parameters"]["terms"], inside=True),
+        ("  outside", f"{inspection['params']['outside']:,}"),
+        *_terms(inspection["parameters"]["terms"], inside=False),
+        *_rule_of_thumb(inspection["parameters"]),
+        (f"block MACs per token (T={inspection['seq_len']})", f"{macs['blocks']:,}"),
         ("  attention", f"{macs['attn.heads']:,}"),
         ("    projections", f"{macs['attn.projections']:,}"),
         ("    scores and context", f"{macs['attn.scores']:,}"),
         ("  feed-forward", f"{macs['ffn.hidden']:,}"),
         ("MACs outside blocks per token", f"{macs['outside']:,}"),
-        *_cache(found),
-        ("MLP up to scale (A v ≈ λu)", "yes, a norm follows" if found["scale_free_mlp"]["offered"] else "no, pre-norm"),
-        (f"smallest {option('macs')}, ragged", f"{found['least_macs']['ragged']:.3f}"),
+        *_cache(inspection),
+        (
+            "MLP up to scale (A v ≈ λu)",
+            "yes, a norm follows" if inspection["scale_free_mlp"]["offered"] else "no, pre-norm",
+        ),
+        (f"smallest {option('macs')}, ragged", f"{inspection['least_macs']['ragged']:.3f}"),
         (f"smallest {option('macs')}, plain", "none: the blocks differ" if plain is None else f"{plain:.3f}"),
     ]
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
-    console.print(savings_table(found["lossless"]))
+    console.print(savings_table(inspection["lossless"]))
 
 
-def _cache(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _cache(inspection: dict[str, Any]) -> list[tuple[str, str]]:
     """Nothing for encoders, which keep nothing."""
-    kept = found["kv_cache_bytes"]
-    return [(f"KV cache of one sequence (T={found['seq_len']})", f"{kept:,} bytes")] if kept else []
+    size = inspection["kv_cache_bytes"]
+    return [(f"KV cache of one sequence (T={inspection['seq_len']})", f"{size:,} bytes")] if size else []
 
 
 def _terms(terms: list[dict[str, Any]], *, inside: bool) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ def is_hub_id(model: str) -> bool:
 
 
 def last_name(name: str) -> str:
-    """A folder goes by its last name: where it lay is nobody's business. Hub ids and names without places stay.
+    """A folder goes by its last name: its place on this machine is private. Hub ids and names without places stay.
 
     What is on the disk is not looked at, so that the same report says the same wherever it is read.
     """

@@ -68,12 +68,12 @@ def is_page_as_made(path: Path) -> bool:
         page = read_text(path)
     except (OSError, ValueError):
         return False
-    found = SEAL.search(page, 0, 1000)
-    return found is not None and _checksum(page.replace(found[1], UNSEALED, 1)) == found[1]
+    seal = SEAL.search(page, 0, 1000)
+    return seal is not None and _checksum(page.replace(seal[1], UNSEALED, 1)) == seal[1]
 
 
 def without_places(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page says, and what is sent to a hub: where things lay on the disk is nobody's business."""
+    """What the page says, and what is sent to a hub: without folders of this machine."""
     data, others = report.get("data") or {}, report.get("other_data") or []
     names = [str(report["model"]), *(str(each["name"]) for each in (data, *others) if each.get("name"))]
     return {
@@ -85,16 +85,16 @@ def without_places(report: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _placeless(found: Mapping[str, Any]) -> dict[str, Any]:
+def _placeless(report: Mapping[str, Any]) -> dict[str, Any]:
     """Data, a task or a bench with models, files and what its notes call them by their last names."""
-    models = {name: last_name(found[name]) for name in MODELS if isinstance(found.get(name), str)}
-    data = {name: source_names(found[name]) for name in ("name", "data") if isinstance(found.get(name), str)}
-    files = [str(file) for file in found.get("files") or ()]
-    names = [*(str(found[name]) for name in (*models, *data)), *files]
-    lists = {"files": [source_names(file) for file in files]} if "files" in found else {}
-    if "notes" in found:
-        lists["notes"] = [_without_paths(str(text), names) for text in found["notes"]]
-    return {**{name: value for name, value in found.items() if name != "reading"}, **models, **data, **lists}
+    models = {name: last_name(report[name]) for name in MODELS if isinstance(report.get(name), str)}
+    data = {name: source_names(report[name]) for name in ("name", "data") if isinstance(report.get(name), str)}
+    files = [str(file) for file in report.get("files") or ()]
+    names = [*(str(report[name]) for name in (*models, *data)), *files]
+    lists = {"files": [source_names(file) for file in files]} if "files" in report else {}
+    if "notes" in report:
+        lists["notes"] = [_without_paths(str(text), names) for text in report["notes"]]
+    return {**{name: value for name, value in report.items() if name != "reading"}, **models, **data, **lists}
 
 
 def _without_paths(text: str, names: Sequence[str]) -> str:

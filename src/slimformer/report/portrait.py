@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from slimformer.inspect.activations import STREAMS
+from slimformer.report.tables import number_table
 
 RANDOM_ASYMMETRY = 0.71
 FFN = ("gate", "up", "down")
 
 
-def show_portrait(found: dict[str, Any], console: Console) -> None:
+def show_portrait(portrait: dict[str, Any], console: Console) -> None:
     """Weights first, then every data set."""
-    console.print(weights_table(found["weights"]), symmetry_table(found["weights"]), sep="\n")
-    for data in found.get("data", []):
+    console.print(weights_table(portrait["weights"]), symmetry_table(portrait["weights"]), sep="\n")
+    for data in portrait.get("data", []):
         console.print(activations_table(data), maps_table(data), forms_table(data), sep="\n")
         for attention in data["attention"]:
             if attention["blocks"]:
@@ -29,10 +29,10 @@ def show_portrait(found: dict[str, Any], console: Console) -> None:
 def weights_table(blocks: Sequence[dict[str, Any]]) -> Table:
     """Estimated compressibility from weights alone."""
     names = [name for name in ("qk", "vo", *FFN) if any(name in block["groups"] for block in blocks)]
-    table = _table(
+    table = number_table(
         "from weights alone: share to keep for 95 % of Σσ², and of random weights; rank at 95 % over full rank",
-        ["block", "keep", "random", *names, "neurons", "heads"],
-    )
+        "block", "keep", "random", *names, "neurons", "heads",
+    )  # fmt: skip
     for block in blocks:
         ranks = [_share(block["groups"][name]["rank95"]) if name in block["groups"] else "–" for name in names]
         shares = [_share(block[name]) for name in ("keep", "keep_random")]
@@ -43,7 +43,7 @@ def weights_table(blocks: Sequence[dict[str, Any]]) -> Table:
 
 def symmetry_table(blocks: Sequence[dict[str, Any]]) -> Table:
     """How far the score forms of the heads are from symmetric ones."""
-    table = _table("symmetry of W_qk, over heads", ["block", "asymmetry", "least … most", "tied error"])
+    table = number_table("symmetry of W_qk, over heads", "block", "asymmetry", "least … most", "tied error")
     for block in blocks:
         asymmetry, tied = block["symmetry"]["asymmetry"], block["symmetry"]["tied"]
         table.add_row(str(block["block"]), _mean(asymmetry), _limits(asymmetry), _mean(tied))
@@ -60,7 +60,7 @@ def activations_table(data: dict[str, Any]) -> Table:
     title = (
         f"activations on {data['name']}, {data['tokens']:,} tokens: share of the width that holds 99 % of the variance"
     )
-    table = _table(title, ["block", *streams, "mean"])
+    table = number_table(title, "block", *streams, "mean")
     for block in data["activations"]:
         shares = [_share(block["streams"][n]["rank99"]) if n in block["streams"] else "–" for n in streams]
         mean = _share(max(stream["mean_share"] for stream in block["streams"].values()))
@@ -77,7 +77,7 @@ def streams_of(sets: Sequence[dict[str, Any]]) -> list[str]:
 
 def maps_table(data: dict[str, Any]) -> Table:
     """How linear feed-forward parts are, on data."""
-    table = _table(f"simpler maps on {data['name']}", ["block", "MLP linear: R²", "its rank"])
+    table = number_table(f"simpler maps on {data['name']}", "block", "MLP linear: R²", "its rank")
     for block in data["activations"]:
         table.add_row(str(block["block"]), *(_share(block["mlp_linear"][name]) for name in ("r2", "rank95")))
     table.caption = (
@@ -88,11 +88,11 @@ def maps_table(data: dict[str, Any]) -> Table:
 
 
 def forms_table(data: dict[str, Any]) -> Table:
-    """What simpler score forms of every head would miss of its scores on data, beside heads that learnt nothing."""
-    table = _table(
+    """What simpler score forms of every head would miss of its scores on data, and of heads that learnt nothing."""
+    table = number_table(
         f"simpler W_qk on {data['name']}: share of the scores (root mean square) that is missed",
-        ["block", "symmetric", "least … most", "null", "half rank", "null", "one for all", "null"],
-    )
+        "block", "symmetric", "least … most", "null", "half rank", "null", "one for all", "null",
+    )  # fmt: skip
     for block in data["activations"]:
         forms = block["score_forms"]
         if not forms.get("symmetric"):
@@ -118,10 +118,8 @@ def attention_tables(data: dict[str, Any], attention: dict[str, Any]) -> Iterato
     where = f"attention on {data['name']}, {count} sequences of {n} tokens: "
     for key, what in (("energy_sum", "Σσ"), ("energy_squares", "Σσ²")):
         last = ["shared", "rank"] if key == "energy_squares" else []
-        table = _table(
-            f"{where}{what} of the first {max(1, n // 4)}, over all",
-            ["block", what, "heads", "iid", "rank-d", "shuffled", *last],
-        )
+        title = f"{where}{what} of the first {max(1, n // 4)}, over all"
+        table = number_table(title, "block", what, "heads", "iid", "rank-d", "shuffled", *last)
         for block in attention["blocks"]:
             nulls = [_mean(block["nulls"][null][key]) for null in ("iid", "low_rank", "shuffled")]
             shared = _mean(block["shared"]) if "shared" in block else "–"
@@ -133,13 +131,6 @@ def attention_tables(data: dict[str, Any], attention: dict[str, Any]) -> Iterato
             else "means over heads; heads: least and most. iid, rank-d, shuffled: attention that means nothing"
         )
         yield table
-
-
-def _table(title: str, header: Iterable[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", caption_justify="left")
-    for name in header:
-        table.add_column(name, justify="right")
-    return table
 
 
 def _share(value: float) -> str:

@@ -8,16 +8,16 @@ from statistics import mean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from slimformer.errors import SlimformerError
 from slimformer.inspect.rows import RowSpaces, identity_error
+from slimformer.report.tables import number_table
 
 COLUMNS = ("layer", "k (σ²)", "worst head", "k (σ)", "k (σ²), noise", "k, shared", "own keeps", "shared keeps")
 
 
-def rows_told(blocks: Sequence[RowSpaces], share: float) -> dict[str, Any]:
+def rows_report(blocks: Sequence[RowSpaces], share: float) -> dict[str, Any]:
     """All numbers at one length, a k for every layer (that of its worst head), and how the theorem fares on P = I."""
     if not blocks:
         raise SlimformerError("no block of this model has attention left, so there are no keys to count")
@@ -28,29 +28,27 @@ def rows_told(blocks: Sequence[RowSpaces], share: float) -> dict[str, Any]:
     return {"n": n, "share": share, "layers": layers, "identity": identity}
 
 
-def show_rows(found: dict[str, Any], console: Console) -> None:
+def show_rows(spaces: dict[str, Any], console: Console) -> None:
     """Means over heads, and what they say."""
-    n, share = found["n"], found["share"]
-    table = Table(title=f"keys that keep {share:.0%} of attention over {n} tokens", title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for each in found["layers"]:
+    n, share = spaces["n"], spaces["share"]
+    table = number_table(f"keys that keep {share:.0%} of attention over {n} tokens", *COLUMNS)
+    for each in spaces["layers"]:
         numbers = [mean(each[name]) for name in ("k_sum", "k_null", "k_shared")]
         table.add_row(
             str(each["block"]), f"{mean(each['k_squares']):.0f}", f"{max(each['k_squares']):.0f}",
             *(f"{number:.0f}" for number in numbers), f"{mean(each['own']):.3f}", f"{mean(each['shared']):.3f}",
         )  # fmt: skip
     console.print(table)
-    console.print(Text(sentence(found)))
+    console.print(Text(sentence(spaces)))
 
 
-def sentence(found: dict[str, Any]) -> str:
+def sentence(spaces: dict[str, Any]) -> str:
     """The finding in words."""
-    own = mean(mean(each["k_squares"]) for each in found["layers"])
-    shared = mean(mean(each["k_shared"]) for each in found["layers"])
-    identity = found["identity"]
+    own = mean(mean(each["k_squares"]) for each in spaces["layers"])
+    shared = mean(mean(each["k_shared"]) for each in spaces["layers"])
+    identity = spaces["identity"]
     return (
-        f"a text's own best keys: {own:.0f} of {found['n']}; keys that must serve every text: {shared:.0f}. Random "
+        f"a text's own best keys: {own:.0f} of {spaces['n']}; keys that must serve every text: {shared:.0f}. Random "
         f"projections of P = I to {identity['k']} of {identity['n']} keys miss by {identity['error']:.2f} of it "
         f"(root of n/k: {identity['root']:.2f})."
     )

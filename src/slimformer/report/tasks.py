@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
+
+from slimformer.report.tables import number_table
 
 NONE = "–"
 
 
-def task_table(found: dict[str, Any]) -> RenderableType:
+def task_table(report: dict[str, Any]) -> RenderableType:
     """One line for each score: both models, their difference with its interval and test, the recovery."""
-    table = Table(title=Text(f"{found['task']} · {found['small']} against {found['dense']}"), title_justify="left")
-    table.add_column("")
-    for column in ("dense", "small", "difference (95 %)", "p", "recovery"):
-        table.add_column(column, justify="right")
-    for metric in found["metrics"]:
+    title = f"{report['task']} · {report['small']} against {report['dense']}"
+    table = number_table(title, "", "dense", "small", "difference (95 %)", "p", "recovery")
+    for metric in report["metrics"]:
         table.add_row(
             f"{metric['name']} ({'↓' if metric['better'] == 'lower' else '↑'})",
             *(_within(metric[name], metric[f"{name}_low"], metric[f"{name}_high"], ".2f") for name in SIDES),
@@ -25,8 +24,8 @@ def task_table(found: dict[str, Any]) -> RenderableType:
             _number(metric["p"], ".3f"),
             _within(metric["recovery"], metric["recovery_low"], metric["recovery_high"], ".1f", " %"),
         )
-    settings = " · ".join(f"{name} {_plain(value)}" for name, value in found["settings"].items())
-    lines = [f"{found['examples']:,} {found['unit']} of {_scored(found)} · {settings}", *found["notes"]]
+    settings = " · ".join(f"{name} {_plain(value)}" for name, value in report["settings"].items())
+    lines = [f"{report['examples']:,} {report['unit']} of {_scored(report)} · {settings}", *report["notes"]]
     return Group(table, *(Text(line, style="dim") for line in lines))
 
 
@@ -34,26 +33,23 @@ SIDES = ("dense", "small")
 LOADS = ("dense rate", "small rate", "dense peak", "small peak")
 
 
-def bench_table(found: dict[str, Any]) -> RenderableType:
+def bench_table(report: dict[str, Any]) -> RenderableType:
     """Latencies, then rates and peaks, one line for each phase and batch size; weights and cache below."""
-    times = Table(title=Text(f"{found['small']} against {found['dense']}"), title_justify="left")
-    loads = Table()
-    for table, columns in ((times, ("dense", "small", "small / dense", "quartiles")), (loads, LOADS)):
-        table.add_column("")
-        for column in ("batch", *columns):
-            table.add_column(column, justify="right")
-    for row in found["measurements"]:
+    title = f"{report['small']} against {report['dense']}"
+    times = number_table(title, "", "batch", "dense", "small", "small / dense", "quartiles")
+    loads = number_table("", "", "batch", *LOADS)
+    for row in report["measurements"]:
         what = row["phase"], str(row["batch"])
         seconds = (f"{1e3 * row[f'{name}_seconds']:.1f} ms" for name in SIDES)
         times.add_row(*what, *seconds, f"{row['ratio']:.3f}", f"{row['ratio_low']:.3f} … {row['ratio_high']:.3f}")
         rates = (f"{row[f'{name}_rate']:,.0f}/s" for name in SIDES)
         loads.add_row(*what, *rates, *(f"{row[f'{name}_peak_bytes'] / 1e6:.1f} MB" for name in SIDES))
     sizes = [("weights", "weights_bytes"), ("KV cache of one sequence", "kv_cache_bytes")]
-    lines = [f"{name}: {_sizes(found[key])}" for name, key in sizes if found[key]["dense"]]
-    plural = "" if found["threads"] == 1 else "s"
+    lines = [f"{name}: {_sizes(report[key])}" for name, key in sizes if report[key]["dense"]]
+    plural = "" if report["threads"] == 1 else "s"
     lines.append(
-        f"T = {found['seq_len']} · medians of {found['repeats']} interleaved rounds · {found['threads']} "
-        f"thread{plural} on {found['device']} · ratios with quartiles · rates in {found['unit']} · peak: tensors "
+        f"T = {report['seq_len']} · medians of {report['repeats']} interleaved rounds · {report['threads']} "
+        f"thread{plural} on {report['device']} · ratios with quartiles · rates in {report['unit']} · peak: tensors "
         "besides the weights"
     )
     return Group(times, loads, *(Text(line, style="dim") for line in lines))
@@ -72,9 +68,9 @@ def _within(value: float | None, low: float | None, high: float | None, form: st
     return f"{_number(value, form)}{unit} [{_number(low, form)}, {_number(high, form)}]" if value is not None else NONE
 
 
-def _scored(found: dict[str, Any]) -> str:
+def _scored(score: dict[str, Any]) -> str:
     """Where the rows came from: the files by name, as a folder may hold several parts."""
-    return ", ".join(found["files"]) or str(found["data"])
+    return ", ".join(score["files"]) or str(score["data"])
 
 
 def _plain(value: Any) -> str:

@@ -63,30 +63,30 @@ def tracker(name: str | None) -> Record:
 
 
 def _installed(package: str) -> bool:
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None  # a folder of that name is no package
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a folder of that name is no package
 
 
-def run_of(kind: str, found: Mapping[str, Any]) -> Run:
+def run_of(kind: str, result: Mapping[str, Any]) -> Run:
     """What a command found as a run. Where models and data lay on the disk is left out, as in the card."""
-    if "slimformer_task" in found:
-        settings = _flat({"dense": last_name(found["dense"]), **{key: found[key] for key in TASK_SETTINGS}})
-        return Run(_name(kind, found["small"], found["task"]), dict(settings), dict(_task_numbers(found)), [])
-    if "slimformer_bench" in found:
-        settings = _flat({"dense": last_name(found["dense"]), **{key: found[key] for key in BENCH_SETTINGS}})
-        return Run(_name(kind, found["small"]), dict(settings), dict(_bench_numbers(found)), [])
-    if "slimformer_lab_run" in found:
-        return _lab_run(kind, found)
-    return _report_run(kind, found)
+    if "slimformer_task" in result:
+        settings = _flat({"dense": last_name(result["dense"]), **{key: result[key] for key in TASK_SETTINGS}})
+        return Run(_name(kind, result["small"], result["task"]), dict(settings), dict(_task_numbers(result)), [])
+    if "slimformer_bench" in result:
+        settings = _flat({"dense": last_name(result["dense"]), **{key: result[key] for key in BENCH_SETTINGS}})
+        return Run(_name(kind, result["small"]), dict(settings), dict(_bench_numbers(result)), [])
+    if "slimformer_lab_run" in result:
+        return _lab_run(kind, result)
+    return _report_run(kind, result)
 
 
-def _lab_run(kind: str, found: Mapping[str, Any]) -> Run:
+def _lab_run(kind: str, result: Mapping[str, Any]) -> Run:
     """A training: its evaluations are the steps of the curve, the end is the numbers."""
-    settings = dict(_flat({"row": found["row"], "seed": found["seed"], **found["settings"]}))
+    settings = dict(_flat({"row": result["row"], "seed": result["seed"], **result["settings"]}))
     settings = {key: value for key, value in settings.items() if not key.endswith("path")}
-    numbers = {key: found[key] for key in ("parameters", "q", "steps", "seconds", "cpu_seconds")}
-    numbers |= dict(_flat({part: found[part] for part in ("train", "validation") if part in found}))
-    return Run(_name(kind, found["name"]), settings, numbers, [dict(at) for at in found["history"]])
+    numbers = {key: result[key] for key in ("parameters", "q", "steps", "seconds", "cpu_seconds")}
+    numbers |= dict(_flat({part: result[part] for part in ("train", "validation") if part in result}))
+    return Run(_name(kind, result["name"]), settings, numbers, [dict(at) for at in result["history"]])
 
 
 def _name(kind: str, model: str, *more: str) -> str:
@@ -95,23 +95,23 @@ def _name(kind: str, model: str, *more: str) -> str:
     return "-".join(re.sub(r"[^\w.-]+", "-", part) for part in parts)
 
 
-def _flat(found: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(numbers: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """Settings within settings by names with slashes: trackers show one level."""
-    for key, value in found.items():
+    for key, value in numbers.items():
         yield from _flat(value, f"{before}{key}/") if isinstance(value, Mapping) else [(f"{before}{key}", value)]
 
 
-def _task_numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for metric in found["metrics"]:
+def _task_numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for metric in result["metrics"]:
         name = re.sub(r"[^\w.-]+", "_", metric["name"]).strip("_")
         numbers = {key: value for key, value in metric.items() if isinstance(value, float | int) and key != "level"}
-        yield from ((f"{found['task']}/{name}/{key}", value) for key, value in numbers.items())
+        yield from ((f"{result['task']}/{name}/{key}", value) for key, value in numbers.items())
 
 
-def _bench_numbers(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _bench_numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for size in ("weights_bytes", "kv_cache_bytes"):
-        yield from ((f"{which}/{size}", value) for which, value in found[size].items())
-    for each in found["measurements"]:
+        yield from ((f"{which}/{size}", value) for which, value in result[size].items())
+    for each in result["measurements"]:
         place = f"{each['phase']}/batch_{each['batch']}"
         yield from ((f"{place}/{key}", value) for key, value in each.items() if key not in ("phase", "batch"))
 
@@ -144,10 +144,10 @@ def _by_block(report: Mapping[str, Any]) -> list[dict[str, float]]:
     for site in report.get("sites", []):
         blocks.setdefault(site["block"], {})[f"kept/{site['kind']}"] = site["keep"]
     for each in report.get("correction", []):
-        found = re.fullmatch(r"blocks\.(\d+)\.(.+)", each["site"])
-        if found and int(found[1]) in blocks:
+        match = re.fullmatch(r"blocks\.(\d+)\.(.+)", each["site"])
+        if match and int(match[1]) in blocks:
             parts = [part for part in ("before", "after") if each[part] is not None]
-            blocks[int(found[1])] |= {f"error/{found[2]}/{part}": each[part] for part in parts}
+            blocks[int(match[1])] |= {f"error/{match[2]}/{part}": each[part] for part in parts}
     return [blocks[i] for i in sorted(blocks)]
 
 

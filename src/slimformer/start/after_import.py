@@ -1,4 +1,4 @@
-"""Work that waits until somebody imports a module, so that nobody has to import it for the work's sake."""
+"""Work that waits until somebody imports a module, so that it is not imported for the work alone."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Finder(MetaPathFinder):
         if name not in _WAITING:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec"))
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Followed(spec.loader, name)
         return spec

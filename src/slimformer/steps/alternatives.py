@@ -59,7 +59,7 @@ def alternatives(run: Run, budget: Budget, settings: CutSettings) -> dict[str, A
         "by": budget.by, "allocation": choice.allocation, "metric": settings.metric, "near": list(NEAR), "steps": STEPS,
         "dense": {"price": dense, "macs": cost.macs, "params": cost.params},
         "least": math.ceil(1000 * least / dense) / 1000,
-        "menus": tables.found, "sites": sites,
+        "menus": tables.entries, "sites": sites,
         "fixed": [at[ladder.site.name] for ladder in choice.fixed],
         "parts": [[[at[ladder.site.name] for ladder in way] for way in part] for part in choice.parts],
         "points": [_point(plan, probes, curves, rungs) for plan in plans],
@@ -71,7 +71,7 @@ class _Tables:
 
     def __init__(self, seq_len: int) -> None:
         self.seq_len = seq_len
-        self.found: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []
 
     def number(self, ladder: Ladder) -> int:
         costs = [site_cost(ladder.site, size, self.seq_len) for size in ladder.sizes]
@@ -82,9 +82,9 @@ class _Tables:
         if any(size.rank for size in ladder.sizes):
             entry["ranks"] = [size.rank for size in ladder.sizes]
             entry["paired"] = not ladder.site.gated  # a rank is then two neurons
-        if entry not in self.found:
-            self.found.append(entry)
-        return self.found.index(entry)
+        if entry not in self.entries:
+            self.entries.append(entry)
+        return self.entries.index(entry)
 
 
 def _site(
@@ -138,7 +138,7 @@ def _grid(lowest: float, chosen: float) -> list[float]:
 def _point(
     plan: Plan, probes: Mapping[str, Probe], curves: Mapping[str, Curve], rungs: Sequence[Ladder]
 ) -> dict[str, Any]:
-    """A plan in short: units kept by site, "512+24" with a path of rank 24 beside them, "6/3" for six heads on three
+    """A plan in short: units kept by site, "512+24" with a path of rank 24, "6/3" for six heads on three
     key/value heads where others went whole, null for ranks of attention that is not cut by rank."""
     sizes = plan.sizes
     return {
@@ -149,7 +149,7 @@ def _point(
 
 
 def _kept(site: Site, sizes: Mapping[str, Size]) -> int | str | None:
-    """A plan does not name scores that cannot be cut; beside values that are, they count as whole."""
+    """A plan does not name scores that cannot be cut; next to values that are, they count as whole."""
     if site.name in sizes:
         size = sizes[site.name]
         if site.kind == "attn.heads" and size.groups < min(size.units, site.units // max(1, site.group)):

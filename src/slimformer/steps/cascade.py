@@ -10,7 +10,6 @@ one reads again. Formulas are in `evaluate/routing.py`, when it pays off in docs
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from slimformer.calibrate.gather import vocabulary
 from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.atomic import require_apart
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_cascade, save_cascade
+from slimformer.checkpoint.save import Belongings
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownArchitecture, WrongArgument
 from slimformer.evaluate.answers import classes, logits_of, observe, read_windows, require_answers
 from slimformer.evaluate.compare import is_language_model
@@ -49,6 +49,7 @@ from slimformer.plan import Budget, Plan
 from slimformer.plan.settings import CutSettings
 from slimformer.run import Run
 from slimformer.steps.make import make, require_same_model
+from slimformer.steps.result import in_precision
 
 TOLERANCE = 0.005  # half a point of accuracy, or half a percent of perplexity
 
@@ -161,13 +162,14 @@ class CascadeResult(Short):
     ) -> Path:
         """Both checkpoints, the threshold and `report`, if given, as one folder, in the precision of the original."""
         require_apart(Path(folder), self.loaded.folder, self.loaded.name)
-        models = {"small": self.cascade.small, "large": self.cascade.large}
-        stored = {role: _in_precision(model, self.loaded.dtype) for role, model in models.items()}
-        save_cascade(
-            self.record.with_threshold(self.cascade.threshold), stored, self.plans, folder,
-            processor=self.loaded.processor, source_folder=self.loaded.companions, report=report,
-            force=force, verify=verify,
-        )  # fmt: skip
+        models = {}
+        for role, model in (("small", self.cascade.small), ("large", self.cascade.large)):
+            plan = self.plans.get(role)
+            texts = {"plan.json": plan.to_json()} if plan is not None else {}
+            belongings = Belongings(self.loaded.processor, self.loaded.companions, texts)
+            models[role] = (in_precision(model, self.loaded.dtype), belongings)
+        record = self.record.with_threshold(self.cascade.threshold)
+        save_cascade(record, models, folder, report=report, force=force, verify=verify)
         return Path(folder)
 
 
@@ -196,8 +198,8 @@ def make_cascade(
     require_answers(run.dense)
     require_same_model(run.dense, run.known)
     cuts = [make(run, Budget(macs), settings) if macs < 1 else run for macs in budgets]
-    small, large = (made.model.eval() for made in cuts)
-    members = [Member(macs, made.plan.macs if made.plan else 1.0) for macs, made in zip(budgets, cuts, strict=True)]
+    small, large = (cut.model.eval() for cut in cuts)
+    members = [Member(macs, cut.plan.macs if cut.plan else 1.0) for macs, cut in zip(budgets, cuts, strict=True)]
     macs = (members[0].macs, members[1].macs)
     outcomes = paired(*(observe(model, select_batches, progress=run.progress) for model in (small, large)))
     point = (
@@ -261,10 +263,3 @@ def _rows(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
         name: value[chosen.to(value.device)] if isinstance(value, Tensor) and len(value) == len(chosen) else value
         for name, value in inputs.items()
     }
-
-
-def _in_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    if model.dtype == dtype:
-        return model
-    out: Any = copy.deepcopy(model)
-    return out.to(dtype)

@@ -36,15 +36,15 @@ def smallest_certified(run: Run, settings: CutSettings, max_kl: float) -> Run:
             f"there is nothing to certify: no smaller model can be made; use {option('format', 'ragged')}"
         )
     measure = harm_name(dense, batches)
-    made: list[Run] = []
+    runs: list[Run] = []
 
     def harms(fraction: float) -> list[float]:
-        made[:-1] = []  # of the models before, only the last may have to be returned
-        made.append(make(run, Budget(fraction), settings))
-        return document_harms(dense, made[-1].model, batches)
+        runs[:-1] = []  # of the models before, only the last may have to be returned
+        runs.append(make(run, Budget(fraction), settings))
+        return document_harms(dense, runs[-1].model, batches)
 
     certificate = certify(((fraction, partial(harms, fraction)) for fraction in budgets), epsilon=max_kl)
     if certificate.budget is None:
         raise BudgetOutOfReach(certificate.promise(measure))
-    smallest = next(each for each in made if each.decided.budget == certificate.budget)
+    smallest = next(each for each in runs if each.decided.budget == certificate.budget)
     return smallest.reporting(certificate={**certificate.to_json(), "promise": certificate.promise(measure)})

@@ -79,11 +79,11 @@ class Cut(CutSettings, Step):
         self._require_affordable(run, budget)
         run = calibrated(run, self)
         if self.max_kl is not None:
-            made = smallest_certified(run, self, self.max_kl)
+            cut = smallest_certified(run, self, self.max_kl)
         elif self.size is not None:
-            made = best_within(run, self, self.size, self.group)
+            cut = best_within(run, self, self.size, self.group)
         else:
-            made = make(run, budget, self)
-        plan = made.decided
+            cut = make(run, budget, self)
+        plan = cut.decided
         chosen = replace(budget, fraction=plan.budget, by=plan.by)  # type: ignore[arg-type]
-        return made.reporting(front=alternatives(run, chosen, self))
+        return cut.reporting(front=alternatives(run, chosen, self))

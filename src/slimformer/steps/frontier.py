@@ -34,10 +34,10 @@ class FrontPoint:
 
     def to_json(self) -> dict[str, Any]:
         plan = self.plan
-        kept = {path_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
+        sizes = {path_name(edit.site, edit.rank): edit.keep for edit in plan.edits}
         return {
             "budget": plan.budget, "by": plan.by, "macs": plan.macs, "params": plan.params,
-            "predicted_kl": self.predicted_kl, "kept": kept,
+            "predicted_kl": self.predicted_kl, "kept": sizes,
         }  # fmt: skip
 
 
@@ -61,10 +61,10 @@ def reachable(run: Run, settings: CutSettings) -> list[float]:
     )  # fmt: skip
     lowest = least / Budget(1.0).dense(architecture, seq_len)
     steps = [round(1 - STEP * i, 4) for i in range(int(1 / STEP))]
-    found = [fraction for fraction in steps if fraction >= lowest]
-    if not found:
+    fractions = [fraction for fraction in steps if fraction >= lowest]
+    if not fractions:
         raise BudgetOutOfReach("there is nothing to plan: the smallest model is the model itself")
-    return found
+    return fractions
 
 
 def budgets_at(points: Sequence[FrontPoint], harms: Sequence[float]) -> list[float]:
@@ -78,14 +78,14 @@ def budgets_at(points: Sequence[FrontPoint], harms: Sequence[float]) -> list[flo
     if len(rising) < 2:
         return [budget for budget, _ in known]
     budgets, logs = zip(*rising, strict=True)
-    found = np.interp(np.log(harms), np.maximum.accumulate(logs), budgets)
-    return sorted({round(float(budget), 3) for budget in found}, reverse=True)
+    fractions = np.interp(np.log(harms), np.maximum.accumulate(logs), budgets)
+    return sorted({round(float(budget), 3) for budget in fractions}, reverse=True)
 
 
 def sweep(
     run: Run, settings: CutSettings, points: Sequence[FrontPoint], batches: Sequence[Batch]
 ) -> Iterator[dict[str, Any]]:
-    """Make the model of every point and measure it beside the dense one. One model is in memory at a time."""
+    """Make the model of every point and measure it against the dense one. One model is in memory at a time."""
     run.progress("sweep", 0, len(points))
     for i, point in enumerate(points):
         small = make(replace(run, progress=silent), Budget(point.plan.budget, point.plan.by), settings).model  # type: ignore[arg-type]
@@ -98,5 +98,5 @@ def correlation(pairs: Iterable[tuple[float, float]]) -> float | None:
     """Spearman's rank correlation of predicted and measured harm; none for fewer than three points."""
     from scipy.stats import spearmanr
 
-    found = list(pairs)
-    return float(spearmanr(*zip(*found, strict=True)).statistic) if len(found) > 2 else None
+    points = list(pairs)
+    return float(spearmanr(*zip(*points, strict=True)).statistic) if len(points) > 2 else None

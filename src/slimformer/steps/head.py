@@ -8,8 +8,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from slimformer.evaluate.compare import compare
 from slimformer.evaluate.report import Report
-from slimformer.heads.classify import held_out_texts, labelled, rehead, require_headroom
+from slimformer.heads.classify import LabelledRows, fresh_head, held_out_texts, labelled, require_headroom
+from slimformer.models.architecture import is_bare
+from slimformer.rewrite.sizes import auto_class
 from slimformer.run import Run
 from slimformer.steps.step import Step
 
@@ -36,13 +39,19 @@ class Head(Step):
         assert run.data is not None
         with run.timed("head"):
             report = replace(report, other_data=[], elsewhere=None)  # of the old head, and other text has no labels
-            how = run.data.reading
-            kept_out = held_out_texts(
-                run.source, run.loaded, columns=how["columns"], samples=how["samples"], seed=run.data.seed
+            how, data = run.data.reading, run.data
+            held_out = held_out_texts(
+                run.source, run.loaded, columns=how["columns"], samples=how["samples"], seed=data.seed
             )
-            rows = labelled(run.loaded, self.data, columns=how["columns"], seed=run.data.seed)
-            allowed = (row for row in rows if (row.text, row.pair) not in kept_out)
-            model, report = rehead(
-                run.loaded, run.model, run.data, report, allowed, kind=self.kind, progress=run.progress
-            )  # fmt: skip
+            rows = labelled(run.loaded, LabelledRows(self.data, how["columns"], seed=data.seed))
+            allowed = (row for row in rows if (row.text, row.pair) not in held_out)
+            headless, length = is_bare(run.model), min(data.seq_len, 128)
+            model, head = fresh_head(
+                run.loaded, run.model, allowed, kind=self.kind, seq_len=length, progress=run.progress
+            )
+            if headless:  # it has become a classifier; its own metrics, of states, stay what they were
+                report = replace(report, head=head, load_class=auto_class(model))
+            else:
+                metrics = [metric.to_json() for metric in compare(run.dense, model, data.splits["report"])]
+                report = replace(report, head={**head, "old_head": report.metrics}, metrics=metrics)
         return replace(run, model=model), report

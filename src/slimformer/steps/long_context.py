@@ -96,7 +96,7 @@ class LongContext(Step):
         lead_only()
         assert run.data is not None
         with run.timed("group keys"):
-            small, told = make_long_context(run.dense, run.data, self, progress=run.progress)
+            small, section = make_long_context(run.dense, run.data, self, progress=run.progress)
         edits = tuple(
             Edit(site.name, self.name, site.units, site.units, site.units // site.group) for site in describe(run.dense)
         )
@@ -104,7 +104,7 @@ class LongContext(Step):
             recipe=self.name, budget=1.0, macs=1.0, params=1.0, seq_len=run.data.seq_len, format="plain", ridge=RIDGE,
             absorb_mean=True, fingerprint=fingerprint(run.dense), edits=edits,
         )  # fmt: skip
-        return replace(run, model=small, plan=plan).reporting(long_context=told)
+        return replace(run, model=small, plan=plan).reporting(long_context=section)
 
 
 def sequence_length_for(
@@ -116,9 +116,9 @@ def sequence_length_for(
     most = positions(model.config)
     length = min(4 * exact, most) if asked is None else asked
     if length <= exact:
-        kept = f"k {wanted.k} and a window of {wanted.window}" if causal else f"k {wanted.k}"
+        keys = f"k {wanted.k} and a window of {wanted.window}" if causal else f"k {wanted.k}"
         raise CannotGroup(
-            f"texts of {length:,} tokens are exact with {kept}, so there is nothing to gain; give a "
+            f"texts of {length:,} tokens are exact with {keys}, so there is nothing to gain; give a "
             f"smaller {option('k')} "
             f"or a longer {option('seq_len')} (the model reads {most:,} tokens)"
         )

@@ -71,9 +71,9 @@ def _trained(
 
 
 def _loss(module: Any, seen: Seen) -> Tensor:
-    made = module.projected.attend(seen.query, seen.key, seen.value, seen.real, scale=seen.scale)
+    output = module.projected.attend(seen.query, seen.key, seen.value, seen.real, scale=seen.scale)
     counted = seen.real[:, None, :, None]
-    left = ((made - seen.exact) * counted).square().sum()
+    left = ((output - seen.exact) * counted).square().sum()
     return left / (seen.exact * counted).square().sum().clamp_min(1e-12)
 
 
@@ -107,10 +107,10 @@ def _system(module: Any, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _first_rows(batches: Sequence[Batch], most: int) -> list[Batch]:
-    found, count = [], 0
+    rows, count = [], 0
     for batch in batches:
         if count >= most:
             break
-        found.append(batch)
+        rows.append(batch)
         count += len(next(iter(batch.inputs.values())))
-    return found
+    return rows

@@ -60,11 +60,11 @@ class Lossless(Step):
         require_format(run.format)
 
     def preview(self, run: Run) -> list[dict[str, Any]]:
-        """What each rewrite would save, or why it is not to be had."""
-        found = offers(
+        """What each rewrite would save, or why it is not possible."""
+        savings = offers(
             run.dense, describe(run.dense), self._scope(run), seq_len=run.seq_len, names=self.rewrites
         )  # fmt: skip
-        return [offer.to_json() for offer in found]
+        return [offer.to_json() for offer in savings]
 
     def _scope(self, run: Run) -> Scope:
         return Scope(format=run.format, dtype=run.loaded.dtype, multiple_of=self.multiple_of)
@@ -117,14 +117,14 @@ def largest_change(dense: PreTrainedModel, small: PreTrainedModel) -> tuple[floa
 def _plan(model: PreTrainedModel, small: PreTrainedModel, name: str, seq_len: int) -> Plan:
     """The sizes the weights led to, in the words of a plan."""
     before, after = describe(model), describe(small)
-    dense, kept = block_cost(before, seq_len), block_cost(after, seq_len)
+    dense, cost = block_cost(before, seq_len), block_cost(after, seq_len)
     edits = tuple(
         Edit(new.name, name, new.units, old.units, new.units // max(1, new.group))
         for old, new in zip(before, after, strict=True)
     )
     return Plan(
-        recipe=name, budget=kept.macs / dense.macs, macs=kept.macs / dense.macs,
-        params=kept.params / dense.params, seq_len=seq_len,
+        recipe=name, budget=cost.macs / dense.macs, macs=cost.macs / dense.macs,
+        params=cost.params / dense.params, seq_len=seq_len,
         format="ragged" if getattr(small.config, "slimformer", None) else "plain", ridge=RIDGE, absorb_mean=True,
         fingerprint=fingerprint(model), edits=edits,
     )  # fmt: skip

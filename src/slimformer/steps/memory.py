@@ -1,4 +1,4 @@
-"""What `compress --memory` promises: what it will take of memory and of the disk, told from shapes and measured again.
+"""The limit of `compress --memory`: what the work will take of memory and disk, told from shapes and measured again.
 
 The first estimate needs config and headers only, so that what could not be kept to is refused before a weight is read.
 Once data and what is outside the blocks are there, what they take is known and no longer estimated.
@@ -38,8 +38,8 @@ TEXT = 8  # times the size of its file that a text takes while it is cut into do
 
 
 @dataclass(frozen=True)
-class Promise:
-    """What is asked of a skeleton, as far as memory goes."""
+class MemoryLimit:
+    """The memory that work on a skeleton may take."""
 
     skeleton: Skeleton
     memory: int
@@ -65,14 +65,14 @@ class Promise:
 
     def _fitting(self, load: Load, sizes: tuple[int, ...]) -> Estimate:
         model, architecture, before = self.skeleton.loaded.model, self.skeleton.architecture, anonymous_memory()
-        found = [
+        estimates = [
             estimate_memory(
                 architecture, load, replace(self.work, batch_size=batch_size), vocabulary=_outputs(model),
                 before=before, windows=reads_windows(model, architecture.family),
             )
             for batch_size in sizes
         ]  # fmt: skip
-        return next((each for each in found if each.peak <= self.memory), found[-1])
+        return next((each for each in estimates if each.peak <= self.memory), estimates[-1])
 
     def disk(self, data: Data, fraction: float) -> int:
         """Bytes of the work folder when it is fullest: moments of two splits, states of every walk, blocks.
@@ -173,8 +173,8 @@ def _calls(skeleton: Skeleton, data: Data) -> int:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    found = value if isinstance(value, tuple | list) else [value]
-    return [each for each in found if isinstance(each, torch.Tensor)]
+    values = value if isinstance(value, tuple | list) else [value]
+    return [each for each in values if isinstance(each, torch.Tensor)]
 
 
 def require_disk(needed: int, folder: Path) -> None:

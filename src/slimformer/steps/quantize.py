@@ -65,8 +65,8 @@ class Quantize(Step):
                 progress=lambda i: run.progress("quantize", i + 1, blocks),
             )  # fmt: skip
             round_others(rounded, run.loaded.dtype)
-        made = replace(run, model=rounded.model, quantized=rounded)
-        return made.reporting(quantization=quantization_facts(rounded, self.grid, self.method))
+        narrow = replace(run, model=rounded.model, quantized=rounded)
+        return narrow.reporting(quantization=quantization_facts(rounded, self.grid, self.method))
 
 
 def grid_of(bits: int, group: int | None, *, symmetric: bool = True) -> Grid:
@@ -90,10 +90,10 @@ def require_savable(model: PreTrainedModel, *, symmetric: bool = True) -> None:
 
 def round_others(rounded: Quantized, dtype: torch.dtype) -> None:
     """All that is not packed is stored in this precision: measure with it, too."""
-    kept = {name: rounded.model.get_submodule(name).weight.detach().clone() for name in rounded.layers}  # type: ignore
+    weights = {name: rounded.model.get_submodule(name).weight.detach().clone() for name in rounded.layers}  # type: ignore
     round_weights(rounded.model, dtype)
     with torch.no_grad():
-        for name, weight in kept.items():
+        for name, weight in weights.items():
             rounded.model.get_submodule(name).weight.copy_(weight)  # type: ignore[operator, union-attr]
 
 

@@ -21,7 +21,7 @@ class Refine(Step):
     place: ClassVar[int] = 1
 
     def run(self, run: Run) -> Run:
-        """Where nothing was cut, there is nothing to mend."""
+        """Where nothing was cut, there is nothing to correct."""
         if run.plan is None or run.plan.macs >= 1:
             return run
         cut = Cut(run.plan, run.curves, run.known.block)

@@ -7,13 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from slimformer.checkpoint.atomic import require_apart
+from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.pack import packed, unpacked
-from slimformer.checkpoint.save import save
+from slimformer.checkpoint.save import Belongings, save
 from slimformer.errors import PlanDoesNotFit
-from slimformer.evaluate.assessment import describe_result, evaluate, is_stored_packed
+from slimformer.evaluate.assessment import describe_result, is_stored_packed, measure
+from slimformer.evaluate.data_notes import thin_data, unnamed_data
 from slimformer.evaluate.report import Report
 from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import read_bytes
@@ -52,28 +55,37 @@ class Result(Short):
         """
         folder, loaded = Path(folder), self.loaded
         require_apart(folder, loaded.folder, loaded.name)
-        stored = self.model if self.model.dtype == loaded.dtype else _in_precision(self.model, loaded.dtype)
-        found = self.report.to_dict()
+        stored = in_precision(self.model, loaded.dtype)
+        texts = texts_of(self.plan, self.report, folder)
         save(
-            unpacked(self.quantized, stored) if self.quantized else stored, folder, processor=loaded.processor,
-            source_folder=loaded.companions, plan=self.plan, report=found,
-            card=model_card(self.report, folder=folder.name), page=html_page(found, folder=folder.name), sample=None,
-            force=force, verify=verify, packed=packed(self.quantized, stored) if self.quantized else None,
+            unpacked(self.quantized, stored) if self.quantized else stored, folder,
+            Belongings(loaded.processor, loaded.companions, texts), force=force, verify=verify,
+            packed=packed(self.quantized, stored) if self.quantized else None,
         )  # fmt: skip
         return folder
 
 
-def assessed(run: Run, recipe: str, *, fitted: bool, timing: bool) -> tuple[Run, Report]:
+def texts_of(plan: Plan, report: Report, folder: Path) -> dict[str, str]:
+    """What a folder says of its model: plan, report, the page of the report, and the model card."""
+    numbers = report.to_dict()
+    return {
+        "plan.json": plan.to_json(), "report.json": json_text(numbers),
+        "report.html": html_page(numbers, folder=folder.name), "README.md": model_card(report, folder=folder.name),
+    }  # fmt: skip
+
+
+def assess(run: Run, recipe: str, *, fitted: bool, timing: bool) -> tuple[Run, Report]:
     """What the smaller model does on the report split, and how it came about; what is known without data, if none
     were read."""
     own = run.plan is not None
     run = run if own else replace(run, plan=plan_of(run.loaded, recipe, run.seq_len))
-    if run.data is None:
-        report = describe_result(run.loaded, run.model, run.decided)
-    else:
+    report = describe_result(run.loaded, run.model, run.decided)
+    if run.data is not None:
+        thin = thin_data(describe(run.dense), run.data) if fitted else []
+        notes = [*report.warnings, *thin, *unnamed_data(run.data.reading, run.data.name)]
         with run.timed("evaluate"):
-            report = evaluate(
-                run.loaded, run.model, run.decided, run.data, fitted=fitted, timing=timing, progress=run.progress
+            report = measure(
+                replace(report, warnings=notes), run.loaded, run.model, run.data, timing=timing, progress=run.progress
             )
     if not own:  # the plan of a folder is that of an earlier recipe
         report = replace(report, recipe=recipe, warnings=[*report.warnings, *_rounded_before(run)])
@@ -115,6 +127,9 @@ def _rounded_before(run: Run) -> list[str]:
     ]
 
 
-def _in_precision(model: PreTrainedModel, dtype: Any) -> PreTrainedModel:
+def in_precision(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model itself where it has this precision, else a copy that does."""
+    if model.dtype == dtype:
+        return model
     out: Any = copy.deepcopy(model)
     return out.to(dtype)

@@ -52,14 +52,14 @@ def best_within(run: Run, settings: CutSettings, size: int, group: int) -> Run:
     best: Run | None = None
     tried: list[dict[str, Any]] = []
     for rounding, share in _shares(run, size, group):
-        made = _fitting(_storing(run, rounding), settings, size, share, rounding)
-        if made is None:
+        smaller = _fitting(_storing(run, rounding), settings, size, share, rounding)
+        if smaller is None:
             continue
-        harm = fmean(document_harms(run.dense, made.model, run.splits["select"]))
+        harm = fmean(document_harms(run.dense, smaller.model, run.splits["select"]))
         if all(harm < each["harm"] for each in tried):
-            best = made
+            best = smaller
         bits = rounding.bits if rounding else None
-        tried.append({"bits": bits, "params": made.decided.params, "bytes": bytes_of(made), "harm": harm})
+        tried.append({"bits": bits, "params": smaller.decided.params, "bytes": bytes_of(smaller), "harm": harm})
     if best is None:
         raise BudgetOutOfReach(
             f"no model of {in_words(size)} can be made of this one; give more, or fewer {option('bits')}"
@@ -91,20 +91,20 @@ def _fitting(run: Run, settings: CutSettings, size: int, share: float, rounding:
     whole, inside = _split(run.dense, run.loaded.dtype, rounding)
     for _ in range(TRIES):
         try:
-            made = make(run, Budget(share, "params"), settings)
+            smaller = make(run, Budget(share, "params"), settings)
         except BudgetOutOfReach:
             return None
-        if (taken := bytes_of(made)) <= size:
-            return made
+        if (taken := bytes_of(smaller)) <= size:
+            return smaller
         share *= 0.995 * (size - whole + inside) / (taken - whole + inside)
     return None
 
 
-def bytes_of(made: Run) -> int:
+def bytes_of(run: Run) -> int:
     """What the file of weights takes, to the byte."""
-    if made.quantized is not None:
-        return stored_bytes(made.quantized, made.loaded.dtype)
-    return _on_disk(made.model, made.loaded.dtype, None)
+    if run.quantized is not None:
+        return stored_bytes(run.quantized, run.loaded.dtype)
+    return _on_disk(run.model, run.loaded.dtype, None)
 
 
 def _split(model: PreTrainedModel, dtype: torch.dtype, rounding: Quantize | None) -> tuple[int, float]:

@@ -66,15 +66,15 @@ def pattern_of(text: str) -> Pattern:
     keep, colon, of = text.partition(":")
     try:
         if colon:
-            found = Pattern(1 - int(keep) / int(of), int(keep), int(of))
-            known = 0 < found.keep <= found.of <= 64
+            pattern = Pattern(1 - int(keep) / int(of), int(keep), int(of))
+            known = 0 < pattern.keep <= pattern.of <= 64
         else:
-            found = Pattern(float(text))
-            known = 0 <= found.zeros < 1
+            pattern = Pattern(float(text))
+            known = 0 <= pattern.zeros < 1
     except (ValueError, ZeroDivisionError):
         known = False
-    if known and not found.zeros:
+    if known and not pattern.zeros:
         raise BudgetOutOfReach(f"the pattern {text!r} sets nothing to zero; give 2:4, or the share of zeros, e.g. 0.5")
     if known:
-        return found
+        return pattern
     raise BudgetOutOfReach(f"the pattern {text!r} is not understood; give 2:4, or the share of zeros, e.g. 0.5")

@@ -14,7 +14,7 @@ from slimformer.run import Run
 
 
 class Step(BaseModel):
-    """One thing that can be done to a model. Its fields are its settings, each with a description and a default.
+    """One step of a recipe. Its fields are its settings, each with a description and a default.
 
     `flags` are arguments of `compress` (options of the shell) that are short for settings, by the field they set.
     `place` orders steps in a recipe: a step may only follow one of a lower place.
@@ -35,7 +35,7 @@ class Step(BaseModel):
         return self.reads_data
 
     def require_complete(self) -> None:
-        """Refuse, before a model is opened, settings that say too little, or what nobody could have."""
+        """Refuse, before a model is opened, settings that are incomplete or impossible."""
 
     def require_possible(self, run: Run) -> None:
         """Refuse, before data are read, what this model cannot have."""
@@ -45,7 +45,7 @@ class Step(BaseModel):
         return run.length
 
     def preview(self, run: Run) -> Plan | list[dict[str, Any]]:
-        """What it would do, told without data: sizes, or what each rewrite would save; refused where unknown."""
+        """What it would do, said without data: sizes, or what each rewrite would save; refused where unknown."""
         raise UnknownMethod(
             f"{option('dry_run', True)} shows sizes for a budget, and the recipe {self.name!r} has none to show"
         )

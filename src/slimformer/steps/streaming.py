@@ -1,4 +1,4 @@
-"""Compress a model that does not fit into memory: `calibrated` and `make`, as ever, with a residence on disk.
+"""Compress a model that does not fit into memory: `calibrated` and `make`, with a residence on disk.
 
 Every walk (metric, moments, curves, probes, cut, correction) needs one block's weights at a time; between blocks states
 are kept in mapped files (`models.state_store`). Each goes on at the last finished block when the run was killed. What
@@ -8,19 +8,18 @@ is made is what `compress` makes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
-from slimformer.calibrate.documents import UNNAMED, Source
+from slimformer.calibrate.documents import Source
 from slimformer.calibrate.gather import Data, gather, sequence_length
 from slimformer.checkpoint.atomic import require_apart, require_free, writing
-from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.load import load
-from slimformer.checkpoint.save import write_belongings
+from slimformer.checkpoint.save import write_belongings, write_texts
 from slimformer.checkpoint.shards import assemble, outside_tensors, store_as, write_tensors
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.errors import WorkTorn
@@ -34,23 +33,21 @@ from slimformer.files.versions import versions
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.short import Short
 from slimformer.models.architecture import Architecture, describe
-from slimformer.models.opening import Opening, OpeningOptions
+from slimformer.models.opening import Opening
 from slimformer.models.stream import Skeleton, sketch
 from slimformer.models.walk import ending_in, last_states
 from slimformer.nn.long_context import require_every_key
 from slimformer.plan import Budget, Plan, check_budget
-from slimformer.plan.budget import budget_of
 from slimformer.plan.memory import Estimate, Work, in_words
 from slimformer.plan.settings import CutSettings
-from slimformer.report.card import model_card
-from slimformer.report.page import html_page
 from slimformer.run import Run, timed
 from slimformer.steps.alternatives import alternatives
 from slimformer.steps.calibration import calibrated
 from slimformer.steps.make import even_plan, make
-from slimformer.steps.memory import Promise, anonymous_memory, past_frozen, require_disk
+from slimformer.steps.memory import MemoryLimit, anonymous_memory, past_frozen, require_disk
 from slimformer.steps.on_disk import OnDisk
 from slimformer.steps.refine import Refine
+from slimformer.steps.result import texts_of
 from slimformer.steps.streaming_job import Job, asked_before, job_for, work_folder
 from slimformer.steps.streaming_limits import on_the_cpu
 
@@ -71,74 +68,83 @@ class Streamed(Short):
         return {**self.report.facts(), "folder": str(self.folder)}
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is to be made of a checkpoint, and within how many bytes of memory; `reading` is how `gather` reads data."""
+
+    model: str | Path
+    data: Source | torch.Tensor
+    memory: int
+    budget: Budget
+    settings: CutSettings
+    format: str = "ragged"
+    seq_len: int | None = None
+    refine: bool = True
+    opening: Opening = field(default_factory=Opening)
+    reading: Mapping[str, Any] = field(default_factory=dict)
+
+    def sketched(self) -> Skeleton:
+        """The model without its weights, on the CPU."""
+        return sketch(self.model, on_the_cpu(self.opening))
+
+    def limit(self, skeleton: Skeleton) -> MemoryLimit:
+        """The memory allowed, for this work."""
+        length = sequence_length(skeleton.loaded.model, skeleton.architecture, self.seq_len)
+        return MemoryLimit(skeleton, self.memory, Work.of(self.settings, length, refined=self.refine))
+
+
 def stream(
-    model: str | Path,
+    asked: Request,
     folder: str | Path,
-    data: Source | torch.Tensor = UNNAMED,
     *,
-    memory: int,
-    macs: float | None = None,
-    params: float | None = None,
-    settings: CutSettings,
-    format: str = "ragged",
-    seq_len: int | None = None,
-    tokens: int | None = None,
-    samples: int | None = None,
-    columns: Sequence[str] | None = None,
-    only_data: bool = False,
-    seed: int = 0,
-    refine: bool = True,
     force: bool = False,
     verify: bool = True,
     progress: Progress = silent,
-    say: Any = lambda _line: None,
-    **opening: Unpack[OpeningOptions],
+    say: Callable[[str], object] = lambda _line: None,
 ) -> Streamed:
-    """Shrink a checkpoint to a fraction of its block MACs or parameters within `memory` bytes and write it to `folder`.
+    """Shrink a checkpoint to a fraction of its block MACs or parameters within a memory and write it to `folder`.
 
-    Memory is a promise about anonymous memory (`plan.memory`): kept, or refused before the work. The work is kept
-    beside `folder` until it is finished; the same call goes on with it. `opening` is as for `compress`, but for the
-    device, which is the CPU. The result is that of `compress`, to the last bit where as many rows are read at a time.
-    Cost: that of `compress`, and reading the weights once for every walk.
+    The limit is one of anonymous memory (`plan.memory`): it holds, or is refused before the work. The work is kept
+    next to `folder` until it is finished; the same call resumes it. Weights are read on the CPU. The result is that of
+    `compress`, to the last bit where as many rows are read at a time. Cost: that of `compress`, and reading the weights
+    once for every walk.
     """
     folder, seconds = Path(folder), dict[str, float]()
-    budget = budget_of(macs=macs, params=params)
-    require_apart(folder, model if isinstance(model, Path) or Path(model).exists() else None)
+    require_apart(folder, asked.model if isinstance(asked.model, Path) or Path(asked.model).exists() else None)
     require_free(folder, force)
-    how = on_the_cpu(Opening(**opening))
     with timed(seconds, "load"):
-        skeleton = sketch(model, how)
-    require_every_key(skeleton.loaded.model)
-    length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
-    check_budget(skeleton.architecture, budget, seq_len=length, settings=settings, format=format)
-    promise = Promise(skeleton, memory, Work.of(settings, length, refined=refine))
-    rows = promise.before_opening(data, asked_before(folder).get("batch_size")).batch_size
+        skeleton = asked.sketched()
+    model, architecture = skeleton.loaded.model, skeleton.architecture
+    require_every_key(model)
+    limit = asked.limit(skeleton)
+    check_budget(architecture, asked.budget, seq_len=limit.work.seq_len, settings=asked.settings, format=asked.format)
+    rows = limit.before_opening(asked.data, asked_before(folder).get("batch_size")).batch_size
     with timed(seconds, "load"):
         skeleton.read_outside()
     with timed(seconds, "data"):
-        batches = gather(
-            data, skeleton.loaded.model, skeleton.loaded.processor, skeleton.architecture, seq_len=seq_len,
-            tokens=tokens, samples=samples, columns=columns, seed=seed, batch_size=rows, broad=not only_data,
+        data = gather(
+            asked.data, model, skeleton.loaded.processor, architecture, seq_len=asked.seq_len, batch_size=rows,
+            **asked.reading,
         )  # fmt: skip
-    estimate = promise.before_work(batches, rows)
-    say(f"memory: {estimate}; allowed {in_words(memory)}")
-    require_disk(promise.disk(batches, budget.fraction), work_folder(folder))
+    estimate = limit.before_work(data, rows)
+    say(f"memory: {estimate}; allowed {in_words(asked.memory)}")
+    require_disk(limit.disk(data, asked.budget.fraction), work_folder(folder))
     with timed(seconds, "read"):
         mark = _fingerprint(skeleton, progress)
     run = Run(
-        skeleton.loaded, skeleton.loaded.model, format, seq_len, data, batches, progress=progress, seconds=seconds,
-        after=(Refine(name=settings.name),) if refine else (),
+        skeleton.loaded, model, asked.format, asked.seq_len, asked.data, data, progress=progress, seconds=seconds,
+        after=(Refine(name=asked.settings.name),) if asked.refine else (),
     )  # fmt: skip
-    asked = {"fingerprint": mark, "batch_size": estimate.batch_size, "refine": refine}
-    with job_for(folder, asked | _asked(run, skeleton, budget, settings)) as job:
+    same = {"fingerprint": mark, "batch_size": estimate.batch_size, "refine": asked.refine}
+    with job_for(folder, same | _asked(run, skeleton, asked.budget, asked.settings)) as job:
         say(f"{'going on with' if job.resumed else 'working in'} {work_folder(folder)}; if it is stopped, the same "
             "command goes on from there")  # fmt: skip
-        task = _Task(run, skeleton, job, mark, budget, settings)
-        made, report = _carry_on(task, say)
+        task = _Task(run, skeleton, job, mark, asked.budget, asked.settings)
+        smaller, report = _carry_on(task, say)
         progress("save and verify", 0, 1)
-        _save(made, report, task, folder, force=force, whole=memory if verify else 0)
+        _save(smaller, report, task, folder, force=force, whole=asked.memory if verify else 0)
         progress("save and verify", 1, 1)
-    return Streamed(folder, made.decided, report, estimate)
+    return Streamed(folder, smaller.decided, report, estimate)
 
 
 @dataclass(frozen=True)
@@ -150,18 +156,13 @@ class Foreseen:
     estimate: Estimate
 
 
-def foresee(
-    model: str | Path, data: Source | torch.Tensor = UNNAMED, *, memory: int, macs: float | None = None,
-    params: float | None = None, settings: CutSettings, format: str = "ragged",
-    seq_len: int | None = None, refine: bool = True, opening: Opening = Opening(),  # noqa: B008
-) -> Foreseen:  # fmt: skip
+def foresee(asked: Request) -> Foreseen:
     """Look without doing: refused where `stream` would be. Cost: reading config, tokenizer and headers."""
-    skeleton = sketch(model, on_the_cpu(opening))
-    length = sequence_length(skeleton.loaded.model, skeleton.architecture, seq_len)
-    budget = budget_of(macs=macs, params=params)
-    plan = even_plan(skeleton.loaded.model, budget=budget, settings=settings, format=format, seq_len=seq_len)
-    promise = Promise(skeleton, memory, Work.of(settings, length, refined=refine))
-    return Foreseen(skeleton.architecture, plan, promise.before_opening(data))
+    skeleton = asked.sketched()
+    plan = even_plan(
+        skeleton.loaded.model, budget=asked.budget, settings=asked.settings, format=asked.format, seq_len=asked.seq_len
+    )
+    return Foreseen(skeleton.architecture, plan, asked.limit(skeleton).before_opening(asked.data))
 
 
 def _fingerprint(skeleton: Skeleton, progress: Progress) -> str:
@@ -178,7 +179,7 @@ def _fingerprint(skeleton: Skeleton, progress: Progress) -> str:
 
 
 def _asked(run: Run, skeleton: Skeleton, budget: Budget, settings: CutSettings) -> dict[str, Any]:
-    """What decides the result, to the last bit: only a run that was asked for the same is gone on with."""
+    """What decides the result, to the last bit: only a run that was asked for the same is resumed."""
     data = run.data
     assert data is not None
     return {
@@ -195,7 +196,7 @@ def _files(skeleton: Skeleton) -> dict[str, Any]:
     folder = skeleton.weights.folder.resolve()
     times = {file: (folder / file).stat() for file in sorted(set(skeleton.weights.files.values()))}
     config = hashlib.sha256(read_bytes(folder / "config.json")).hexdigest()
-    return {"config": config, **{file: [found.st_size, found.st_mtime_ns] for file, found in times.items()}}
+    return {"config": config, **{file: [status.st_size, status.st_mtime_ns] for file, status in times.items()}}
 
 
 def _inputs(data: Data) -> str:
@@ -226,10 +227,10 @@ class _Task:
         residence = OnDisk(self.skeleton, self.job, self.mark)
         run = replace(self.start, folder=self.job.statistics, residence=residence)
         run = calibrated(run, self.settings)
-        made = make(run, self.budget, self.settings)
-        made = made.reporting(front=alternatives(run, self.budget, self.settings))
+        smaller = make(run, self.budget, self.settings)
+        smaller = smaller.reporting(front=alternatives(run, self.budget, self.settings))
         with run.timed("evaluate"):
-            return made, _measured(made)
+            return smaller, _measured(smaller)
 
 
 def _carry_on(task: _Task, say: Any) -> tuple[Run, Report]:
@@ -280,13 +281,7 @@ def _save(run: Run, report: Report, task: _Task, folder: Path, *, force: bool, w
     with writing(folder, "checkpoint", force=force) as partial:
         assemble(partial, [*shards, outside], run.model, loaded.dtype, loaded.folder)
         write_belongings(partial, loaded.processor, loaded.companions)
-        found = report.to_dict()
-        texts = {
-            "plan.json": run.decided.to_json(), "report.json": json_text(found),
-            "report.html": html_page(found, folder=folder.name), "README.md": model_card(report, folder=folder.name),
-        }  # fmt: skip
-        for name, text in texts.items():
-            (partial / name).write_text(text, encoding="utf-8")
+        write_texts(partial, texts_of(run.decided, report, folder))
         sketch(partial, Opening("cpu", skeleton.dtype))
         if anonymous_memory() + 3 * report.small.params * 4 <= whole:
             verify_reload(load(partial), partial)

@@ -1,7 +1,8 @@
 """The work folder of a model that is compressed block by block: what is done, so that a killed run can go on.
 
-`.<name>.streaming` beside the result holds what was asked for (job.json), a note of every block that is through a phase
-(notes), the statistics, the states between blocks and the blocks of the smaller model. It is there until the result is.
+`.<name>.streaming` next to the result holds what was asked for (job.json), a note of every block that is through a
+phase (notes), the statistics, the states between blocks and the blocks of the smaller model. It is there until the
+result is.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ class Job:
     def versions(self) -> dict[int, int]:
         """The version of every block of the smaller model that counts."""
         phases = {path.stem.rpartition(".")[0] for path in self._folder.glob("*.json")}
-        found: dict[int, int] = {}
+        newest: dict[int, int] = {}
         for note in (note for phase in phases for note in self._notes(phase)):
             for block, version in note["blocks"].items():
-                found[int(block)] = max(version, found.get(int(block), 0))
-        return found
+                newest[int(block)] = max(version, newest.get(int(block), 0))
+        return newest
 
     def finish(self, phase: str, note: Any, versions: Mapping[int, int] | None = None) -> None:
-        """One more block is through a phase: what there is to say of it, and the blocks it has settled. In one step."""
+        """One more block is through a phase: a note on it, and the blocks it has settled. In one step."""
         with one_clear_line(self.folder):
             self._folder.mkdir(exist_ok=True)
             content = {"note": note, "blocks": {str(i): version for i, version in (versions or {}).items()}}
@@ -83,7 +84,7 @@ class Job:
         return count
 
     def begin_anew(self) -> None:
-        """Remove what was done, because it cannot be gone on with."""
+        """Remove what was done, because it cannot be resumed."""
         _clear(self.folder, but=("lock", "job.json"))
 
     @property
@@ -121,7 +122,7 @@ def require_whole(*paths: Path) -> None:
 
 @contextmanager
 def job_for(target: Path, asked: dict[str, Any]) -> Iterator[Job]:
-    """The work folder for a result; one of an earlier run that was asked for the same is gone on with.
+    """The work folder for a result; one of an earlier run that was asked for the same is resumed.
 
     When the block ends well the folder is removed. A second process for the same result is refused.
     """
@@ -130,20 +131,20 @@ def job_for(target: Path, asked: dict[str, Any]) -> Iterator[Job]:
     with one_clear_line(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder / "lock", f"another process is making the same result (it works in {folder})"):
-            found = _found(folder)
-            if found != wanted:
-                _require_ours(folder, ours=found is not None)
+            job = _earlier(folder)
+            if job != wanted:
+                _require_ours(folder, ours=job is not None)
                 _clear(folder, but=("lock",))
                 _write(folder / "job.json", json.dumps(wanted, indent=1))
-            yield Job(folder, resumed=found == wanted)
-            with suppress(OSError):  # the result is there; what cannot be removed stays, and can be told to be ours
+            yield Job(folder, resumed=job == wanted)
+            with suppress(OSError):  # the result is there; what cannot be removed stays, and is known to be ours
                 _clear(folder)
                 folder.rmdir()
 
 
 def asked_before(target: Path) -> dict[str, Any]:
     """What an earlier run for the same result was asked for; nothing where there was none."""
-    return _found(work_folder(target)) or {}
+    return _earlier(work_folder(target)) or {}
 
 
 def work_folder(target: Path) -> Path:
@@ -152,13 +153,13 @@ def work_folder(target: Path) -> Path:
     return target.parent.resolve() / f".{target.name}.streaming"
 
 
-def _found(folder: Path) -> dict[str, Any] | None:
+def _earlier(folder: Path) -> dict[str, Any] | None:
     """What an earlier run was asked for."""
     try:
-        found = read_own_json(folder / "job.json")
+        content = read_own_json(folder / "job.json")
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and "slimformer_stream" in found else None
+    return content if isinstance(content, dict) and "slimformer_stream" in content else None
 
 
 def _require_ours(folder: Path, *, ours: bool) -> None:
@@ -168,8 +169,8 @@ def _require_ours(folder: Path, *, ours: bool) -> None:
 
 
 def _clear(folder: Path, but: Sequence[str] = ()) -> None:
-    """Remove what we put into a work folder: first, in one step, what says that it can be gone on with, last what says
-    that it is ours. So whoever is killed meanwhile leaves a folder that the next run knows what to do with.
+    """Remove what we put into a work folder: first, in one step, what says that it can be resumed, last what says
+    that it is ours. So a run that is killed meanwhile leaves a folder that the next run knows what to do with.
     """
     if (folder / GONE).is_dir():
         shutil.rmtree(folder / GONE)

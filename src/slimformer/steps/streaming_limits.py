@@ -1,4 +1,4 @@
-"""What cannot be had block by block, refused before a model is opened."""
+"""What is not possible block by block, refused before a model is opened."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ def on_the_cpu(opening: Opening) -> Opening:
     """How to open what is walked block by block: on the CPU, in a precision it is good at; refused otherwise."""
     if str(opening.device) not in ("auto", "cpu"):
         raise UnknownMethod(
-            f"{option('memory')} is for the CPU; {option('device', str(opening.device))} holds the "
-            "whole model; leave one "
-            "of them out"
+            f"{option('memory')} is for the CPU; {option('device', str(opening.device))} holds the whole model; leave "
+            "one of them out"
         )
     if opening.dtype not in (torch.float32, torch.float64):
         raise UnknownMethod(
@@ -43,7 +42,7 @@ def require_streamable(recipe: str, steps: Sequence[str]) -> None:
 
 
 def require_streaming_possible(asked: dict[str, Any]) -> None:
-    """Refuse what cannot be had block by block."""
+    """Refuse what is not possible block by block."""
     if not {"macs", "params"} & asked.keys():
         raise BudgetOutOfReach(
             f"with {option('memory')} give {either('macs', 'params')}; other budgets need the whole model"

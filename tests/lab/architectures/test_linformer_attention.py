@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from dealing import pairs
 from slimformer.errors import ProjectionDoesNotFit, SequenceTooLong
 from slimformer.lab.architectures.linformer_attention import LinformerAttention, attend, head_groups
+from slimformer.lab.architectures.linformer_config import LinformerConfig
 from slimformer.lab.architectures.linformer_projections import (
     KINDS,
     SHARING,
@@ -27,8 +28,16 @@ EITHER = (False, True)
 COMPRESSED = [kind for kind in KINDS if kind != "exact"]
 
 
+def configured(n=LENGTH, k=12, **settings):
+    sizes = [k] if isinstance(k, list) else k
+    return LinformerConfig(
+        hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=HEADS, max_position_embeddings=n, k=sizes,
+        **{"attention_probs_dropout_prob": 0.0, **settings},
+    )  # fmt: skip
+
+
 def made(kind="linear", sharing="headwise", k=12, **settings):
-    layer = LinformerAttention(WIDTH, HEADS, LENGTH, k, kind=kind, sharing=sharing, **settings)
+    layer = LinformerAttention(configured(k=k, projection=kind, sharing=sharing, **settings))
     for linear in (layer.query, layer.key, layer.value):  # scores that differ, so that a mistake shows
         torch.nn.init.normal_(linear.weight, std=0.4)
         torch.nn.init.normal_(linear.bias, std=0.4)
@@ -66,7 +75,7 @@ def standard(layer, x, mask=None, causal=False):
 
 @pytest.mark.parametrize(("kind", "sharing", "row_stochastic", "causal"), pairs(KINDS, SHARING, EITHER, EITHER))
 def test_pads_change_nothing(kind, sharing, row_stochastic, causal):
-    layer = made(kind, sharing, row_stochastic=row_stochastic, causal=causal, second_order=kind == "cluster")
+    layer = made(kind, sharing, row_stochastic=row_stochastic, is_causal=causal, second_order=kind == "cluster")
     shared, x = shared_by(layer), torch.randn(2, 37, WIDTH)
     padded, mask = right_padded(x, 9)
     found = layer(padded, mask, shared)
@@ -85,7 +94,9 @@ def test_masked_tokens_inside_a_sequence_change_nothing(kind):
 
 @pytest.mark.parametrize(("kind", "sharing", "row_stochastic"), pairs(KINDS, SHARING, EITHER))
 def test_the_future_changes_nothing(kind, sharing, row_stochastic):
-    layer = made(kind, sharing, row_stochastic=row_stochastic, causal=True, block_size=8 if kind != "exact" else None)
+    layer = made(
+        kind, sharing, row_stochastic=row_stochastic, is_causal=True, block_size=8 if kind != "exact" else None
+    )
     shared, x = shared_by(layer), torch.randn(1, 45, WIDTH)
     whole = layer(x, None, shared)
     for now in (0, 7, 8, 20, 23, 24, 44):
@@ -99,7 +110,7 @@ def test_the_future_changes_nothing(kind, sharing, row_stochastic):
 @pytest.mark.parametrize("kind", COMPRESSED)
 def test_the_whole_past_is_heard(kind):
     """The last query depends on every token before it: the window and the rows leave no gap."""
-    layer = made(kind, row_stochastic=kind != "max", causal=True, block_size=8)
+    layer = made(kind, row_stochastic=kind != "max", is_causal=True, block_size=8)
     x = torch.randn(1, 45, WIDTH, requires_grad=True)
     layer(x)[0, -1].square().sum().backward()
     heard = x.grad[0].abs().sum(-1) > 0
@@ -125,7 +136,7 @@ def test_as_many_rows_as_tokens_are_attention_itself_with_pads(kind):
 
 @pytest.mark.parametrize("kind", COMPRESSED)
 def test_as_many_rows_as_tokens_are_causal_attention_itself(kind):
-    layer = with_identity(made(kind, k=LENGTH, row_stochastic=True, causal=True, block_size=8))
+    layer = with_identity(made(kind, k=LENGTH, row_stochastic=True, is_causal=True, block_size=8))
     for n in (5, 8, 16, 17, 41, LENGTH):
         x = torch.randn(2, n, WIDTH)
         torch.testing.assert_close(layer(x), standard(layer, x, causal=True), atol=3e-6, rtol=1e-5)
@@ -156,7 +167,7 @@ def test_second_order_brings_clusters_nearer_to_attention():
 @pytest.mark.parametrize("kind", KINDS)
 def test_lengths_other_than_the_longest(kind, causal):
     """A shorter input meets the first columns of E: as if the rest were masked."""
-    layer = made(kind, causal=causal, row_stochastic=True)
+    layer = made(kind, is_causal=causal, row_stochastic=True)
     for n in (1, 2, 11, 47):
         x = torch.randn(2, n, WIDTH)
         padded, mask = right_padded(x, LENGTH - n)
@@ -203,8 +214,8 @@ def test_matrices_are_as_many_as_said(sharing):
 @pytest.mark.parametrize("kind", COMPRESSED)
 def test_every_head_may_have_its_own_k(kind, causal):
     sizes = [12, 4, 12, 24]
-    layer = made(kind, "none", k=sizes, causal=causal, row_stochastic=True, block_size=24 if causal else None)
-    assert head_groups(sizes, HEADS) == {12: [0, 2], 4: [1], 24: [3]}
+    layer = made(kind, "none", k=sizes, is_causal=causal, row_stochastic=True, block_size=24 if causal else None)
+    assert head_groups(sizes) == {12: [0, 2], 4: [1], 24: [3]}
     if kind == "linear":
         assert sum(weight.numel() for weight in layer.projections.parameters()) == 2 * sum(sizes) * LENGTH
     x = torch.randn(2, LENGTH, WIDTH)
@@ -219,7 +230,9 @@ def test_every_head_may_have_its_own_k(kind, causal):
 
 @pytest.mark.parametrize(("kind", "row_stochastic", "causal"), pairs(KINDS, EITHER, EITHER))
 def test_gradients_are_finite_with_pads_and_dropout(kind, row_stochastic, causal):
-    layer = made(kind, "none", row_stochastic=row_stochastic, causal=causal, dropout=0.2).train()
+    layer = made(
+        kind, "none", row_stochastic=row_stochastic, is_causal=causal, attention_probs_dropout_prob=0.2
+    ).train()
     x, mask = torch.randn(3, 40, WIDTH, requires_grad=True), torch.rand(3, 40) > 0.3
     mask[0] = False  # a sequence of pads alone
     layer(x, mask).square().mean().backward()
@@ -230,7 +243,7 @@ def test_gradients_are_finite_with_pads_and_dropout(kind, row_stochastic, causal
 
 
 def test_dropout_works_in_training_only():
-    layer, x = made(dropout=0.5), torch.randn(1, 20, WIDTH)
+    layer, x = made(attention_probs_dropout_prob=0.5), torch.randn(1, 20, WIDTH)
     torch.testing.assert_close(layer(x), layer(x))
     layer.train()
     assert not torch.equal(layer(x), layer(x))
@@ -250,7 +263,7 @@ def can_multiply(dtype):
 def test_mixed_precision_is_near(kind, causal, dtype):
     if dtype == torch.bfloat16 and not can_multiply(dtype):
         pytest.skip(f"products of {dtype} end the process on this machine")
-    layer = made(kind, row_stochastic=True, causal=causal)
+    layer = made(kind, row_stochastic=True, is_causal=causal)
     x, mask = right_padded(torch.randn(2, 30, WIDTH), 9)
     with torch.autocast("cpu", dtype=dtype):
         found = layer(x, mask)
@@ -265,7 +278,7 @@ def test_no_mask_of_all_pairs_is_made():
 
     peaks = []
     for n in (512, 1024, 2048):
-        layer = LinformerAttention(WIDTH, HEADS, n, 16, row_stochastic=True, causal=True, block_size=16).eval()
+        layer = LinformerAttention(configured(n, 16, row_stochastic=True, is_causal=True, block_size=16)).eval()
         peaks.append(peak_bytes(lambda layer=layer, n=n: layer(torch.randn(1, n, WIDTH))))
     assert peaks[2] - peaks[1] < 2.2 * (peaks[1] - peaks[0])
 
@@ -277,11 +290,12 @@ def test_what_cannot_be_is_refused_in_words():
         ({"k": [4, 4, 8, 8]}, "one matrix for all heads"),
         ({"k": [4, 8], "sharing": "none"}, "2 values of k for 4 heads"),
         ({"second_order": True}, "needs clusters"),
-        ({"k": 49}, "48 positions"),
-        ({"kind": "mean", "causal": True, "block_size": 6}, "do not hold whole segments of 4 tokens"),
+        ({"kind": "mean", "is_causal": True, "block_size": 6}, "do not hold whole segments of 4 tokens"),
     ):
         with pytest.raises(ProjectionDoesNotFit, match=said):
             made(**settings)
+    with pytest.raises(ProjectionDoesNotFit, match="48 positions"):
+        make_projection(Compression("linear", 49, LENGTH, HEADS))
     with pytest.raises(ProjectionDoesNotFit, match="has to come with the input"):
         made(sharing="layerwise")(torch.randn(1, 4, WIDTH))
 

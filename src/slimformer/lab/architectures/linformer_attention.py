@@ -17,6 +17,7 @@ multiplications for a head: linear in n for fixed k and B; the only mask is B ×
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slimformer.errors import ProjectionDoesNotFit, SequenceTooLong
+from slimformer.lab.architectures.linformer_config import LinformerConfig
 from slimformer.lab.architectures.linformer_projections import (
     HIDDEN,
     TRAINED,
@@ -37,47 +39,32 @@ WIDTH = 8  # widths of augmented queries and keys are multiples of it, which ker
 
 
 class LinformerAttention(nn.Module):
-    """Multi-head self-attention over compressed keys and values; `kind="exact"` is the standard one.
+    """Multi-head self-attention of a layer, over compressed keys and values; projection "exact" is the standard one.
 
-    k is one number, or one for each head (trained matrices then need sharing "none"). With sharing "layerwise" the
+    Heads may differ in k (trained matrices then need sharing "none"). With sharing "layerwise" the
     trained projection belongs to the whole model and comes with every call. Rows of pads come out finite and mean
     nothing. Wang et al., arXiv 2006.04768.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        heads: int,
-        max_len: int,
-        k: int | Sequence[int],
-        *,
-        kind: str = "linear",
-        sharing: str = "headwise",
-        row_stochastic: bool = False,
-        second_order: bool = False,
-        sweeps: int = 3,
-        causal: bool = False,
-        block_size: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-    ) -> None:
+    def __init__(self, config: LinformerConfig, layer: int = 0) -> None:
         super().__init__()
-        if hidden_size % heads:
-            raise ProjectionDoesNotFit(f"a width of {hidden_size} has no {heads} equal heads")
-        self.heads, self.max_len, self.causal, self.dropout, self.kind = heads, max_len, causal, dropout, kind
-        self.query, self.key, self.value, self.out = (nn.Linear(hidden_size, hidden_size, bias) for _ in range(4))
+        width, self.heads, self.kind = config.hidden_size, config.num_attention_heads, config.projection
+        if width % self.heads:
+            raise ProjectionDoesNotFit(f"a width of {width} has no {self.heads} equal heads")
+        self.max_len, self.causal = config.max_position_embeddings, config.is_causal
+        self.dropout = config.attention_probs_dropout_prob
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.groups: list[tuple[list[int], Compression]] = []
         self.projections = nn.ModuleList()
-        if kind == "exact":
+        if self.kind == "exact":
             return
-        for each, members in head_groups(k, heads).items():
-            how = Compression(kind, each, max_len, len(members), sharing, row_stochastic, second_order, sweeps)
-            if causal:
-                how = with_block(how, block_size)
-            self.groups.append((members, how))
-        if len(self.groups) > 1 and kind in TRAINED and sharing != "none":
-            raise ProjectionDoesNotFit(f"sharing {sharing!r} is one matrix for all heads, which has one k, not {k}")
-        if not (sharing == "layerwise" and kind in TRAINED):
+        sizes = config.layer_k(layer)
+        self.groups = [(members, compression_of(config, k, len(members))) for k, members in head_groups(sizes).items()]
+        if len(self.groups) > 1 and self.kind in TRAINED and config.sharing != "none":
+            raise ProjectionDoesNotFit(
+                f"sharing {config.sharing!r} is one matrix for all heads, which has one k, not {sizes}"
+            )
+        if not config.one_projection:
             self.projections.extend(make_projection(how) for _, how in self.groups)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, shared: Projection | None = None) -> Tensor:
@@ -131,20 +118,23 @@ class LinformerAttention(nn.Module):
         return self.dropout if self.training else 0.0
 
 
-def head_groups(k: int | Sequence[int], heads: int) -> dict[int, list[int]]:
+def head_groups(sizes: Sequence[int]) -> dict[int, list[int]]:
     """k → the heads that have it."""
-    each = [k] * heads if isinstance(k, int) else list(k)
-    if len(each) != heads:
-        raise ProjectionDoesNotFit(f"there are {len(each)} values of k for {heads} heads")
-    return {size: [h for h, other in enumerate(each) if other == size] for size in dict.fromkeys(each)}
+    return {k: [h for h, other in enumerate(sizes) if other == k] for k in dict.fromkeys(sizes)}
 
 
-def with_block(how: Compression, block_size: int | None) -> Compression:
-    """The compression with its block. Unless said: k tokens, in whole segments, because every block has
-    its own k rows of what is over, and moving those about costs more than a wider window."""
+def compression_of(config: LinformerConfig, k: int, heads: int) -> Compression:
+    """How heads with this k are compressed. A causal block has, unless the config says otherwise, k tokens, in whole
+    segments, because every block has its own k rows of what is over, and moving those about costs more than a wider
+    window."""
+    how = Compression(
+        config.projection, k, config.max_position_embeddings, heads, config.sharing, config.row_stochastic,
+        config.second_order, config.cluster_sweeps,
+    )  # fmt: skip
+    if not config.is_causal:
+        return how
     step = 1 if how.kind == "linear" else how.stride
-    size = block_size or -(-max(16, how.k) // step) * step
-    return Compression(**{**vars(how), "block": size})
+    return replace(how, block=config.block_size or -(-max(16, k) // step) * step)
 
 
 def _commutes(projection: Projection | None) -> bool:

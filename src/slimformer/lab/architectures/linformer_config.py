@@ -1,4 +1,4 @@
-"""The configuration of Linformer models, and what a standard transformer beside them has."""
+"""The configuration of Linformer models, and of the standard transformer they are compared with."""
 
 from __future__ import annotations
 

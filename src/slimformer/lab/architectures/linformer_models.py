@@ -31,9 +31,9 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from slimformer.errors import ProjectionDoesNotFit, SequenceTooLong
-from slimformer.lab.architectures.linformer_attention import LinformerAttention, with_block
+from slimformer.lab.architectures.linformer_attention import LinformerAttention, compression_of
 from slimformer.lab.architectures.linformer_config import LinformerConfig
-from slimformer.lab.architectures.linformer_projections import PROJECTIONS, Compression, make_projection
+from slimformer.lab.architectures.linformer_projections import PROJECTIONS, make_projection
 
 
 class LinformerBlock(GradientCheckpointingLayer):
@@ -43,7 +43,7 @@ class LinformerBlock(GradientCheckpointingLayer):
         super().__init__()
         width, hidden = config.hidden_size, config.intermediate_size
         self.before = config.norm == "pre"
-        self.attention = attention_of(config, layer)
+        self.attention = LinformerAttention(config, layer)
         self.attention_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.mlp = None
@@ -57,24 +57,6 @@ class LinformerBlock(GradientCheckpointingLayer):
             return x if self.mlp is None else x + self.dropout(self.mlp(self.mlp_norm(x)))
         x = self.attention_norm(x + self.dropout(self.attention(x, mask, shared)))
         return x if self.mlp is None else self.mlp_norm(x + self.dropout(self.mlp(x)))
-
-
-def attention_of(config: LinformerConfig, layer: int) -> LinformerAttention:
-    """The attention a config asks for in a layer."""
-    return LinformerAttention(
-        config.hidden_size,
-        config.num_attention_heads,
-        config.max_position_embeddings,
-        config.layer_k(layer),
-        kind=config.projection,
-        sharing=config.sharing,
-        row_stochastic=config.row_stochastic,
-        second_order=config.second_order,
-        sweeps=config.cluster_sweeps,
-        causal=config.is_causal,
-        block_size=config.block_size,
-        dropout=config.attention_probs_dropout_prob,
-    )
 
 
 class LinformerPreTrainedModel(PreTrainedModel):
@@ -110,7 +92,11 @@ class LinformerModel(LinformerPreTrainedModel):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.blocks = nn.ModuleList(LinformerBlock(config, layer) for layer in range(config.num_hidden_layers))
-        self.projection = make_projection(_for_all_layers(config)) if config.one_projection else None
+        self.projection = (
+            make_projection(compression_of(config, config.layer_k(0)[0], config.num_attention_heads))
+            if config.one_projection
+            else None
+        )
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -229,7 +215,7 @@ class LinformerForCausalLM(LinformerPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "encoder.tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: LinformerConfig) -> None:
-        config = copy.deepcopy(config)  # whoever gave it may go on to build an encoder from it
+        config = copy.deepcopy(config)  # the caller may still build an encoder from it
         config.is_causal = True
         super().__init__(config)
         self.encoder = LinformerModel(config)
@@ -261,16 +247,10 @@ class LinformerForCausalLM(LinformerPreTrainedModel, GenerationMixin):
         if past_key_values is not None:
             raise ProjectionDoesNotFit("a Linformer has no cache of keys and values; give the whole text")
         out = self._encoded(input_ids, attention_mask, inputs_embeds, kwargs)
-        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, kept])
+        positions = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, positions])
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
-
-
-def _for_all_layers(config: LinformerConfig) -> Compression:
-    k, n, heads = config.layer_k(0)[0], config.max_position_embeddings, config.num_attention_heads
-    how = Compression(config.projection, k, n, heads, config.sharing, config.row_stochastic, config.second_order)
-    return with_block(how, config.block_size) if config.is_causal else how
 
 
 def _real_first(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -269,7 +269,7 @@ Projection = LinearProjection | SegmentProjection | ClusterProjection
 
 
 def make_projection(how: Compression) -> Projection:
-    """The module for `how`; a refusal says what cannot be had."""
+    """The module for `how`; a refusal says what is impossible."""
     if how.kind not in PROJECTIONS:
         raise ProjectionDoesNotFit(f"there is no projection {how.kind!r}; choose from {', '.join(KINDS)}")
     if how.sharing not in SHARING:

@@ -98,7 +98,7 @@ class SharedScores(nn.Module):
         self.map = nn.Linear(width, self.heads * self.unit, bias=config.qkv_bias)
 
     def reset(self, *, silent: bool) -> None:
-        """`silent` scores cannot be had: where T is zero, so is the gradient of T Tᵀ."""
+        """`silent` scores are impossible: where T is zero, so is the gradient of T Tᵀ."""
         _reset_linear(self.map, (self.map.in_features * self.unit**0.5) ** -0.5)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,7 +146,7 @@ class CholeskyScores(nn.Module):
         self.bias = nn.Parameter(torch.empty(self.heads * self.unit)) if config.qkv_bias else None
 
     def reset(self, *, silent: bool) -> None:
-        """`silent` scores cannot be had, as with `SharedScores`."""
+        """`silent` scores are impossible, as with `SharedScores`."""
         init.copy_(self.index, _triangle(self.width, self.unit))
         init.normal_(self.triangle, std=(self.unit**0.5 / self.triangle.shape[1]) ** 0.5)
         if self.bias is not None:

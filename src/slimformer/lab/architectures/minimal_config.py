@@ -93,7 +93,7 @@ class MinimalConfig(PreTrainedConfig):
 
 
 def _require_sizes(config: MinimalConfig) -> None:
-    """No network has less than nothing of a thing; and pixels beside the last patch would not be seen."""
+    """Sizes are not negative, and images are whole patches: pixels after the last one would not be seen."""
     least = {"hidden_size": 1, "num_attention_heads": 1, "head_dim": 1, "num_channels": 1, "num_hidden_layers": 0,
              "mlp_ratio": 0, "intermediate_size": 0, "skew_rank": 0}  # fmt: skip
     for name, at_least in least.items():

@@ -215,11 +215,11 @@ class MinimalForImageClassification(MinimalPreTrainedModel):
     def forward(
         self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
     ) -> ImageClassifierOutput:
-        found = self.minimal(pixel_values=pixel_values, **kwargs)
-        logits = self.classifier(pooled(found.last_hidden_state, None, self.config.pool or "cls"))
+        out = self.minimal(pixel_values=pixel_values, **kwargs)
+        logits = self.classifier(pooled(out.last_hidden_state, None, self.config.pool or "cls"))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return ImageClassifierOutput(
-            loss=loss, logits=logits, hidden_states=found.hidden_states, attentions=found.attentions
+            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
         )
 
 
@@ -246,11 +246,11 @@ class MinimalForSequenceClassification(MinimalPreTrainedModel):
     ) -> SequenceClassifierOutput:
         if attention_mask is None and self.config.pad_token_id is not None and input_ids is not None:
             attention_mask = (input_ids != self.config.pad_token_id).long()
-        found = self.minimal(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-        logits = self.classifier(pooled(found.last_hidden_state, attention_mask, self.config.pool or "mean"))
+        out = self.minimal(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        logits = self.classifier(pooled(out.last_hidden_state, attention_mask, self.config.pool or "mean"))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=found.hidden_states, attentions=found.attentions
+            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
         )
 
 

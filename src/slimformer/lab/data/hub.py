@@ -47,16 +47,16 @@ def _parts(settings: DataSettings) -> list[Any]:
     try:
         datasets = importlib.import_module("datasets")
         with hub_or_cache():
-            found = datasets.load_dataset(name, config or None)
+            dataset = datasets.load_dataset(name, config or None)
     except Exception as error:  # `datasets` raises a dozen unrelated types for one fact
         reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        raise DataNotFound(f"the data set {settings.path!r} cannot be had: {reason}") from None
-    if "train" not in found:
-        raise DataNotFound(f"the data set {settings.path!r} has no part 'train'; it has {', '.join(found)}")
-    behind = settings.validation_path or next((part for part in BEHIND if part in found), None)
-    if behind is not None and behind not in found:
-        raise DataNotFound(f"the data set {settings.path!r} has no part {behind!r}; it has {', '.join(found)}")
-    return [found["train"], *([found[behind]] if behind else [])]
+        raise DataNotFound(f"the data set {settings.path!r} cannot be opened: {reason}") from None
+    if "train" not in dataset:
+        raise DataNotFound(f"the data set {settings.path!r} has no part 'train'; it has {', '.join(dataset)}")
+    behind = settings.validation_path or next((part for part in BEHIND if part in dataset), None)
+    if behind is not None and behind not in dataset:
+        raise DataNotFound(f"the data set {settings.path!r} has no part {behind!r}; it has {', '.join(dataset)}")
+    return [dataset["train"], *([dataset[behind]] if behind else [])]
 
 
 def _arrays(part: Any, image: str, label: str, numbers: dict[str, int], settings: DataSettings) -> Arrays:

@@ -48,15 +48,15 @@ def read_idx(path: Path) -> Tensor:
 def _unzipped(data: bytes, path: Path) -> bytes:
     """A few bytes may stand for any number of zeros."""
     with gzip.open(io.BytesIO(data)) as file:
-        found = file.read(LARGE + 1)
-    if len(found) > LARGE:
+        content = file.read(LARGE + 1)
+    if len(content) > LARGE:
         raise DataUnreadable(f"{path} unpacks to more than {LARGE >> 30} GiB, which is no data set of images")
-    return found
+    return content
 
 
 def _file(folder: Path, start: str) -> Path:
     """Some copies write `idx3-ubyte`, some `.idx3-ubyte`; gzipped or not."""
-    found = sorted(folder.glob(f"{start}*idx?-ubyte*"))
-    if not found:
+    files = sorted(folder.glob(f"{start}*idx?-ubyte*"))
+    if not files:
         raise DataNotFound(f"{folder} has no file {start}-idx?-ubyte or {start}-idx?-ubyte.gz")
-    return found[0]
+    return files[0]

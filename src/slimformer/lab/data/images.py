@@ -62,8 +62,8 @@ def read_images(settings: DataSettings) -> ImageData:
     train, validation, classes = SOURCES[settings.source](settings)
     if validation is None:
         contents = [row.tobytes() for row in train.pixels.numpy()]
-        kept, behind = held_out(contents, settings.validation_share)
-        train, validation = train.take(kept), train.take(behind)
+        training, behind = held_out(contents, settings.validation_share)
+        train, validation = train.take(training), train.take(behind)
     parts = [
         _channels(part.take(subset(len(part), most)), settings.channels)
         for part, most in ((train, settings.train_examples), (validation, settings.validation_examples))
@@ -116,8 +116,8 @@ def _decoded(root: Path, classes: Sequence[str], settings: DataSettings) -> Imag
         stranger = Path(documents[labels.index(None)].text)
         raise DataUnreadable(f"{stranger} is in none of the classes {', '.join(classes[:5])} of the training part")
     how: dict[str, Any] = {"image_size": settings.image_size or 32, "channels": settings.channels or 3}
-    made = image_batches(documents, None, batch_size=256, **how)
-    floats = torch.cat([((batch.inputs["pixel_values"] + 1) * 127.5).round().to(torch.uint8) for batch in made])
+    batches = image_batches(documents, None, batch_size=256, **how)
+    floats = torch.cat([((batch.inputs["pixel_values"] + 1) * 127.5).round().to(torch.uint8) for batch in batches])
     return Images(floats.contiguous(), torch.tensor(labels))
 
 

@@ -1,4 +1,4 @@
-"""Texts as token ids in memory: read once, the tokenizer trained on the training part alone, both kept beside the runs.
+"""Texts as token ids in memory: read once, the tokenizer trained on the training part alone, both stored with the runs.
 
 Files of texts are read as everywhere in the package (plain text, tsv, csv, json, jsonl, parquet); data sets by name
 through `datasets`.
@@ -96,10 +96,10 @@ def _key(settings: DataSettings, task: Task) -> str:
 def _encode(settings: DataSettings, task: Task, folder: Path) -> None:
     parts = split_texts(settings)
     classes = _class_names(parts[0]) if _classes(task) else ()
-    made = settings.tokenizer in KINDS
+    trained = settings.tokenizer in KINDS
     try:
         with writing(folder, "texts", force=False) as place:
-            if made:
+            if trained:
                 texts = (text for document in parts[0] for text in (document.text, document.pair) if text)
                 tokenizer = train_tokenizer(texts, settings.tokenizer, settings.vocabulary, causal=task == "causal-lm")
             else:
@@ -126,8 +126,8 @@ def split_texts(settings: DataSettings) -> tuple[list[Document], list[Document]]
         raise BadExperiment(f"data source {settings.source!r} has no texts; choose from text, builtin, hub")
     if validation is None:
         contents = [f"{document.text}\0{document.pair or ''}".encode(errors="replace") for document in train]
-        kept, behind = held_out(contents, settings.validation_share)
-        train, validation = [train[i] for i in kept.tolist()], [train[i] for i in behind.tolist()]
+        training, behind = held_out(contents, settings.validation_share)
+        train, validation = [train[i] for i in training.tolist()], [train[i] for i in behind.tolist()]
     parts = ((train, settings.train_examples), (validation, settings.validation_examples))
     first, second = ([part[i] for i in subset(len(part), most).tolist()] for part, most in parts)
     return first, second
@@ -143,7 +143,7 @@ def _read(path: str | None, settings: DataSettings) -> list[Document]:
 
 
 def _ids(documents: Sequence[Document], tokenizer: Any, longest: int | None) -> dict[str, Tensor]:
-    """Ids end to end. For classes with the marks around them and cut at `longest`; for language, bare."""
+    """Ids end to end. For classes with the marks around them and cut at `longest`; for language, without marks."""
     rows: list[Tensor] = []
     for start in range(0, len(documents), 1024):
         part = documents[start : start + 1024]

@@ -109,7 +109,7 @@ def latency(model: str = "demo:smollm2", macs: float = 0.5, seq_len: int = 512, 
                 measured = model_latency(
                     loaded.model,
                     small,
-                    blocks=architecture.family.blocks,
+                    blocks=architecture.stacks[0].layout.blocks,
                     seq_len=seq_len,
                     batch_size=batch,
                     repeats=repeats,

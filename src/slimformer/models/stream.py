@@ -22,8 +22,9 @@ from transformers import PreTrainedModel
 
 from slimformer.errors import ModelBroken
 from slimformer.messages.words import option
-from slimformer.models.architecture import Architecture, describe, fingerprint, parts
+from slimformer.models.architecture import Architecture, fingerprint, parts
 from slimformer.models.class_choice import require_place_for_all, unexpected
+from slimformer.models.description import describe
 from slimformer.models.load import Loaded, find_model, require_usable
 from slimformer.models.opening import Opening, opening_facts, say
 from slimformer.models.read import reason
@@ -43,11 +44,12 @@ class Skeleton:
     def outside(self) -> list[str]:
         """The names of what is not in a block, each tensor once."""
         tied = self.loaded.model.all_tied_weights_keys
-        return [n for n in self.weights.files if not n.startswith(f"{self.architecture.blocks}.") and n not in tied]
+        return [n for n in self.weights.files if not self.architecture.inside(n) and n not in tied]
 
     def inside(self, i: int) -> list[str]:
         """The names of what is in block i."""
-        return [name for name in self.weights.files if name.startswith(f"{self.architecture.blocks}.{i}.")]
+        path = self.architecture.blocks[i].path
+        return [name for name in self.weights.files if name.startswith(f"{path}.")]
 
     def read_outside(self) -> Skeleton:
         """Let what is outside the blocks be there. Cost: reading it."""
@@ -175,7 +177,7 @@ def put(model: nn.Module, name: str, tensor: Tensor) -> None:
 
 def release(model: PreTrainedModel, architecture: Architecture, i: int) -> None:
     """Let block i have shapes only."""
-    for module in model.get_submodule(f"{architecture.blocks}.{i}").modules():
+    for module in model.get_submodule(architecture.blocks[i].path).modules():
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
                 empty = torch.empty_like(parameter, device="meta")

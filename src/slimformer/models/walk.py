@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from slimformer.models.architecture import Architecture, Site
+from slimformer.models.architecture import Architecture, Block, Site
 from slimformer.models.batch import Batch
 from slimformer.models.hooks import answering, nudged
 from slimformer.models.residence import IN_MEMORY, Residence
@@ -77,9 +77,14 @@ class Visit:
     residence: Residence = IN_MEMORY
 
     @property
+    def here(self) -> Block:
+        """What is known of the block."""
+        return self.architecture.blocks[self.i]
+
+    @property
     def path(self) -> str:
         """The name of the block."""
-        return f"{self.architecture.blocks}.{self.i}"
+        return self.here.path
 
     @property
     def block(self) -> nn.Module:
@@ -87,7 +92,7 @@ class Visit:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        return self.architecture.of_block(self.i)
+        return self.here.sites
 
     def run(self, stream: Stream) -> Tensor:
         """The state after the block; the stream stays where it is."""
@@ -132,7 +137,7 @@ def rehearse(
     residence: Residence = IN_MEMORY,
 ) -> Iterator[Stream]:  # fmt: skip
     """For every batch the state before block 0 and the keyword arguments of every block, without running the blocks."""
-    blocks = list(model.get_submodule(architecture.blocks).children())
+    blocks = [model.get_submodule(block.path) for block in architecture.blocks]
     before = 0
     for n, batch in enumerate(batches):
         here = batch.to(model.device)
@@ -215,7 +220,7 @@ def ending_in(
         module.register_forward_pre_hook(note, with_kwargs=True) for module in {model, model.base_model}
     ]
     try:
-        blocks = list(model.get_submodule(architecture.blocks).children())
+        blocks = [model.get_submodule(block.path) for block in architecture.blocks]
         with answering(blocks, lambda _block: lambda _hidden_states, *_args, **_kwargs: running[0]):
             yield
     finally:

@@ -34,7 +34,7 @@ from transformers.masking_utils import (
 from slimformer.decompose.sequence_stream import Grouping, Memory, stream_attention, whole_attention
 from slimformer.errors import CannotGroup
 from slimformer.models import FAMILIES
-from slimformer.models.family import Family
+from slimformer.models.family import AttentionPart, Family
 from slimformer.nn.grouped_cache import GroupedLayer, grouped_cache, memory_of
 from slimformer.nn.projected_keys import FIXED, ProjectedKeys
 
@@ -94,7 +94,7 @@ def install(model: PreTrainedModel) -> None:
     if not modules:
         return
     model.config._attn_implementation = NAME
-    owner: Any = model.base_model.get_submodule(family.blocks.rpartition(".")[0])
+    owner: Any = model.base_model.get_submodule(family.stacks[0].blocks.rpartition(".")[0])
     if family.causal and not hasattr(owner, "cache_of_groups"):
         owner.register_forward_pre_hook(_with_own_cache, with_kwargs=True)
         owner.cache_of_groups = True
@@ -153,10 +153,16 @@ def grouping_of(table: dict[str, Any], layer: int) -> Grouping | None:
 def attention_modules(model: PreTrainedModel, family: Family) -> list[nn.Module]:
     """The attention of every block; none of a model that is still being built."""
     try:
-        blocks = model.base_model.get_submodule(family.blocks)
+        stacks = [(stack, model.base_model.get_submodule(stack.blocks)) for stack in family.stacks]
     except AttributeError:
         return []
-    return [block.get_submodule(family.attention) for block in blocks.children()]
+    return [
+        block.get_submodule(part.module)
+        for stack, blocks in stacks
+        for block in blocks.children()
+        for part in stack.parts
+        if isinstance(part, AttentionPart)
+    ]
 
 
 def grouped_attention_forward(

@@ -13,6 +13,8 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
     ranks       block → qk, vo, planes: queries and keys of width qk, values of width vo, rotary planes kept
     bare        block → modules that have lost their bias
     bypass      path and width of feed-forward parts, block → rank of the linear path beside them, blocks with a bias
+    stacks      such tables, one for each list of blocks, with the `sizes` of their blocks: where the keys of the config
+                cannot tell the parts of a block apart
 
 `resize` brings the blocks to these shapes before the weights are read. No stock forward pass is touched; a block with
 ranks gets an attention of its own, `RankAttention`, because stock ones know one width for queries, keys and values.
@@ -26,6 +28,7 @@ import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,7 +40,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 CODE = "modeling_slimformer.py"
-FORMAT = 5  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
+FORMAT = 6  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
 Planes = Sequence[int] | Sequence[Sequence[int]]
 Attended = tuple[Tensor, Tensor | None]  # what attention gives, and its weights where they are known
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
@@ -51,18 +54,27 @@ def resize(model: PreTrainedModel) -> None:
         return
     if table["format"] > FORMAT:
         raise ValueError(f"the checkpoint has format {table['format']}, known is {FORMAT}: a newer slimformer wrote it")
+    stacks = table.get("stacks", [table])
     try:
-        blocks = model.base_model.get_submodule(table["blocks"])
+        lists = [model.base_model.get_submodule(stack["blocks"]) for stack in stacks]
     except AttributeError:  # a part of a model that is still being built: its owner will come by
         return
+    for stack, blocks in zip(stacks, lists, strict=True):
+        own = [SimpleNamespace(**sizes) for sizes in stack.get("sizes", ())]
+        _resize_stack(list(blocks.children()), stack, own or model.config.per_layer_config)
+
+
+def _resize_stack(blocks: list[nn.Module], table: dict[str, Any], sizes: Any) -> None:
     beside = table.get("bypass", {"ranks": {}})
-    for i, block in enumerate(blocks.children()):
+    for i, block in enumerate(blocks):
         for path in table.get("bare", {}).get(str(i), ()):
             block.get_submodule(path).register_parameter("bias", None)
-        _resize_block(block, table, model.config.per_layer_config[i], table.get("ranks", {}).get(str(i)))
+        _resize_block(block, table, sizes[i], table.get("ranks", {}).get(str(i)))
         if str(i) in beside["ranks"]:
-            sizes = {"width": beside["width"], "rank": beside["ranks"][str(i)], "bias": i in beside.get("bias", ())}
-            put_bypass(block, beside["path"], **sizes)
+            put_bypass(
+                block, beside["path"],
+                width=beside["width"], rank=beside["ranks"][str(i)], bias=i in beside.get("bias", ()),
+            )  # fmt: skip
 
 
 def _resize_block(block: nn.Module, table: dict[str, Any], sizes: Any, rank: dict[str, Any] | None) -> None:

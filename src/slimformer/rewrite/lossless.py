@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ def rewritten(
     A result the stock config can describe is plain, whatever the format asked for. Cost: one pivoted QR of every head
     and one sort of every block's neurons; no forward pass.
     """
-    small, dense, savings = deepcopy(model), describe(model), []
+    small, savings = deepcopy(model), []
     todo = [name for name in REWRITES if name in names]
     for done, name in enumerate(todo):
         before = describe(small)
@@ -91,10 +91,10 @@ def rewritten(
             for change in REWRITES[name].find(small, before, scope):
                 change.carry_out()
                 sites, implicit = sites + 1, implicit + change.implicit
-            keep_attributes_true(small, dense)
+            keep_attributes_true(small)
         savings.append(_saving(name, reason, before, describe(small), scope, seq_len, sites, implicit))
         progress(done + 1, len(todo))
-    state_sizes(small, dense, "plain" if scope.format == "plain" or sayable(small, dense) else "ragged")
+    state_sizes(small, "plain" if scope.format == "plain" or sayable(small) else "ragged")
     return small, savings
 
 
@@ -111,7 +111,7 @@ def offers(
         for change in () if reason else rewrite.find(model, architecture, scope):
             sites[change.after.name] = change.after
             implicit += change.implicit
-        after = replace(architecture, sites=tuple(sites.get(site.name, site) for site in architecture))
+        after = architecture.with_sites(sites)
         out.append(_saving(name, reason, architecture, after, scope, seq_len, len(sites), implicit))
     return out
 

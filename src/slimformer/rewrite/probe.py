@@ -126,8 +126,9 @@ def _harms(
 
 def _most(architecture: Architecture, site: Site, moments: BlockMoments) -> int:
     """The largest size the fitted tokens can serve: a refit needs as many as there are coordinates."""
-    heads = heads_of(architecture, site.block)
-    fitted = moments.sites.get(site.name, moments.sites[heads.name])["fit"].count
+    fitted = moments.sites[site.name if site.name in moments.sites else heads_of(architecture, site.block).name][
+        "fit"
+    ].count
     return fitted // site.unit if site.reader else site.units
 
 
@@ -161,21 +162,21 @@ def _beginning(batch: Batch) -> Batch:
 def _cut_alone(visit: Visit, site: Site, keep: int, cut: Cut[Fitting], moments: BlockMoments) -> Iterator[None]:
     """The block with one site cut and refitted; put back afterwards."""
     model, architecture, how = visit.model, visit.architecture, cut.how
-    blocks: Any = model.get_submodule(architecture.blocks)  # a list of modules
-    original, curve = blocks[site.block], cut.curves[site.name]
+    original, curve = visit.block, cut.curves[site.name]
     try:
-        blocks[site.block] = deepcopy(original)
+        model.set_submodule(visit.path, deepcopy(original))
         if site.kind in ("attn.qk", "attn.vo"):
-            cut_by_rank(visit, _one_rank(model, architecture, site, keep), cut, moments)
+            heads = heads_of(architecture, visit.i)
+            cut_by_rank(model, heads, _one_rank(model, architecture, site, keep), cut, moments)
         else:
             W = weight_of(model.get_submodule(site.reader))
             width = site_width(site, W, moments.sites[site.name], absorb_mean=how.absorb_mean)
             edit = Edit(site.name, curve.method, keep, site.units, curve.groups[curve.sizes.index(keep)])
             cut_site(model, site, edit, curve.order, select(width, curve.order, keep, ridge=how.ridge))
-        keep_attributes_true(model, architecture)
+        keep_attributes_true(model)
         yield
     finally:
-        blocks[site.block] = original
+        model.set_submodule(visit.path, original)
 
 
 def _one_rank(model: PreTrainedModel, architecture: Architecture, site: Site, keep: int) -> dict[str, Edit]:

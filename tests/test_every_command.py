@@ -236,7 +236,9 @@ def _inspected(cell: Cell, found: Any) -> None:
     length = found["seq_len"]
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.randint(5, VOCABULARY, (1, length)))
-    blocks = next(v for k, v in counter.flop_counts.items() if k.endswith(describe(model).stacks[0].path.split(".")[-2]))
+    blocks = next(
+        v for k, v in counter.flop_counts.items() if k.endswith(describe(model).stacks[0].path.split(".")[-2])
+    )
     turned = sum(sum(v.values()) for k, v in counter.flop_counts.items() if k.endswith(".rotary_emb"))
     assert found["macs_per_token"]["blocks"] == (sum(blocks.values()) - turned) / (2 * length)
 

@@ -34,10 +34,10 @@ def sequences_of(length: int) -> int:
 def responding(model: PreTrainedModel, block: Block) -> Site | None:
     """The heads of a block that can be cut by the rank of their scores. Not behind a norm of queries and keys, nor once
     they were, nor where a block has several attentions."""
-    if len(block.heads) != 1 or block.heads[0].fixed:
+    if block.ranked is None:
         return None
-    attention = model.get_submodule(block.heads[0].module)
-    return None if hasattr(attention, "ranks") or hasattr(attention, "q_norm") else block.heads[0]
+    attention = model.get_submodule(block.ranked.module)
+    return None if hasattr(attention, "ranks") or hasattr(attention, "q_norm") else block.ranked
 
 
 def projections(heads: Site) -> tuple[str, ...]:

@@ -80,8 +80,7 @@ def restore_shapes(path: Path, model: PreTrainedModel, architecture: Architectur
         raise WorkTorn(f"{path.with_suffix('.json')} cannot be read ({error})") from error
     if own["ranks"] is not None:
         heads = here.one(HEADS)
-        sizes: dict[str, Any] = {**heads.sizes, **own["ranks"]}
-        ragged.put_ranks(block, heads.attention.table(heads.unit), **sizes)
+        ragged.put_ranks(block, heads.attention.table(heads.unit), own["ranks"], **heads.sizes)
     if own["path"] is not None:
         neurons = here.one(NEURONS)
         ragged.put_bypass(block, neurons.part.module, width=neurons.outer, **own["path"])

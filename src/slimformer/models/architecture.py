@@ -15,6 +15,7 @@ the order of the walk through all stacks (`Site.block`), by which files and walk
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -149,6 +150,12 @@ class Block:
         """The sites of its feed-forward parts."""
         return tuple(site for site in self.sites if site.kind == NEURONS)
 
+    @property
+    def ranked(self) -> Site | None:
+        """The heads that may be cut by rank, too: of the only attention, if ours can stand in for it."""
+        heads = self.heads
+        return heads[0] if len(heads) == 1 and not heads[0].fixed and heads[0].attention.ranks else None
+
     def one(self, kind: Kind) -> Site:
         """The only site of a kind, for methods that know one; refused where there are none or several."""
         found = [site for site in self.sites if site.kind == kind]
@@ -233,6 +240,13 @@ class Architecture(Short):
         """Have all blocks of a stack the same sizes?"""
         found = {(self.layout(site).name, site.part.name, site.units, site.group) for site in self}
         return len(found) == sum(len(stack.layout.parts) for stack in self.stacks)
+
+
+def block_of(site: str) -> tuple[str, int]:
+    """The stack the name of a site begins with ("" in models of one) and the number of its block there; −1 for what is
+    no such name."""
+    found = re.match(r"(?:(\w+)\.)?blocks\.(\d+)\.", site, re.ASCII)
+    return (found[1] or "", int(found[2])) if found else ("", -1)
 
 
 def out_in(module: nn.Module) -> tuple[int, int]:

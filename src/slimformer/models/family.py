@@ -39,6 +39,7 @@ class AttentionPart:
     norm: str | None = None  # the norm before it; none where norms come after (post-norm), or before the first part
     norm_after: str | None = None  # post-norm: the norm of the sum with what it writes
     derived: tuple[Derived, ...] = ()
+    ranks: bool = True  # can `nn.ragged.RankAttention` stand in for it? Not where scores are more than products
     rotary: bool = False  # are queries and keys turned by their position, plane by plane?
     plain_heads: bool = False  # can the stock config say "fewer heads of the same width"?
     divides_hidden: tuple[str, ...] = ()  # model types whose config insists that heads divide the hidden size

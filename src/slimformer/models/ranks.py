@@ -23,11 +23,9 @@ def rank_sites(model: PreTrainedModel, architecture: Architecture) -> tuple[Site
     """
     found: list[Site] = []
     for block in architecture.blocks:
-        if len(block.heads) != 1:
-            continue
-        (heads,) = block.heads
-        attention = model.get_submodule(heads.module)
-        if hasattr(attention, "ranks") or heads.fixed:
+        heads = block.ranked
+        attention = model.get_submodule(heads.module) if heads else None
+        if heads is None or hasattr(attention, "ranks"):
             continue
         if not hasattr(attention, "q_norm"):
             found.append(scores_site(heads))

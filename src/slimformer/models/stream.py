@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from slimformer.errors import ModelBroken
+from slimformer.errors import ModelBroken, UnknownArchitecture
 from slimformer.messages.words import option
 from slimformer.models.architecture import Architecture, fingerprint, parts
 from slimformer.models.class_choice import require_place_for_all, unexpected
@@ -123,7 +123,12 @@ def sketch(name: str | Path, opening: Opening = Opening()) -> Skeleton:  # noqa:
     loaded = Loaded(
         place.name, model, found.processor, place.folder, found.dtype, place.folder, facts, tuple(notes)
     )  # fmt: skip
-    return Skeleton(loaded, describe(model), weights, opening.dtype or torch.float32)
+    architecture = describe(model)
+    if len(architecture.stacks) > 1:
+        raise UnknownArchitecture(
+            f"{place.name}: models of several stacks of blocks are not walked on disk yet; leave {option('memory')} out"
+        )
+    return Skeleton(loaded, architecture, weights, opening.dtype or torch.float32)
 
 
 def _make_buffers(model: Any) -> None:

@@ -42,6 +42,7 @@ NAME = "slimformer_groups"
 FIELD = "slimformer_attention"
 FORMAT = 1
 OBSERVED = "slimformer_observed"
+Given = tuple[Tensor, Tensor, Tensor]  # queries, keys and values
 
 
 @dataclass(frozen=True)
@@ -177,12 +178,12 @@ def grouped_attention_forward(
     if layer is not None and unusual:
         raise ValueError("a cache of groups knows padding only; for another mask call with use_cache=False")
     if how is None or unusual or (layer is None and key.shape[2] != query.shape[2]):
-        return _exact(module, query, key, value, attention_mask, causal, scale, dropout), None
+        return _exact(module, (query, key, value), attention_mask, scale, dropout), None
     real = _real(attention_mask, key)
     if causal:
-        return _streamed(query, key, value, real, layer, how, scale).transpose(1, 2), None
+        return _streamed((query, key, value), real, layer, how, scale).transpose(1, 2), None
     if key.shape[2] <= how.k and how.kind not in FIXED:
-        return _exact(module, query, key, value, attention_mask, causal, scale, dropout), None
+        return _exact(module, (query, key, value), attention_mask, scale, dropout), None
     projected: ProjectedKeys | None = getattr(module, "projected", None)
     if projected is not None:
         return projected.attend(query, key, value, real, scale=scale).transpose(1, 2), None
@@ -192,7 +193,7 @@ def grouped_attention_forward(
 def approximated(module: Any, seen: Seen, how: Grouping) -> Tensor:
     """What this attention would give over groups, or over its projected keys, in place of `seen.exact`."""
     if seen.causal:
-        return _streamed(seen.query, seen.key, seen.value, seen.real, None, how, seen.scale)
+        return _streamed((seen.query, seen.key, seen.value), seen.real, None, how, seen.scale)
     projected: ProjectedKeys | None = getattr(module, "projected", None)
     if projected is not None:
         return projected.attend(seen.query, seen.key, seen.value, seen.real, scale=seen.scale)
@@ -215,7 +216,7 @@ def _observed_attention_forward(
 ) -> tuple[Tensor, None]:  # fmt: skip
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     causal = bool(getattr(module, "is_causal", False))
-    exact = _exact(module, query, key, value, attention_mask, causal, scale, dropout)
+    exact = _exact(module, (query, key, value), attention_mask, scale, dropout)
     module.observer(Seen(query, key, value, _real(attention_mask, key), scale, causal, exact.transpose(1, 2)))
     return exact, None
 
@@ -244,12 +245,10 @@ def _real(mask: Tensor | None, key: Tensor) -> Tensor:
     return torch.ones(len(key), n, dtype=torch.bool, device=key.device) if mask is None else mask[:, -n:].bool()
 
 
-def _streamed(
-    query: Tensor, key: Tensor, value: Tensor, real: Tensor, layer: GroupedLayer | None, how: Grouping, scale: float
-) -> Tensor:
+def _streamed(given: Given, real: Tensor, layer: GroupedLayer | None, how: Grouping, scale: float) -> Tensor:
     before = layer.memory if layer is not None else None
-    dtype = value.dtype
-    query, key, value = _wide(query, key, value)
+    dtype = given[2].dtype
+    query, key, value = _wide(*given)
     memory = Memory.empty(key, value) if before is None else before
     out, memory = stream_attention(query, key, value, real, memory, how, scale=scale)
     if layer is not None:
@@ -257,11 +256,9 @@ def _streamed(
     return out.to(dtype)
 
 
-def _exact(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
-    dropout: float,
-) -> Tensor:  # fmt: skip
-    m, n = query.shape[2], key.shape[2]
+def _exact(module: nn.Module, given: Given, mask: Tensor | None, scale: float, dropout: float) -> Tensor:
+    query, key, value = given
+    m, n, causal = query.shape[2], key.shape[2], bool(getattr(module, "is_causal", False))
     if mask is not None and mask.ndim == 2:
         mask = mask[:, None, None, -n:].bool()
     if causal and m > 1 and (m != n or mask is not None) and (mask is None or mask.shape[2] == 1):

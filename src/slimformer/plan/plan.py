@@ -139,7 +139,7 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
 
 def rank_sites_of(architecture: Architecture) -> dict[str, Site]:
     """Ranks of attention a plan may name, by name."""
-    heads = [site for site in architecture if site.kind == "attn.heads" and not site.fixed]
+    heads = [block.ranked for block in architecture.blocks if block.ranked]
     return {site.name: site for head in heads for site in (scores_site(head), values_site(head))}
 
 

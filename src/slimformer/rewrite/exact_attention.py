@@ -63,7 +63,7 @@ def silent(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> 
 
 def value_ranks(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
     """Values of the rank W_o W_v has, the highest among the heads of a block; none where no head writes anything."""
-    for site in attentions(architecture):
+    for site in attentions(architecture, ranks=True):
         if not site.units or not site.writers[2].rows:
             continue
         R, W = shortest(_output(model, site), _augmented(model, site, 2), rtol=scope.rtol)
@@ -76,7 +76,7 @@ def value_ranks(model: PreTrainedModel, architecture: Architecture, scope: Scope
 
 def score_ranks(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
     """Queries and keys of the rank their form has; with rotary positions planes that are zero in all heads go."""
-    for site in attentions(architecture):
+    for site in attentions(architecture, ranks=True):
         old = site.writers[0].rows if site.units else 0
         if old and site.attention.rotary:
             rows = _live_planes(_augmented(model, site, 0), _augmented(model, site, 1))

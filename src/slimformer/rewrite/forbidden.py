@@ -91,9 +91,10 @@ def is_relu(model: PreTrainedModel) -> bool:
     return activation_name(model) == "relu"
 
 
-def attentions(architecture: Architecture) -> list[Site]:
-    """The sites of attention where it can be cut."""
-    return [site for site in architecture if site.kind == "attn.heads" and not site.fixed]
+def attentions(architecture: Architecture, *, ranks: bool = False) -> list[Site]:
+    """The sites of attention where it can be cut; with `ranks` those that may be cut by rank, too."""
+    blocks = [block for block in architecture.blocks if block.ranked or not ranks]
+    return [site for block in blocks for site in block.heads if not site.fixed]
 
 
 def _normed(model: PreTrainedModel, architecture: Architecture) -> bool:

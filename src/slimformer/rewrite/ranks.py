@@ -34,7 +34,7 @@ def install(model: PreTrainedModel, site: Site, *, qk: int, vo: int, planes: Pla
     block = model.get_submodule(site.root)
     table = site.attention.table(dense_head_dim(site.attention, block))
     try:
-        put_ranks(block, table, **site.sizes, qk=qk, vo=vo, planes=planes)
+        put_ranks(block, table, {"qk": qk, "vo": vo, "planes": planes}, **site.sizes)
     except ValueError as error:
         raise PlanDoesNotFit(f"{site.name}: {error}") from error
 

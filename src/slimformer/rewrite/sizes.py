@@ -204,7 +204,8 @@ def ragged_table(model: PreTrainedModel, stack: Stack, *, own: bool = False) -> 
             head_dim = dense_head_dim(site.part, model.get_submodule(first.path))
             _state_attention(table, site.part, keys, head_dim)
             if ranks:
-                table |= {"format": 2, "attention": site.part.table(head_dim), "ranks": ranks}
+                names = {role: keys[role] for role in ("heads", "kv_heads")}
+                table |= {"format": 2, "attention": site.part.table(head_dim) | names, "ranks": ranks}
     if bare := bare_projections(model, stack.blocks):
         table |= {"format": 3, "bare": bare}
     if paths := block_paths(model, stack.blocks):

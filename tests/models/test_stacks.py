@@ -110,7 +110,7 @@ def test_a_plan_of_everything_changes_nothing(name):
 
 
 @every_model
-@pytest.mark.parametrize("name_of_recipe", ["uniform", "balanced"])
+@pytest.mark.parametrize("name_of_recipe", ["uniform", "balanced", "stat"])
 def test_a_budget_makes_a_smaller_model_that_comes_back_from_its_folder(name, name_of_recipe, tmp_path):
     found, how = calibrated(MODELS[name]()), recipe(name_of_recipe, attention="heads", ffn="neurons")
     plan = found.plan(0.6, how)
@@ -127,6 +127,19 @@ def test_a_budget_makes_a_smaller_model_that_comes_back_from_its_folder(name, na
     again = slimformer.load(tmp_path / "small")
     assert describe(again).sites == architecture.sites
     torch.testing.assert_close(last(again.double(), batch.inputs), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name_of_recipe", ["uniform", "balanced", "stat"])
+def test_sizes_the_config_can_say_are_said_in_its_words(name_of_recipe, tmp_path):
+    found, how = calibrated(stacked.macaron()), recipe(name_of_recipe, attention="heads", ffn="neurons")
+    small = found.apply(found.plan(0.8, how, format="plain"), how)
+    sizes = {site.part.name: site.units for site in describe(small)}
+    assert (small.config.first_size, small.config.second_size) == (sizes["first"], sizes["second"]) != (48, 24)
+    batch = tiny_batches(small, 1, seed=3)[0]
+    save(small, tmp_path / "small", verify=False)
+    assert not hasattr(slimformer.load(tmp_path / "small").config, "slimformer")
+    again = slimformer.load(tmp_path / "small").double()
+    torch.testing.assert_close(last(again, batch.inputs), last(small, batch.inputs), rtol=1e-4, atol=1e-4)
 
 
 @every_model

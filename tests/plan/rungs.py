@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from slimformer.decompose import Curve
 from slimformer.models import Site
-from slimformer.models.family import FeedForwardPart
+from slimformer.models.family import AttentionPart, FeedForwardPart
 from slimformer.plan.allocate import Sizes
 from slimformer.plan.cost import Size
 from slimformer.plan.profile import Ladder
@@ -23,7 +23,8 @@ def ladder(
 ) -> Ladder:
     """`harm` at 0, 1, … units, none at full size (the smallest size is 1); `macs` is the price of a unit."""
     units = len(harm)
-    part = FeedForwardPart(("up",), "down", "neurons")
+    heads = AttentionPart("q", "k", "v", "o", "head_dim", "heads")
+    part = heads if kind == "attn.heads" else FeedForwardPart(("up",), "down", "neurons")
     site = Site(f"blocks.{block}.{kind}", kind, block, units, 1, 1, 1, (), "", False, part)  # type: ignore[arg-type]
     sizes = tuple(Size(k, k) for k in range(1, units + 1))
     prices = tuple(macs * size.units for size in sizes)

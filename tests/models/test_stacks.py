@@ -12,8 +12,10 @@ from slimformer.calibrate.provenance import Provenance
 from slimformer.calibrate.store import begin, open_statistics, write_block, write_weights
 from slimformer.checkpoint.save import save
 from slimformer.errors import CannotGroup, UnknownArchitecture, UnknownMethod
+from slimformer.inspect.summary import inspection
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import HEADS, NEURONS, block_of
+from slimformer.models.load import in_memory
 from slimformer.models.walk import forward, rehearse
 from slimformer.plan import Budget
 from slimformer.plan.cost import block_cost, kv_cache_bytes
@@ -177,3 +179,14 @@ def test_balanced_runs_from_end_to_end(name, tmp_path):
     result.save(tmp_path / "small", verify=name == "bart")  # a fresh process knows no macaron
     inputs = tiny_batches(model, 1, seed=3)[0].inputs
     torch.testing.assert_close(last(slimformer.load(tmp_path / "small"), inputs), last(result.model, inputs))
+
+
+@every_model
+def test_what_it_is_made_of_is_shown(name):
+    model = MODELS[name]().base_model
+    architecture = describe(model)
+    seen = inspection(in_memory(model, None), architecture, LENGTH)
+    inside = sum(p.numel() for stack in architecture.stacks for p in model.get_submodule(stack.path).parameters())
+    assert seen["params"]["blocks"] == inside
+    assert seen["macs_per_token"]["blocks"] == block_cost(architecture, LENGTH).macs
+    assert seen["parameters"]["exact"] == seen["params"]["total"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.errors import ScaleMatters
-from slimformer.models.architecture import NEURONS, Architecture, base_path
+from slimformer.models.architecture import Architecture, base_path
 from slimformer.models.description import is_pre_norm
 from slimformer.models.families import family_of
 
@@ -39,7 +39,9 @@ class Affine:
 def mlp_norms(model: PreTrainedModel, architecture: Architecture, i: int) -> MLPNorms:
     """The norm that the feed-forward part of block i reads, and the one that reads the sum with it, if there is one."""
     block = architecture.blocks[i]
-    site = block.one(NEURONS)
+    if len(block.neurons) != 1:
+        return MLPNorms(None, None, f"{block.name} has {len(block.neurons)} feed-forward parts")
+    (site,) = block.neurons
     before = block.sites[block.sites.index(site) - 1].part
     if site.part.norm is None and site.part.norm_after is None:
         name = architecture.family.name

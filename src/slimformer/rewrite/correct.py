@@ -167,17 +167,12 @@ def _targets(dense: Visit, stream: Stream) -> dict[str, Target]:
         outputs={Reading(site).exit: _note(after, site.name) for site in dense.sites},
     ):
         dense.advance(stream)
-    return {
-        site.name: Target(
-            *(
-                dense.residence.keep(
-                    f"{stream.name}.target.{site.part.name}.{n}", real_rows(seen[site.name], stream.rows)
-                )
-                for n, seen in enumerate((before, after))
-            )
-        )
-        for site in dense.sites
-    }
+
+    def rows(seen: Mapping[str, Tensor], site: Site, what: str) -> Tensor:
+        name = f"{stream.name}.target.{site.part.name}.{what}"
+        return dense.residence.keep(name, real_rows(seen[site.name], stream.rows))
+
+    return {site.name: Target(rows(before, site, "before"), rows(after, site, "after")) for site in dense.sites}
 
 
 class _Seen(Exception):
@@ -223,8 +218,7 @@ def _kept(dense: Visit, site: Site, block: BlockMoments, cut: Cut[Plan]) -> Mome
     rank = sizes[values].units if (values := site.rank_name("vo")) in sizes else site.unit
     if site.kind == "attn.heads" and rank < site.unit:
         W_o = weight_of(dense.model.get_submodule(site.reader))
-        values_kept = attention_of(site, W_o, block, plan).values(rank)
-        return on_values(moments, values_kept.S, group=site.group)
+        return on_values(moments, attention_of(site, W_o, block, plan).values(rank).S, group=site.group)
     size = sizes[site.name]
     J = coordinates(sorted(order_of(cut.curves, site.name, size)[: size.units]), site.unit)
     return Moments(moments.count, moments.sum[J], moments.gram[J][:, J])

@@ -91,7 +91,7 @@ def _begin(visit: Visit, cut: Cut[Fitting], dense: Sequence[Stream]) -> list[tup
         if site.fixed:
             continue
         curve = cut.curves[site.name]
-        keep = knee(curve, most=_most(visit.architecture, site, of_block))
+        keep = knee(curve, most=_most(site, of_block))
         streams = [stream.fork(site.name) for stream in dense]
         with _cut_alone(visit, site, keep, cut, of_block):
             for stream in streams:
@@ -124,11 +124,9 @@ def _harms(
     return means
 
 
-def _most(architecture: Architecture, site: Site, moments: BlockMoments) -> int:
+def _most(site: Site, moments: BlockMoments) -> int:
     """The largest size the fitted tokens can serve: a refit needs as many as there are coordinates."""
-    fitted = moments.sites[site.name if site.name in moments.sites else heads_of(architecture, site.block).name][
-        "fit"
-    ].count
+    fitted = next(iter(moments.sites.values()))["fit"].count  # all sites of a block see the same tokens
     return fitted // site.unit if site.reader else site.units
 
 

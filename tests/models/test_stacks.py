@@ -1,5 +1,7 @@
 """Blocks with any number of parts, models with any number of stacks: from description to a smaller saved model."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -45,6 +47,14 @@ def test_sites_are_named_by_stack_block_and_part():
         "blocks.0.first.hidden", "blocks.0.attn.heads", "blocks.0.second.hidden"
     ]  # fmt: skip
     assert block_of(names[-1]) == ("decoder", 2) and block_of("blocks.7.attn.vo") == ("", 7)
+
+
+def test_parts_of_the_same_name_are_refused():
+    stack = stacked.MACARON.stacks[0]
+    with pytest.raises(ValueError, match="need names of their own"):
+        replace(stacked.MACARON, stacks=(replace(stack, parts=stack.parts[1:2] * 2),))
+    with pytest.raises(ValueError, match="need names of their own"):
+        replace(stacked.MACARON, stacks=(stack, stack))
 
 
 def test_blocks_are_counted_through_all_stacks():

@@ -60,8 +60,7 @@ class ParameterFormula:
 
 def parameter_formula(model: PreTrainedModel, architecture: Architecture) -> ParameterFormula:
     """Every parameter of `model` in one term. Matrices come from sizes, the rest is counted. Nothing is run."""
-    heads = [site for site in architecture if site.kind == "attn.heads"]
-    neurons = [site for site in architecture if site.kind == "ffn.hidden"]
+    heads, neurons = architecture.heads, architecture.neurons
     shapes = {(s.units, s.unit, s.group, s.fixed or s.writers[0].rows) for s in heads}
     alike = len(shapes) == 1 == len({s.units for s in neurons})
     biases = sum(_biases(model, site) for site in architecture)

@@ -29,7 +29,7 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         Scope(dtype=loaded.dtype, multiple_of=8),
         seq_len=seq_len,
     )
-    weights_only = sum(site_cost(s, full_size(s), 0).macs for s in architecture if s.kind == "attn.heads")
+    weights_only = sum(site_cost(s, full_size(s), 0).macs for s in architecture.heads)
     params = sum(parameter.numel() for parameter in loaded.model.parameters())
     inside = sum(
         p.numel() for stack in architecture.stacks for p in loaded.model.get_submodule(stack.path).parameters()

@@ -211,6 +211,16 @@ class Architecture(Short):
         return tuple(site for block in self.blocks for site in block.sites)
 
     @property
+    def heads(self) -> list[Site]:
+        """The sites of all attentions."""
+        return [site for site in self.sites if site.kind == HEADS]
+
+    @property
+    def neurons(self) -> list[Site]:
+        """The sites of all feed-forward parts."""
+        return [site for site in self.sites if site.kind == NEURONS]
+
+    @property
     def n_blocks(self) -> int:
         return len(self.blocks)
 

@@ -116,6 +116,14 @@ class Family:
     model_types: tuple[str, ...]
     stacks: tuple[StackLayout, ...]  # in the order they run: encoder, then decoder
 
+    def __post_init__(self) -> None:
+        parts = [[part.name for part in stack.parts] for stack in self.stacks]
+        for names in ([stack.name for stack in self.stacks], *parts):
+            if len(set(names)) < len(names):  # sites would have the same name
+                raise ValueError(
+                    f"family {self.name}: stacks, and parts of a block, need names of their own, not {names}"
+                )
+
     @property
     def causal(self) -> bool:
         """Is it a decoder and nothing else?"""

@@ -108,8 +108,8 @@ def kv_cache_bytes(
     """
     sizes = sizes or {}
     numbers = 0
-    for site in architecture:
-        if site.kind == "attn.heads" and architecture.layout(site).causal:
+    for site in architecture.heads:
+        if architecture.layout(site).causal:
             ranks = scores_site(site), values_site(site)
             kept = sum(
                 writer.rows * sizes.get(rank.name, full_size(rank)).units // max(1, rank.units)

@@ -30,20 +30,20 @@ class Superfluous:
 
 def dead_neurons(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
     """Neurons nobody reads, or that always write the same; the output bias absorbs what they write."""
-    sites = [site for site in architecture if site.kind == "ffn.hidden" and site.units]
+    sites = [site for site in architecture.neurons if site.units]
     yield from _removed(model, [_dead(model, site, scope) for site in sites], scope)
 
 
 def duplicate_neurons(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
     """Neurons that write a multiple of what another one writes; the reader adds up their columns."""
-    sites = [site for site in architecture if site.kind == "ffn.hidden" and site.units]
+    sites = [site for site in architecture.neurons if site.units]
     yield from _removed(model, [_copied(model, site, scope) for site in sites], scope)
 
 
 def scales(model: PreTrainedModel, architecture: Architecture, _scope: Scope) -> Iterator[Change]:
     """Writer rows and reader columns brought to one size by powers of two. Nothing is saved; ranges become alike."""
-    for site in architecture:
-        if site.kind == "ffn.hidden" and site.units:
+    for site in architecture.neurons:
+        if site.units:
             yield Change(site, lambda site=site: _scale(model, site))  # type: ignore[misc]
 
 

@@ -77,7 +77,7 @@ def never(_model: PreTrainedModel, _architecture: Architecture, _scope: Scope) -
 
 def not_homogeneous(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> str:
     """Why no factor can move from the rows of a neuron to its column."""
-    if not all(site.gated for site in architecture if site.kind == "ffn.hidden") and not is_relu(model):
+    if not all(site.gated for site in architecture.neurons) and not is_relu(model):
         return f"{activation_name(model)} is not homogeneous, and there is no gate"
     return "float16 has too small a range" if scope.dtype == torch.float16 else ""
 
@@ -98,11 +98,11 @@ def attentions(architecture: Architecture, *, ranks: bool = False) -> list[Site]
 
 
 def _normed(model: PreTrainedModel, architecture: Architecture) -> bool:
-    return any(hasattr(model.get_submodule(s.module), "q_norm") for s in architecture if s.kind == "attn.heads")
+    return any(hasattr(model.get_submodule(s.module), "q_norm") for s in architecture.heads)
 
 
 def _any_rotary(architecture: Architecture) -> bool:
-    return any(site.attention.rotary for site in architecture if site.kind == "attn.heads")
+    return any(site.attention.rotary for site in architecture.heads)
 
 
 def _without_bias(architecture: Architecture, role: int, reason: str) -> str:

@@ -22,9 +22,7 @@ Numbered = dict[str, Any]  # by the number of a block in its stack, as JSON has 
 
 def keep_attributes_true(model: PreTrainedModel) -> None:
     """Set the attributes of every block that follow from its sizes (head counts, split sizes, queries per group)."""
-    for site in describe(model):
-        if site.kind != HEADS:
-            continue
+    for site in describe(model).heads:
         block, attention = model.get_submodule(site.root), _module(model, site)
         if hasattr(attention, "ranks"):
             try:
@@ -77,7 +75,7 @@ def sayable(model: PreTrainedModel) -> bool:
     """Can the stock config say the sizes of `model`: one number of neurons, heads and biases as they were?"""
     architecture = describe(model)
     sizes, blocks = _config_sizes(architecture), architecture.blocks
-    heads = {key for site in architecture if site.kind == HEADS for key in site.part.keys.values()}
+    heads = {key for site in architecture.heads for key in site.part.keys.values()}
     same = all(len(found) == 1 for found in sizes.values())
     extra = block_ranks(model, blocks) or bare_projections(model, blocks) or block_paths(model, blocks)
     return same and all(sizes[key] == {getattr(model.config, key)} for key in heads) and not extra

@@ -151,7 +151,7 @@ def blocks_to_drop(architecture: Architecture, budget: Budget) -> int:
         raise UnknownMethod(
             f"{architecture.model_type} has several stacks of blocks; the step depth knows models of one"
         )
-    if not architecture.blocks_alike or len({site.beside for site in architecture if site.kind == NEURONS}) > 1:
+    if not architecture.blocks_alike or len({site.beside for site in architecture.neurons}) > 1:
         raise BudgetOutOfReach("the blocks of this model differ in size; drop blocks of the dense model first")
     kept = math.floor(budget.fraction * architecture.n_blocks + 1e-9)
     if not kept:

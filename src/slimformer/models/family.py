@@ -121,7 +121,7 @@ class Family:
         for names in ([stack.name for stack in self.stacks], *parts):
             if len(set(names)) < len(names):  # sites would have the same name
                 raise ValueError(
-                    f"family {self.name}: stacks, and parts of a block, need names of their own, not {names}"
+                    f"family {self.name}: stacks and parts need names of their own, not {names}"
                 )
 
     @property

@@ -120,9 +120,7 @@ class Family:
         parts = [[part.name for part in stack.parts] for stack in self.stacks]
         for names in ([stack.name for stack in self.stacks], *parts):
             if len(set(names)) < len(names):  # sites would have the same name
-                raise ValueError(
-                    f"family {self.name}: stacks and parts need names of their own, not {names}"
-                )
+                raise ValueError(f"family {self.name}: stacks and parts need names of their own, not {names}")
 
     @property
     def causal(self) -> bool:

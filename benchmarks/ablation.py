@@ -74,12 +74,12 @@ def token_weighted(bench: Bench) -> Statistics:
     model, splits = bench.subject.model, bench.subject.calibration
     architecture, loudness = describe(model), bench.statistics.weights()
     stages = [stage for split in ("fit", "select") for stage in rehearse(model, architecture, splits[split], split)]
-    for i, block in enumerate(model.get_submodule(architecture.blocks).children()):
+    for i, block in enumerate(model.get_submodule(architecture.stacks[0].path).children()):
         known = bench.statistics.block(i)
-        sites: dict[str, dict[str, Moments]] = {site.name: {} for site in architecture.of_block(i)}
+        sites: dict[str, dict[str, Moments]] = {site.name: {} for site in architecture.blocks[i].sites}
         for stage in stages:
             heard: dict[str, Tensor] = {}
-            ears = {site.reader: _note(heard, site.name) for site in architecture.of_block(i)}
+            ears = {site.reader: _note(heard, site.name) for site in architecture.blocks[i].sites}
             with torch.no_grad(), listening(model, inputs=ears):
                 stage.state = through(block, stage.state, stage.calls[i])
             stream = real_rows(stage.state, stage.rows).double()

@@ -30,6 +30,7 @@ from transformers.utils import logging
 
 from slimformer.evaluate.speed import Rounds, compare_latency
 from slimformer.models import describe
+from slimformer.models.ranks import heads_of
 from slimformer.plan.cost import kv_cache_bytes
 from slimformer.rewrite.ranks import cut_ranks, rotary_rows
 
@@ -62,26 +63,26 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {"smollm2": smollm2, "gpt2": 
 def cut(model: PreTrainedModel, qk: int, vo: int, own: bool) -> PreTrainedModel:
     """All blocks at these ranks, in place: which coordinates stay makes no difference to the time."""
     architecture = describe(model)
-    heads = architecture.of_block(0)[0]
+    heads = architecture.blocks[0].heads[0]
     rows = torch.arange(qk)
-    if architecture.family.rotary:
+    if heads.attention.rotary:
         kv = heads.units // heads.group
         lists = [rotary_rows([(f + g) % (WIDTH // 2) for f in range(qk // 2)], WIDTH) for g in range(kv if own else 1)]
         rows = torch.stack(lists) if own else lists[0]
     for i in range(BLOCKS):
-        cut_ranks(model, architecture, i, rows_qk=rows, rows_v=torch.arange(vo))
+        cut_ranks(model, heads_of(architecture, i), rows_qk=rows, rows_v=torch.arange(vo))
     return model
 
 
 def attentions(model: PreTrainedModel) -> list[nn.Module]:
     architecture = describe(model)
-    paths = [architecture.of_block(i)[0].writers[0].module.rpartition(".")[0] for i in range(BLOCKS)]
+    paths = [architecture.blocks[i].heads[0].module for i in range(BLOCKS)]
     return [model.get_submodule(path) for path in paths]
 
 
 def turns(model: PreTrainedModel, x: Tensor, start: int) -> dict[str, Any]:
     """Cosines and sines, where the family has them."""
-    if not describe(model).family.rotary:
+    if not heads_of(describe(model), 0).attention.rotary:
         return {}
     positions = torch.arange(start, start + x.shape[1])[None]
     return {"position_embeddings": model.base_model.get_submodule("rotary_emb")(x, positions)}

@@ -35,7 +35,7 @@ from slimformer.models.architecture import weight_of
 from slimformer.plan import Budget, Edit, Plan, check_budget
 from slimformer.plan.allocate import Sizes, uniform
 from slimformer.plan.plan import kept_fractions
-from slimformer.plan.profile import Ladder, ladders, site_width
+from slimformer.plan.profile import Ladder, Legal, Prices, ladders, site_width
 from slimformer.plan.settings import CutSettings
 from slimformer.plan.stat import stat_bert, stat_opt
 from slimformer.rewrite.apply import apply, cut_site
@@ -228,9 +228,7 @@ def baseline_plan(name: str, given: Given, curves: Curves, macs: float) -> Plan:
     """The sizes a baseline gives every site at a budget, as a plan."""
     method, recipe, architecture = BASELINES[name], given.recipe, given.architecture
     weights = given.weights if method.correction == "least squares" else {}
-    rungs = ladders(
-        architecture, curves, seq_len=given.seq_len, weights=weights, multiple_of=recipe.multiple_of, plain=False
-    )
+    rungs = ladders(architecture, curves, Prices(given.seq_len, weights), Legal(recipe.multiple_of))
     budget = check_budget(architecture, Budget(macs), seq_len=given.seq_len, settings=recipe, format="ragged")
     allocation = method.allocation
     if allocation is stat_allocation:
@@ -266,8 +264,8 @@ def _without_refit(given: Given, curves: Curves, plan: Plan, *, mean: bool) -> P
                 reader.bias = nn.Parameter(torch.zeros(site.outer, dtype=reader.weight.dtype))
             order = curves[site.name].order
             cut_site(small, site, edit, order, _dropping(given, site, sorted(order[: edit.keep]), mean=mean))
-    keep_attributes_true(small, given.architecture)
-    state_sizes(small, given.architecture, plan.format)
+    keep_attributes_true(small)
+    state_sizes(small, plan.format)
     return small
 
 

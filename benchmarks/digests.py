@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import platform
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -87,16 +88,18 @@ def cases(root: Path) -> Iterator[tuple[str, Case]]:
 
 def everything(only: str) -> dict[str, Any]:
     """The hashes of every case whose name holds `only`."""
-    found = {}
-    with tempfile.TemporaryDirectory() as root:
-        for name, make in cases(Path(root)):
-            if only not in name:
-                continue
-            try:
-                found[name] = digest(make())
-            except SlimformerError as error:
-                found[name] = {"refused": type(error).__name__}
-            print(f"{name}: {found[name]}", flush=True)
+    found, root = {}, Path(tempfile.gettempdir()) / "slimformer-digests"  # not a new name: splits of images go by paths
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    for name, make in cases(root):
+        if only not in name:
+            continue
+        try:
+            found[name] = digest(make())
+        except SlimformerError as error:
+            found[name] = {"refused": type(error).__name__}
+        print(f"{name}: {found[name]}", flush=True)
+    shutil.rmtree(root)
     return found
 
 

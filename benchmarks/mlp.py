@@ -36,7 +36,6 @@ from slimformer.errors import ScaleMatters
 from slimformer.evaluate.fidelity import state_similarity
 from slimformer.evaluate.perplexity import perplexity
 from slimformer.models import Architecture, describe
-from slimformer.models.architecture import ffn_entry
 from slimformer.models.hooks import listening
 from slimformer.models.walk import Stream, real_rows, rehearse, through
 from slimformer.nn.replaced import put_mlp
@@ -75,15 +74,15 @@ def parts(subject: Subject, chosen: Container[int]) -> Iterator[Part]:
             yield Part(model, architecture, i, fit, held)
             continue
         for stage in (stage for stages in walks for stage in stages):
-            block = model.get_submodule(f"{architecture.blocks}.{i}")
+            block = model.get_submodule(architecture.blocks[i].path)
             stage.state = through(block, stage.state, stage.calls[i])
 
 
 def rows_of(model: PreTrainedModel, architecture: Architecture, i: int, stages: Sequence[Stream]) -> Rows:
     """What went through the feed-forward part of block i; the stages move on by one block."""
-    block = model.get_submodule(f"{architecture.blocks}.{i}")
+    block = model.get_submodule(architecture.blocks[i].path)
     site = architecture[f"blocks.{i}.ffn.hidden"]
-    entry = f"{architecture.blocks}.{i}.{ffn_entry(model, architecture.family)}"
+    entry = site.entry
     found: dict[str, list[Tensor]] = {name: [] for name in "xzyh"}
     for stage in stages:
         heard: dict[str, Tensor] = {}

@@ -56,7 +56,8 @@ from slimformer.calibrate.store import Statistics, open_statistics
 from slimformer.decompose.reduction import legal_sizes
 from slimformer.files.versions import versions
 from slimformer.models import describe
-from slimformer.models.architecture import fingerprint, is_pre_norm
+from slimformer.models.architecture import fingerprint
+from slimformer.models.description import is_pre_norm
 from slimformer.models.ranks import heads_of
 from slimformer.plan import Budget
 from slimformer.plan.cost import Size, kv_cache_bytes
@@ -209,7 +210,7 @@ class Bench:
 
     def left_out(self, method: str) -> str | None:
         """Why a method cannot be had for this model; None if it can."""
-        if method == "plain" and not self.given.architecture.family.plain_heads:
+        if method == "plain" and not self.given.architecture.sites[0].attention.plain_heads:
             return "a stock config of this family says no number of heads, so only neurons could be cut"
         return SIMULATED[method].refuses(self.subject.model) if method in SIMULATED else None
 
@@ -235,7 +236,7 @@ class Bench:
         """Fewer blocks: chosen on streams of the calibration text, so moments are of no use."""
         made = self.subject
         data = Data(dict(made.calibration), made.data, "", made.settings()["seed"], made.seq_len)
-        by = "cosine" if is_pre_norm(made.model, self.given.architecture.family) else "drop"
+        by = "cosine" if is_pre_norm(made.model, self.given.architecture.sites[-1].part) else "drop"
         small, plan, _ = make_shallow(made.model, data, Depth(by=by, macs=budget, name="depth"))
         return Smaller(small, plan.macs, plan.params, {edit.site: edit.keep for edit in plan.edits})
 

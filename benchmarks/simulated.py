@@ -31,8 +31,7 @@ Refusal = Callable[[PreTrainedModel], str | None]
 
 def post_norm(model: PreTrainedModel) -> str | None:
     """Why a method that needs norms before the halves of a block cannot be had, if it cannot."""
-    before = getattr(model.config, "do_layer_norm_before", True)  # OPT comes both ways
-    return None if describe(model).family.ffn_norm and before else "norms come after the skip connections"
+    return None if all(site.norm for site in describe(model)) else "norms come after the skip connections"
 
 
 def normed_queries(model: PreTrainedModel) -> str | None:

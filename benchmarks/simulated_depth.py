@@ -98,7 +98,7 @@ def _run_moments(evidence: Evidence) -> dict[int, Moments]:
     """For every length n of a run, moments of [M, L − Y] at the place where it would be replaced."""
     architecture, model = evidence.architecture, evidence.given.model
     starts = {n: block_before_run(evidence.cosines, n) for n in range(1, architecture.n_blocks)}
-    downs = {i: architecture.of_block(i)[1].reader for i in starts.values()}
+    downs = {i: architecture.blocks[i].neurons[0].reader for i in starts.values()}
     moments = {n: Moments.zero(2 * architecture.hidden) for n in starts}
     with listening(model, downs.values()) as heard:
         for batch, states in evidence.walks():
@@ -110,7 +110,7 @@ def _run_moments(evidence: Evidence) -> dict[int, Moments]:
 
 
 def _down(model: PreTrainedModel, architecture: Architecture, i: int) -> nn.Module:
-    return model.get_submodule(architecture.of_block(i)[1].reader)
+    return model.get_submodule(architecture.blocks[i].neurons[0].reader)
 
 
 def _without(evidence: Evidence, model: PreTrainedModel, gone: Collection[int]) -> Smaller:
@@ -122,9 +122,9 @@ def _without(evidence: Evidence, model: PreTrainedModel, gone: Collection[int]) 
 
 def drop_blocks(model: PreTrainedModel, architecture: Architecture, gone: Collection[int]) -> None:
     """Drop blocks in place. Those left are counted anew, which is how they find their keys and values."""
-    path, _, name = architecture.blocks.rpartition(".")
-    kept = [block for i, block in enumerate(model.get_submodule(architecture.blocks).children()) if i not in gone]
-    setattr(model.get_submodule(path), name, nn.ModuleList(kept))
+    (stack,) = architecture.stacks
+    kept = [model.get_submodule(block.path) for block in stack.blocks if block.index not in gone]
+    model.set_submodule(stack.path, nn.ModuleList(kept))
     for i, block in enumerate(kept):
         for module in block.modules():
             if hasattr(module, "layer_idx"):

@@ -81,7 +81,7 @@ class Evidence:
 
     @cached_property
     def _seen(self) -> tuple[Tensor, list[Moments]]:
-        queries = [f"{self.architecture.blocks}.{i}.{self.family.query}" for i in range(self.architecture.n_blocks)]
+        queries = [block.heads[0].writers[0].module for block in self.architecture.blocks]
         cosines, moments = torch.zeros(()), [Moments.zero(self.architecture.hidden) for _ in queries]
         with listening(self.given.model, queries) as heard:
             for batch, states in self.walks():

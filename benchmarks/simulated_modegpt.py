@@ -52,7 +52,7 @@ def decomposed(evidence: Evidence, ranks: Sequence[Ranks]) -> Smaller:
     model = deepcopy(evidence.given.model)
     sizes: dict[str, int] = {}
     for i, rank in enumerate(ranks):
-        heads, ffn = evidence.architecture.of_block(i)
+        heads, ffn = evidence.architecture.blocks[i].sites
         if rank.neurons < ffn.units:
             _nystrom(evidence, model, ffn, rank.neurons)
         if rank.qk < heads.unit:

@@ -50,7 +50,7 @@ def allocation(evidence: Evidence, budget: float, smoothing: float) -> list[Rank
 
 def ranks_at(evidence: Evidence, block: int, share: float) -> Ranks:
     """A share of everything in a block, in steps of a rotary plane, a dimension, and a multiple of neurons."""
-    heads, ffn = evidence.architecture.of_block(block)
+    heads, ffn = evidence.architecture.blocks[block].sites
     plane, multiple = plane_of(evidence), evidence.given.recipe.multiple_of
     neurons = ffn.units if share >= 1 else max(multiple, int(share * ffn.units) // multiple * multiple)
     return Ranks(
@@ -62,7 +62,7 @@ def ranks_cost(evidence: Evidence, ranks: Sequence[Ranks]) -> Cost:
     """r dimensions a head cost D (heads + kv heads) + T heads: two projections, and scores or context."""
     total = Cost(0, 0)
     for i, rank in enumerate(ranks):
-        heads, ffn = evidence.architecture.of_block(i)
+        heads, ffn = evidence.architecture.blocks[i].sites
         query, key, value = heads.writers
         D, H, K = heads.outer, heads.units, heads.units // heads.group
         macs = (rank.qk + rank.vo) * (D * (H + K) + evidence.given.seq_len * H)
@@ -79,7 +79,7 @@ def _fill(evidence: Evidence, ranks: list[Ranks], most: int) -> list[Ranks]:
     open_blocks = list(range(len(ranks)))
     while open_blocks:
         for i in list(open_blocks):
-            ffn = evidence.architecture.of_block(i)[1]
+            ffn = evidence.architecture.blocks[i].neurons[0]
             step = min(multiple, ffn.units - ranks[i].neurons)
             macs = step * ffn.outer * (len(ffn.writers) + 1)
             if not step or macs > left:
@@ -91,4 +91,4 @@ def _fill(evidence: Evidence, ranks: list[Ranks], most: int) -> list[Ranks]:
 
 def plane_of(evidence: Evidence) -> int:
     """Dimensions of a head that must stay together: two with rotary positions, which turn planes."""
-    return 2 if evidence.family.rotary else 1
+    return 2 if evidence.architecture.blocks[0].heads[0].attention.rotary else 1

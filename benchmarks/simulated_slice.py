@@ -56,7 +56,7 @@ def sliced_cost(architecture: Architecture, seq_len: int, width: int) -> Cost:
     """MACs and parameters of all blocks with a stream of `width`, skip matrices included."""
     macs = params = 0
     for i in range(architecture.n_blocks):
-        for site in architecture.of_block(i):
+        for site in architecture.blocks[i].sites:
             out = architecture.hidden if i == architecture.n_blocks - 1 and site.kind == "ffn.hidden" else width
             rows = [(writer.rows * site.units // writer.shared, writer.bias) for writer in site.writers]
             matrices = sum(n * width for n, _ in rows) + site.width * out + width * out
@@ -123,9 +123,8 @@ def principal(rows: Sequence[Tensor], width: int, *, centre: bool) -> Tensor:
 def sliced(evidence: Evidence, width: int) -> Smaller:
     """A copy of the model with a stream of `width` directions at every place."""
     architecture, model = evidence.architecture, deepcopy(evidence.given.model).eval()
-    blocks = list(model.get_submodule(architecture.blocks).children())
-    assert architecture.family.ffn_norm, "post-norm models are refused before"
-    norms = [block.get_submodule(architecture.family.ffn_norm) for block in blocks]
+    blocks = [model.get_submodule(block.path) for block in architecture.blocks]
+    norms = [model.get_submodule(block.neurons[0].norm) for block in architecture.blocks]  # post-norm is refused before
     stages = list(rehearse(model, architecture, evidence.fit))
 
     def directions(states: Sequence[Tensor]) -> Tensor:
@@ -134,7 +133,7 @@ def sliced(evidence: Evidence, width: int) -> Smaller:
 
     before = directions([stage.state for stage in stages])
     for i, (block, norm) in enumerate(zip(blocks, norms, strict=True)):
-        block.slicing = Slicing(block, norm, model.get_submodule(architecture.of_block(i)[1].reader))
+        block.slicing = Slicing(block, norm, model.get_submodule(architecture.blocks[i].neurons[0].reader))
         block.slicing.before = before if i == 0 else None  # elsewhere the block before has seen to it
         block.slicing.between = directions(_inputs(norm, block, i, stages))
         outputs = _outputs(block, i, stages)

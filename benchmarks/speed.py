@@ -112,7 +112,7 @@ def latency(model: str = "demo:smollm2", macs: float = 0.5, seq_len: int = 512, 
                     small,
                     random_inputs(loaded.model, batch, seq_len),
                     Rounds(repeats),
-                    blocks=architecture.family.blocks,
+                    blocks=architecture.stacks[0].layout.blocks,
                 )
                 out.append(
                     {

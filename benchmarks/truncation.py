@@ -42,6 +42,7 @@ from slimformer.linalg.moments import Moments
 from slimformer.models import describe
 from slimformer.models.hooks import listening
 from slimformer.models.load import load_model
+from slimformer.models.ranks import heads_of
 from slimformer.models.walk import forward, real_rows, rehearse
 from slimformer.nn.ragged import RankAttention
 from slimformer.rewrite.ranks import install, reduce_ranks
@@ -100,7 +101,7 @@ def look(subject: Subject) -> list[Seen]:
         x, z, answers, sequences = Moments.zero(architecture.hidden), Moments.zero(site.width), None, 0
         for stream in streams:
             heard: dict[str, Tensor] = {}
-            names = projections(architecture, i)
+            names = projections(site)
             inputs = {name: partial(heard.__setitem__, f"in {name}") for name in (names[0], site.reader)}
             outputs = {name: partial(heard.__setitem__, name) for name in names}
             with listening(model, inputs=inputs, outputs=outputs):
@@ -109,7 +110,7 @@ def look(subject: Subject) -> list[Seen]:
             z += Moments.of(real_rows(heard[f"in {site.reader}"], stream.rows))
             missing = sequences_of(stream.state.shape[1]) - sequences
             if missing > 0:
-                new = block_response(visit, heard, stream, missing)
+                new = block_response(visit, site, heard, stream, missing)
                 answers = new if answers is None else answers + new if new is not None else answers
                 sequences += len(stream.state)
         assert isinstance(answers, Response)
@@ -136,7 +137,7 @@ def cut(seen: Sequence[Seen], qk: str | None, vo: str | None, share: float) -> P
         r = step * max(1, round(share * block.heads.unit / step))
         scores = SCORES[qk](block, r) if qk else None
         values = VALUES[vo](block, r) if vo else None
-        reduce_ranks(small, block.architecture, block.block, scores=scores, values=values)
+        reduce_ranks(small, heads_of(block.architecture, block.block), scores=scores, values=values)
     return small
 
 
@@ -144,8 +145,8 @@ def with_full_ranks(subject: Subject) -> PreTrainedModel:
     """The dense model, its attention in the module that tells queries and keys."""
     same, architecture = deepcopy(subject.model), describe(subject.model)
     for i in range(architecture.n_blocks):
-        site = architecture.of_block(i)[0]
-        install(same, architecture, i, qk=site.unit, vo=site.unit)
+        site = architecture.blocks[i].heads[0]
+        install(same, heads_of(architecture, i), qk=site.unit, vo=site.unit)
     return same.eval()
 
 
@@ -214,7 +215,7 @@ def answer(
     seen = allowed.expand_as(scores)
     mean = scores.where(seen, 0.0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
     written = module(*args, **kwargs)[0]
-    reader = architecture.of_block(i)[0].reader
+    reader = architecture.blocks[i].heads[0].reader
     if module.out_name is None:  # BERT writes outside of the module
         written = model.get_submodule(reader)(written)
     return (scores - mean).where(seen, 0.0), written[allowed[:, 0].any(-1)]

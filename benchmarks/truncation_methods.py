@@ -64,7 +64,7 @@ class Seen:
 
     @property
     def rotary(self) -> bool:
-        return self.architecture.family.rotary
+        return self.heads.attention.rotary
 
     @property
     def kv(self) -> int:

@@ -21,7 +21,7 @@ from slimformer.decompose import Curve
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of, rank_sites
-from slimformer.plan import Budget, Plan, allocate
+from slimformer.plan import Budget, Plan, Terms, allocate
 from slimformer.plan.profile import site_curves
 from slimformer.plan.ranks import attention_of
 from slimformer.plan.settings import CutSettings
@@ -56,12 +56,9 @@ class Calibrated:
         """In the metric of squares, in which `collect` measures."""
         found = {}
         for site in rank_sites(self.model, self.architecture):
-            W_o = weight_of(self.model.get_submodule(heads_of(self.architecture, site.block).reader))
-            attention = attention_of(
-                self.architecture, site.block, W_o, self.blocks[site.block], ridge=ridge, absorb_mean=absorb_mean,
-                metric="squares",
-            )  # fmt: skip
-            found[site.name] = attention.curve(site)
+            heads, how = heads_of(self.architecture, site.block), CutSettings(ridge=ridge, absorb_mean=absorb_mean)
+            W_o = weight_of(self.model.get_submodule(heads.reader))
+            found[site.name] = attention_of(heads, W_o, self.blocks[site.block], how).curve(site)
         return found
 
     @functools.cache  # noqa: B019  lives as long as the tests
@@ -75,16 +72,8 @@ class Calibrated:
     def plan(self, macs: float, recipe: CutSettings, *, format: str = "ragged") -> Plan:
         weights = {name: block.loudness for block in self.blocks for name in block.sites}
         curves = self.curves(recipe)
-        return allocate(
-            self.architecture,
-            curves,
-            budget=Budget(macs),
-            seq_len=LENGTH,
-            settings=recipe,
-            weights=weights,
-            format=format,
-            ranks=rank_sites(self.model, self.architecture) if recipe.attention != "heads" else (),
-        )
+        ranks = rank_sites(self.model, self.architecture) if recipe.attention != "heads" else ()
+        return allocate(self.architecture, curves, Terms(Budget(macs), recipe, LENGTH, weights, format, ranks))
 
     def apply(self, plan: Plan, recipe: CutSettings) -> PreTrainedModel:
         return apply(plan, self.model, self.curves(recipe), lambda i: self.blocks[i])

@@ -18,10 +18,11 @@ from slimformer.calibrate.collect import collect
 from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.reload import checksums
 from slimformer.decompose import Curve
-from slimformer.models import FAMILIES, describe
+from slimformer.models import FAMILIES, Architecture, describe
 from slimformer.models.architecture import weight_of
+from slimformer.models.family import AttentionPart, FeedForwardPart
 from slimformer.models.registered import class_named
-from slimformer.plan import Budget, Plan, allocate
+from slimformer.plan import Budget, Plan, Terms, allocate
 from slimformer.plan.profile import site_curves
 from slimformer.recipe import cut_settings
 from slimformer.rewrite.apply import apply
@@ -171,10 +172,25 @@ def _planned(
             site, weight_of(model.get_submodule(site.reader)), blocks[site.block].sites[site.name],
             selector=how.selector, ridge=how.ridge, absorb_mean=how.absorb_mean,
         )  # fmt: skip
-    plan = allocate(
-        architecture, curves, budget=Budget(macs), seq_len=LENGTH, settings=how, weights=weights or {}, format=format
-    )
+    plan = allocate(architecture, curves, Terms(Budget(macs), how, LENGTH, weights or {}, format))
     return plan, apply(plan, model, curves, lambda i: blocks[i])
+
+
+def attention_part(model_type: str) -> AttentionPart:
+    """What a family with one stack and one attention says of it."""
+    (part,) = [part for part in FAMILIES[model_type].stacks[0].parts if isinstance(part, AttentionPart)]
+    return part
+
+
+def feed_forward_part(model_type: str) -> FeedForwardPart:
+    """What a family with one stack and one feed-forward part says of it."""
+    (part,) = [part for part in FAMILIES[model_type].stacks[0].parts if isinstance(part, FeedForwardPart)]
+    return part
+
+
+def block_sizes(architecture: Architecture) -> list[dict[str, int]]:
+    """Heads, key/value heads and neurons of every block."""
+    return [{role: n for site in block.sites for role, n in site.sizes.items()} for block in architecture.blocks]
 
 
 def tiny_compressed(

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from families import LENGTH, VOCABULARY, tiny
+from families import LENGTH, VOCABULARY, attention_part, tiny
 from slimformer.models import FAMILIES, Site, describe
 from slimformer.rewrite.exact_attention import mapped_part
 
@@ -67,7 +67,7 @@ def _low_value_rank(model: PreTrainedModel, heads: Site) -> None:
 def _low_score_rank(model: PreTrainedModel, heads: Site) -> None:
     """Keys of rank 6 whose queries use 4; where planes turn, planes 1 and 2 are zero in keys or in queries."""
     (Q, b_q), (K, b_k) = attention_rows(model, heads, 0), attention_rows(model, heads, 1)
-    if FAMILIES[model.config.model_type].rotary:
+    if attention_part(model.config.model_type).rotary:
         for X, b, plane in ((K, b_k, 1), (Q, b_q, 2)):
             for row in (plane, plane + 4):
                 X[:, row] = 0

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from families import tiny, tiny_batches
+from families import attention_part, tiny, tiny_batches
 from slimformer.models import FAMILIES, describe
+from slimformer.models.ranks import heads_of
 from slimformer.rewrite.ranks import cut_ranks, rotary_rows
 from slimformer.rewrite.sizes import keep_attributes_true, state_sizes
 
@@ -33,13 +34,13 @@ SETTINGS: dict[str, list[tuple[list[Any], list[Any]]]] = {
 
 def settings(model_type: str) -> list[str]:
     """The settings a family can have: only grouped queries have two key/value heads here."""
-    return [name for name in SETTINGS if name != "own for each" or FAMILIES[model_type].kv_key]
+    return [name for name in SETTINGS if name != "own for each" or attention_part(model_type).kv_key]
 
 
 # Every family once, and every setting, among grouped queries and among others.
 DEALT = [
-    *zip((t for t in FAMILIES if FAMILIES[t].kv_key), itertools.cycle(reversed(SETTINGS))),
-    *zip((t for t in FAMILIES if not FAMILIES[t].kv_key), itertools.cycle(settings("bert"))),
+    *zip((t for t in FAMILIES if attention_part(t).kv_key), itertools.cycle(reversed(SETTINGS))),
+    *zip((t for t in FAMILIES if not attention_part(t).kv_key), itertools.cycle(settings("bert"))),
 ]
 
 
@@ -51,7 +52,7 @@ def chosen(model_type: str, setting: str) -> list[tuple[Tensor, Tensor]]:
 def _qk(model_type: str, planes: list[Any]) -> Tensor:
     if model_type == "qwen3":  # normed over all coordinates: all or nothing
         return ALL if planes else NONE
-    if FAMILIES[model_type].rotary:
+    if attention_part(model_type).rotary:
         each = planes if planes and isinstance(planes[0], list) else [planes]
         rows = torch.stack([rotary_rows(p, WIDTH) for p in each])
         return rows if len(rows) > 1 else rows[0]
@@ -62,9 +63,9 @@ def ranked(model: PreTrainedModel, setting: str) -> PreTrainedModel:
     """A copy cut by rank, whose config says so."""
     small, architecture = copy.deepcopy(model), describe(model)
     for i, (rows_qk, rows_v) in enumerate(chosen(model.config.model_type, setting)):
-        cut_ranks(small, architecture, i, rows_qk=rows_qk, rows_v=rows_v)
-    keep_attributes_true(small, architecture)
-    state_sizes(small, architecture, "ragged")
+        cut_ranks(small, heads_of(architecture, i), rows_qk=rows_qk, rows_v=rows_v)
+    keep_attributes_true(small)
+    state_sizes(small, "ragged")
     return small
 
 
@@ -73,7 +74,7 @@ def zeroed(model: PreTrainedModel, setting: str) -> PreTrainedModel:
     """A dense copy in which the coordinates that would be cut are written as zeros and not read."""
     dense, architecture = copy.deepcopy(model), describe(model)
     for i, (rows_qk, rows_v) in enumerate(chosen(model.config.model_type, setting)):
-        site = architecture.of_block(i)[0]
+        site = architecture.blocks[i].heads[0]
         kv_heads = site.units // site.group
         gone_qk, gone_v = (_gone(rows, kv_heads) for rows in (rows_qk, rows_v))
         for writer, gone in zip(site.writers, (gone_qk, gone_qk, gone_v), strict=True):

@@ -48,7 +48,7 @@ class OneBlock:
         self.weights[i] = {name: parameter.detach() for name, parameter in self._block(i).named_parameters()}
 
     def _block(self, i: int) -> Any:
-        return self.model.get_submodule(f"{self.architecture.blocks}.{i}")
+        return self.model.get_submodule(self.architecture.blocks[i].path)
 
     def keep(self, name: str, state: Tensor) -> Tensor:
         return self.states.keep(name, state)
@@ -74,7 +74,7 @@ class OneBlock:
 
         whole = deepcopy(self.model)
         for i, weights in enumerate(self.weights):
-            block: Any = whole.get_submodule(f"{self.architecture.blocks}.{i}")
+            block: Any = whole.get_submodule(self.architecture.blocks[i].path)
             for name, tensor in weights.items():
                 path, _, leaf = name.rpartition(".")
                 parameters = block.get_submodule(path)._parameters
@@ -91,5 +91,5 @@ class OneBlock:
         """Every weight under its full name, as if the model were in memory."""
         found = {name: tensor for name, tensor in self.model.state_dict().items() if not tensor.is_meta}
         for i, weights in enumerate(self.weights):
-            found |= {f"{self.architecture.blocks}.{i}.{name}": tensor for name, tensor in weights.items()}
+            found |= {f"{self.architecture.blocks[i].path}.{name}": tensor for name, tensor in weights.items()}
         return found

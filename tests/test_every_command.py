@@ -236,7 +236,9 @@ def _inspected(cell: Cell, found: Any) -> None:
     length = found["seq_len"]
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.randint(5, VOCABULARY, (1, length)))
-    blocks = next(v for k, v in counter.flop_counts.items() if k.endswith(describe(model).blocks.split(".")[-2]))
+    blocks = next(
+        v for k, v in counter.flop_counts.items() if k.endswith(describe(model).stacks[0].path.split(".")[-2])
+    )
     turned = sum(sum(v.values()) for k, v in counter.flop_counts.items() if k.endswith(".rotary_emb"))
     assert found["macs_per_token"]["blocks"] == (sum(blocks.values()) - turned) / (2 * length)
 
@@ -290,7 +292,7 @@ def _stored(cell: Cell, found: Any) -> None:
 
 
 def _sparse(cell: Cell, found: Any) -> None:
-    weight = describe(cell.model).of_block(0)[1].reader + ".weight"
+    weight = describe(cell.model).blocks[0].neurons[0].reader + ".weight"
     values = load_file(cell.place / "model.safetensors")[weight]
     assert not values.numel() or float((values == 0).float().mean()) >= 0.5
 

@@ -129,7 +129,7 @@ def test_names_that_do_not_matter_are_passed_over(tmp_path, model_type):
     skeleton = sketch(folder).read_outside()
     assert skeleton.fingerprint() == architecture.fingerprint(whole)
     with skeleton.resident(1):
-        path = f"{skeleton.architecture.blocks}.1"
+        path = skeleton.architecture.blocks[1].path
         here, there = (m.get_submodule(path).state_dict() for m in (skeleton.loaded.model, whole))
         assert here.keys() == there.keys()
         assert all(torch.equal(here[name], there[name]) for name in there)

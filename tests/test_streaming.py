@@ -136,7 +136,7 @@ def test_moments_are_the_same_to_the_last_bit(tmp_path):
 def test_a_skeleton_is_the_model_without_its_blocks(tmp_path, model_type):
     skeleton = sketch(saved(tmp_path / "dense", model_type)).read_outside()
     whole = load_model(tmp_path / "dense").model
-    blocks = skeleton.architecture.blocks
+    blocks = skeleton.architecture.stacks[0].path
     for name, parameter in skeleton.loaded.model.named_parameters():
         assert parameter.is_meta == name.startswith(blocks)
     with skeleton.resident(1):

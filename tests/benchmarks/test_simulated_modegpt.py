@@ -64,7 +64,7 @@ def test_blocks_that_turn_the_stream_less_keep_less() -> None:
 @torch.no_grad()
 def test_planes_without_energy_go_first_and_cost_nothing() -> None:
     model = tiny("llama")
-    heads = describe(model).of_block(1)[0]
+    heads = describe(model).blocks[1].heads[0]
     W, _ = head_rows(model, heads.writers[1])  # keys: two heads of four planes (c, c + 4)
     W[0, [1, 5]] = 0
     W[1, [2, 6]] = 0
@@ -79,7 +79,7 @@ def test_planes_without_energy_go_first_and_cost_nothing() -> None:
 @torch.no_grad()
 def test_a_plane_stays_while_any_query_of_its_group_uses_it() -> None:
     model = tiny("llama")
-    W, _ = head_rows(model, describe(model).of_block(1)[0].writers[0])  # queries 0 and 1 share a key, as do 2 and 3
+    W, _ = head_rows(model, describe(model).blocks[1].heads[0].writers[0])  # queries 0 and 1 share a key, as do 2 and 3
     W[:, [1, 5]] = 0  # no query uses plane 1
     W[::2, [3, 7]] = 0  # one of two uses plane 3
     evidence = evidence_of(model)
@@ -92,7 +92,7 @@ def test_a_plane_stays_while_any_query_of_its_group_uses_it() -> None:
 @torch.no_grad()
 def test_values_of_low_rank_lose_nothing_at_that_rank(name: str) -> None:
     model = tiny(name)
-    heads = describe(model).of_block(1)[0]
+    heads = describe(model).blocks[1].heads[0]
     W, _ = head_rows(model, heads.writers[2])
     W[:, 5:] = W[:, :3]  # rank 5 of 8 in every head; biases stay what they are
     evidence = evidence_of(model)
@@ -104,7 +104,7 @@ def test_values_of_low_rank_lose_nothing_at_that_rank(name: str) -> None:
 @torch.no_grad()
 def test_copied_neurons_lose_nothing() -> None:
     model = tiny("llama")
-    ffn = describe(model).of_block(2)[1]
+    ffn = describe(model).blocks[2].neurons[0]
     for writer in ffn.writers:
         W = weight_of(model.get_submodule(writer.module))
         W[24:] = W[:24]

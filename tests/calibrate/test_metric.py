@@ -110,7 +110,7 @@ def test_the_metric_is_kept_beside_the_moments(tmp_path):
         write_block(tmp_path, block)
     for i in range(describe(model).n_blocks):
         read = open_statistics(tmp_path).block(i)
-        assert read.metric.keys() == {site.name for site in describe(model).of_block(i)}
+        assert read.metric.keys() == {site.name for site in describe(model).blocks[i].sites}
         assert all(torch.equal(read.metric[name], metric[name]) for name in read.metric)
 
 

@@ -25,10 +25,10 @@ def odd(model_type: str, head: str | None = None) -> PreTrainedModel:
     small = ranked(tiny(model_type, head), "nothing left")
     architecture = describe(small)
     if architecture.sites[1].gated:
-        blocks = small.get_submodule(architecture.blocks)
-        for i, (rank, bias) in enumerate([(8, True), (32, False)]):
-            put_bypass(blocks[i], architecture.family.ffn, width=32, rank=rank, bias=bias)
-        state_sizes(small, describe(small), "ragged")
+        for block, (rank, bias) in zip(architecture.blocks, [(8, True), (32, False)], strict=False):
+            module, path = small.get_submodule(block.path), block.neurons[0].part.module
+            put_bypass(module, path, width=32, rank=rank, bias=bias)
+        state_sizes(small, "ragged")
     return small.eval()
 
 

@@ -11,14 +11,24 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from families import MODEL_TYPES, OWN_TYPES, heads, model_class, tiny, tiny_batches, tiny_compressed, tiny_ragged
+from families import (
+    MODEL_TYPES,
+    OWN_TYPES,
+    block_sizes,
+    heads,
+    model_class,
+    tiny,
+    tiny_batches,
+    tiny_compressed,
+    tiny_ragged,
+)
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.reload import outputs_of
 from slimformer.checkpoint.save import save
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import describe
 from slimformer.nn import ragged
-from slimformer.rewrite.sizes import auto_class, auto_map, block_sizes
+from slimformer.rewrite.sizes import auto_class, auto_map
 
 ATOL = 1e-5
 Sample = dict[str, Tensor]

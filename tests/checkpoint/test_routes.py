@@ -18,6 +18,8 @@ from families import (
     HEADS,
     MODEL_TYPES,
     STOCK_TYPES,
+    attention_part,
+    block_sizes,
     heads,
     tiny,
     tiny_batches,
@@ -29,7 +31,6 @@ from families import (
 from slimformer.checkpoint.reload import outputs_of
 from slimformer.checkpoint.save import Belongings, save
 from slimformer.models import FAMILIES, describe
-from slimformer.rewrite.sizes import block_sizes
 
 SMALLEST_PLAIN = {True: 0.5, False: 0.75}  # where the stock config can say "fewer heads", and where it cannot
 ATOL = 1e-5
@@ -41,7 +42,7 @@ def _results() -> Iterator[tuple[str, PreTrainedModel]]:
     for model_type, head in RAGGED:
         yield f"ragged-{model_type}-{head}", tiny_ragged(tiny(model_type, head))
     for model_type in STOCK_TYPES:
-        macs = SMALLEST_PLAIN[FAMILIES[model_type].plain_heads]
+        macs = SMALLEST_PLAIN[attention_part(model_type).plain_heads]
         plain = tiny_compressed(tiny(model_type), macs, format="plain")
         yield f"plain-{model_type}-{heads(model_type)[0]}", plain
 

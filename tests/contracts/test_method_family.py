@@ -224,7 +224,7 @@ def test_the_error_in_the_model_is_the_one_on_the_curve(method, model_type, abso
     """Cut one site of the first block: its inputs are the same in both models, so the difference of what its reader
     puts out must be the error the curve promised, on fitted and on held data alike."""
     found, how = stock(model_type), exact(method).model_copy(update={"absorb_mean": absorb, "ridge": ridge})
-    for site in found.architecture.of_block(0):
+    for site in found.architecture.blocks[0].sites:
         curve = found.curves(how)[site.name]
         size = 2 if site.kind == "attn.heads" else 16
         i = curve.sizes.index(size)

@@ -24,7 +24,7 @@ def test_no_part_is_more_than_linear_and_held_out_data_are_harder(model_type):
 def test_a_linear_part_is_found_to_be_linear_and_the_others_are_not():
     model = tiny("opt")
     architecture = describe(model)
-    model.get_submodule(f"{architecture.blocks}.1").activation_fn = nn.Identity()
+    model.get_submodule(architecture.blocks[1].path).activation_fn = nn.Identity()
     found = list(linearity(model, architecture, tiny_batches(model, 8), tiny_batches(model, 2, seed=1)))
     assert found[1].r2 == pytest.approx(1, abs=1e-3)
     assert max(found[0].r2, found[2].r2) < 0.99

@@ -65,7 +65,7 @@ def test_heads_write_what_their_factors_say(model_type):
         batch.inputs["input_ids"][:, :1],
         torch.ones(8, 1).long(),
     )
-    site, path = architecture["blocks.1.attn.heads"], f"{architecture.blocks}.1.{architecture.family.query}"
+    site, path = architecture["blocks.1.attn.heads"], architecture.blocks[1].heads[0].writers[0].module
     found = heard(model, batch, inputs=[path], outputs=[site.reader])
     factors = head_factors(model, architecture, 1)
     x, y = (found[name].reshape(8, -1) for name in (path, site.reader))
@@ -79,8 +79,8 @@ def test_heads_compare_what_their_factors_say(model_type):
     model = tiny(model_type)
     model.set_attn_implementation("eager")
     architecture, batch = describe(model), tiny_batches(model, 1)[0]
-    attention = f"{architecture.blocks}.1.{architecture.family.attention}"
-    path = f"{architecture.blocks}.1.{architecture.family.query}"
+    attention = architecture.blocks[1].heads[0].module
+    path = architecture.blocks[1].heads[0].writers[0].module
     found = heard(model, batch, inputs=[path], outputs=[attention])
     P, x = found[attention][1][0].log(), found[path][0]
     twice = P[:, 0, 0] - P[:, 0, 1] - P[:, 1, 0] + P[:, 1, 1]
@@ -118,7 +118,7 @@ def test_the_mean_of_a_layer_is_weighted_by_what_is_stored(model_type):
     """Keys and values that queries share count once."""
     model = tiny(model_type)
     architecture = describe(model)
-    attention, neurons = architecture.of_block(0)
+    attention, neurons = architecture.blocks[0].sites
     stored = {name: site_cost(site, full_size(site), 0).macs for name, site in (("a", attention), ("f", neurons))}
     found = compressibility(next(iter(block_weights(model, architecture))), architecture.hidden)
     heads = [found.groups[name].keep for name in ("qk", "vo")]

@@ -40,7 +40,8 @@ def test_the_scale_is_free_exactly_where_a_norm_reads_the_sum(model_type, sizes)
 def test_a_family_that_says_nothing_of_its_norms_is_refused_with_that_reason():
     model = tiny("llama")
     architecture = describe(model)
-    silent = replace(architecture, family=replace(architecture.family, ffn_norm=None))
+    neurons = architecture.sites[1]
+    silent = architecture.with_sites({neurons.name: replace(neurons, part=replace(neurons.part, norm=None))})
     assert mlp_norms(model, silent, 0).before is None
     with pytest.raises(ScaleMatters, match="nobody has said which norms"):
         require_scale_free(model, silent, 0)

@@ -13,6 +13,7 @@ from dealing import dealt
 from families import LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches
 from ranked import DEALT, SETTINGS, WIDTH, furthest, logits, padded, ranked, settings, tiny_ranked, zeroed
 from slimformer.models import FAMILIES, describe
+from slimformer.models.ranks import heads_of
 from slimformer.nn.ragged import RankAttention
 from slimformer.plan.cost import block_cost, kv_cache_bytes, outside_macs
 from slimformer.rewrite.ranks import install
@@ -28,7 +29,7 @@ def full(model: PreTrainedModel) -> PreTrainedModel:
     """A copy with our attention in every block, nothing cut."""
     same = copy.deepcopy(model)
     for i in range(3):
-        install(same, describe(model), i, qk=WIDTH, vo=WIDTH)
+        install(same, heads_of(describe(model), i), qk=WIDTH, vo=WIDTH)
     return same
 
 
@@ -187,7 +188,7 @@ def test_macs_and_parameters_are_those_counted(model_type, setting):
     with FlopCounterMode(display=False, depth=99) as counter, torch.no_grad():
         small(**batch)
     architecture, T = describe(small), 17 if FAMILIES[model_type].image else LENGTH
-    path = f"{type(small).__name__}.{architecture.blocks}."
+    path = f"{type(small).__name__}.{architecture.stacks[0].path}."
     counts = {name: sum(ops.values()) / 2 for name, ops in counter.get_flop_counts().items()}
     blocks = sum(n for name, n in counts.items() if name.startswith(path) and "." not in name.removeprefix(path))
     assert block_cost(architecture, T).macs == blocks / (4 * T)
@@ -236,7 +237,7 @@ def test_whoever_listens_goes_on_listening():
     model.set_attn_implementation("eager")
     inputs = padded(model)
     model(**inputs, output_attentions=True)  # transformers hooks the modules that are there now
-    install(model, describe(model), 1, qk=WIDTH, vo=WIDTH)
+    install(model, heads_of(describe(model), 1), qk=WIDTH, vo=WIDTH)
     assert len(model(**inputs, output_attentions=True).attentions) == 3
 
 

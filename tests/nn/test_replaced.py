@@ -55,7 +55,7 @@ def test_a_module_is_given_what_the_part_was_given_and_answers_in_its_place(mode
 def test_a_linear_part_is_replaced_exactly(model_type):
     model = tiny(model_type)
     architecture, batches = describe(model), tiny_batches(model, 6)
-    block = model.get_submodule(f"{architecture.blocks}.1")
+    block = model.get_submodule(architecture.blocks[1].path)
     holder = block if model_type == "opt" else block.get_submodule("intermediate")
     name = {"opt": "activation_fn", "bert": "intermediate_act_fn"}[model_type]
     setattr(holder, name, nn.Identity())

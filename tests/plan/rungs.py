@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from slimformer.decompose import Curve
 from slimformer.models import Site
+from slimformer.models.family import AttentionPart, FeedForwardPart
 from slimformer.plan.allocate import Sizes
 from slimformer.plan.cost import Size
 from slimformer.plan.profile import Ladder
@@ -22,7 +23,9 @@ def ladder(
 ) -> Ladder:
     """`harm` at 0, 1, … units, none at full size (the smallest size is 1); `macs` is the price of a unit."""
     units = len(harm)
-    site = Site(f"blocks.{block}.{kind}", kind, block, units, 1, 1, 1, (), "", False)  # type: ignore[arg-type]
+    heads = AttentionPart("q", "k", "v", "o", "head_dim", "heads")
+    part = heads if kind == "attn.heads" else FeedForwardPart(("up",), "down", "neurons")
+    site = Site(f"blocks.{block}.{kind}", kind, block, units, 1, 1, 1, (), "", False, part)  # type: ignore[arg-type]
     sizes = tuple(Size(k, k) for k in range(1, units + 1))
     prices = tuple(macs * size.units for size in sizes)
     steps, left = tuple(range(units + 1)), (*map(float, harm), 0.0)

@@ -12,14 +12,14 @@ from rungs import harm_of, ladder, spent
 
 from calibrated import calibrated, outputs, recipe, stock
 from dealing import dealt
-from families import LENGTH, MODEL_TYPES, tiny, tiny_ragged
+from families import LENGTH, MODEL_TYPES, attention_part, feed_forward_part, tiny, tiny_ragged
 from slimformer.errors import BudgetOutOfReach
-from slimformer.models import FAMILIES, describe
-from slimformer.plan import Budget, check_budget, choices
+from slimformer.models import describe
+from slimformer.plan import Budget, Terms, check_budget, choices
 from slimformer.plan.allocate import even, greedy, plain, uniform
 from slimformer.plan.cost import block_cost
 from slimformer.plan.plan import check_fits
-from slimformer.plan.profile import ladders, site_sizes
+from slimformer.plan.profile import Legal, Prices, ladders, site_sizes
 from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.correct import correct
 
@@ -158,16 +158,14 @@ def test_ragged_plans_meet_the_budget_from_below_and_closely(model_type, name):
 @functools.cache
 def grouped(model_type):
     """Eight heads on four key/value heads where the family groups them, else as it comes."""
-    if not FAMILIES[model_type].kv_key:
+    if not attention_part(model_type).kv_key:
         return stock(model_type)
     return calibrated(tiny(model_type, num_attention_heads=8, num_key_value_heads=4, head_dim=4, hidden_size=48))
 
 
 def chosen_from(found, how, budget, format):
-    return choices(
-        found.architecture, found.curves(how), budget=Budget(budget), seq_len=LENGTH, settings=how,
-        weights={name: block.loudness for block in found.blocks for name in block.sites}, format=format,
-    ).fixed  # fmt: skip
+    weights = {name: block.loudness for block in found.blocks for name in block.sites}
+    return choices(found.architecture, found.curves(how), Terms(Budget(budget), how, LENGTH, weights, format)).fixed
 
 
 @pytest.mark.parametrize(("model_type", "name"), dealt(MODEL_TYPES, RECIPES))
@@ -200,10 +198,10 @@ def test_what_is_left_of_a_plain_budget_buys_nothing_better(model_type, name):
 
 
 @pytest.mark.parametrize("format", ["ragged", "plain"])
-@pytest.mark.parametrize("model_type", [name for name in MODEL_TYPES if FAMILIES[name].kv_key])
+@pytest.mark.parametrize("model_type", [name for name in MODEL_TYPES if attention_part(name).kv_key])
 def test_key_value_heads_may_go_whole_at_any_number(model_type, format):
     found, how = grouped(model_type), recipe("uniform")
-    legal = site_sizes(found.architecture, found.architecture.sites[0], multiple_of=8, plain=format == "plain")
+    legal = site_sizes(found.architecture, found.architecture.sites[0], Legal(plain=format == "plain"))
     wanted = {(6, 3), (4, 2), (2, 1), (3, 3), (4, 4), (8, 4)}
     assert wanted <= {(size.units, size.groups) for size in legal}
     plan = found.plan(1.0, how, format=format)
@@ -223,9 +221,7 @@ def test_key_value_heads_may_go_whole_at_any_number(model_type, format):
 
 
 def rungs_of(found, how, *, plain):
-    return ladders(
-        found.architecture, found.curves(how), seq_len=LENGTH, weights={}, multiple_of=how.multiple_of, plain=plain
-    )
+    return ladders(found.architecture, found.curves(how), Prices(LENGTH), Legal(how.multiple_of, plain))
 
 
 @pytest.mark.parametrize(("model_type", "name", "format"), dealt(MODEL_TYPES, RECIPES, FORMATS))
@@ -295,9 +291,6 @@ def test_a_block_is_emptied_only_when_that_is_allowed_and_can_run(model_type):
     architecture = describe(tiny(model_type))
     for allowed in (False, True):
         how = recipe(allow_empty=allowed)
-        rungs = ladders(
-            architecture, stock(model_type).curves(how), seq_len=LENGTH, weights={}, multiple_of=8,
-            plain=False, allow_empty=allowed,
-        )  # fmt: skip
+        rungs = ladders(architecture, stock(model_type).curves(how), Prices(LENGTH), Legal(allow_empty=allowed))
         empty = {rung.site.kind for rung in rungs if rung.sizes[0].units == 0}
-        assert empty == ({"ffn.hidden"} if allowed and not FAMILIES[model_type].fused else set())
+        assert empty == ({"ffn.hidden"} if allowed and feed_forward_part(model_type).may_be_empty else set())

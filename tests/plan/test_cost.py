@@ -25,7 +25,7 @@ def counted(model) -> tuple[float, float]:
     with FlopCounterMode(display=False, depth=99) as counter, torch.no_grad():
         model(**batch.inputs)
     macs = {name: sum(ops.values()) / 2 for name, ops in counter.get_flop_counts().items()}
-    path = f"{type(model).__name__}.{describe(model).blocks}."
+    path = f"{type(model).__name__}.{describe(model).stacks[0].path}."
     blocks = sum(n for name, n in macs.items() if name.startswith(path) and "." not in name.removeprefix(path))
     angles = sum(n for name, n in macs.items() if name.endswith("rotary_emb"))  # a table, not a layer
     tokens = 4 * sequence_length(model)
@@ -87,6 +87,6 @@ def test_cost_is_additive_and_linear_in_the_units(model_type):
 
 
 def test_only_attention_depends_on_the_length():
-    heads, neurons = describe(tiny("bert")).of_block(0)
+    heads, neurons = describe(tiny("bert")).blocks[0].sites
     longer = [site_cost(s, full_size(s), 9).macs - site_cost(s, full_size(s), 8).macs for s in (heads, neurons)]
     assert longer == [2 * heads.width, 0]

@@ -20,7 +20,9 @@ REPORT = {
     "budget": 0.5, "budget_by": "macs", "macs_kept": 0.49, "seq_len": LENGTH,
     "dense": {"params": 10}, "small": {"params": 6}, "latency": None, "seconds": {"apply": 1.5},
     "metrics": [{"name": "kl", "dense": 0.0, "small": 0.25, "low": None, "high": None}],
-    "sites": [{"block": b, "kind": "ffn.hidden", "keep": 8 * (b + 1)} for b in range(2)],
+    "sites": [
+        {"site": f"blocks.{b}.ffn.hidden", "block": b, "kind": "ffn.hidden", "keep": 8 * (b + 1)} for b in range(2)
+    ],
     "correction": [
         {"site": "blocks.1.ffn.hidden", "before": 0.5, "after": 0.25},
         {"site": "final norm", "before": 0.1, "after": 0.1},

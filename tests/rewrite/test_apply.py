@@ -8,12 +8,22 @@ import torch
 
 from calibrated import calibrated, outputs, recipe, stock
 from dealing import dealt
-from families import HEADS, LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches, tiny_ragged
+from families import (
+    HEADS,
+    LENGTH,
+    MODEL_TYPES,
+    VOCABULARY,
+    attention_part,
+    block_sizes,
+    feed_forward_part,
+    tiny,
+    tiny_batches,
+    tiny_ragged,
+)
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import FAMILIES, describe
 from slimformer.plan.cost import Size, full_size
 from slimformer.rewrite.apply import writer_rows
-from slimformer.rewrite.sizes import block_sizes
 
 CAUSAL = [t for t in MODEL_TYPES if FAMILIES[t].causal]
 ENCODERS = [t for t in MODEL_TYPES if not FAMILIES[t].causal and not FAMILIES[t].image]
@@ -75,23 +85,23 @@ def test_a_model_built_from_the_config_takes_the_weights_and_does_the_same(model
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_ragged_configs_say_the_size_of_every_block(model_type):
     small = tiny_ragged(tiny(model_type))
-    family, sizes = FAMILIES[model_type], block_sizes(describe(small))
+    attention, ffn, sizes = attention_part(model_type), feed_forward_part(model_type), block_sizes(describe(small))
     assert len({tuple(size.values()) for size in sizes}) > 1
     for i, size in enumerate(sizes):
         said = small.config.per_layer_config[i]
-        assert getattr(said, family.heads_key) == size["heads"]
-        assert getattr(said, family.ffn_key) == size["neurons"]
-        if family.kv_key:
-            assert getattr(said, family.kv_key) == size["kv_heads"]
+        assert getattr(said, attention.heads_key) == size["heads"]
+        assert getattr(said, ffn.neurons_key) == size["neurons"]
+        if attention.kv_key:
+            assert getattr(said, attention.kv_key) == size["kv_heads"]
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_plain_configs_use_the_stock_words_only(model_type):
     found = stock(model_type)
     small = found.compress(0.7, recipe(), format="plain")
-    family, size = FAMILIES[model_type], block_sizes(describe(small))[0]
-    assert getattr(small.config, family.ffn_key) == size["neurons"]
-    assert getattr(small.config, family.heads_key) == size["heads"]
+    attention, ffn, size = attention_part(model_type), feed_forward_part(model_type), block_sizes(describe(small))[0]
+    assert getattr(small.config, ffn.neurons_key) == size["neurons"]
+    assert getattr(small.config, attention.heads_key) == size["heads"]
     said = small.config.to_dict()
     assert not {"slimformer", "auto_map"} & said.keys()
     assert not said.get("per_layer_config")
@@ -100,10 +110,10 @@ def test_plain_configs_use_the_stock_words_only(model_type):
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_attributes_that_follow_from_sizes_are_true(model_type):
     small = tiny_ragged(tiny(model_type))
-    family, unit = FAMILIES[model_type], describe(small).sites[0].unit
+    unit = describe(small).sites[0].unit
     for i, size in enumerate(block_sizes(describe(small))):
-        block = small.get_submodule(f"{describe(small).blocks}.{i}")
-        for derived in family.derived:
+        block = small.get_submodule(describe(small).blocks[i].path)
+        for derived in attention_part(model_type).derived:
             *parents, name = derived.path.split(".")
             factor = unit if derived.factor == "head_dim" else derived.factor
             expected = factor * size[derived.times] // (size[derived.over] if derived.over else 1)
@@ -171,7 +181,7 @@ def test_a_ragged_model_of_equal_blocks_can_become_plain(model_type):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "name"), dealt([t for t in MODEL_TYPES if not FAMILIES[t].fused], ["balanced", "stat"])
+    ("model_type", "name"), dealt([t for t in MODEL_TYPES if feed_forward_part(t).may_be_empty], ["balanced", "stat"])
 )
 def test_a_block_without_neurons_runs_and_can_be_compressed_again(model_type, name):
     found, how = stock(model_type), recipe(name, ridge=1e-3, allow_empty=True)

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from families import MODEL_TYPES, tiny, tiny_batches
+from families import MODEL_TYPES, attention_part, tiny, tiny_batches
 from planted import PLANTS, paddings, planted, rows_of
 from ranked import furthest, logits
 from slimformer.checkpoint.load import load
 from slimformer.decompose.gauges import collapsed
-from slimformer.models import FAMILIES, describe
+from slimformer.models import describe
 from slimformer.models.ranks import heads_of
 from slimformer.rewrite.exact import Scope
 from slimformer.rewrite.exact_attention import centre_keys, mapped_part
 from slimformer.rewrite.lossless import REWRITES, offers, rewritten
 
 DOUBLE, SINGLE = Scope(dtype=torch.float64), Scope(dtype=torch.float32)
-ROTARY = [name for name in MODEL_TYPES if FAMILIES[name].rotary]
+ROTARY = [name for name in MODEL_TYPES if attention_part(name).rotary]
 PLAIN = [name for name in MODEL_TYPES if name not in ROTARY]
 TOGETHER = ("silent heads", "low value rank", "low score rank", "duplicates", "dead")
 IN_RECIPE = tuple(name for name, rewrite in REWRITES.items() if not rewrite.note)

@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 
 import slimformer
 from calibrated import calibrated, doubled, outputs, recipe
-from families import LENGTH, MODEL_TYPES, VOCABULARY, tiny, tiny_batches
+from families import LENGTH, MODEL_TYPES, VOCABULARY, feed_forward_part, tiny, tiny_batches
 from slimformer.calibrate.collect import collect
 from slimformer.calibrate.gather import gather
 from slimformer.calibrate.store import open_statistics
@@ -21,16 +21,16 @@ from slimformer.decompose.bypass import bypass
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, RankTooHigh, UnknownMethod
 from slimformer.inspect.linearity import how_linear, linearity
 from slimformer.linalg.pairs import Pairs
-from slimformer.models import FAMILIES, describe
+from slimformer.models import describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.hooks import listening
 from slimformer.models.load import in_memory
 from slimformer.models.walk import real_rows
-from slimformer.plan import NEAR_ENOUGH, Budget, allocate
+from slimformer.plan import NEAR_ENOUGH, Budget, Terms, allocate
 from slimformer.plan.cost import block_cost
 from slimformer.plan.ffn import joint_of, path_curves, path_sizes
 from slimformer.plan.plan import check_fits
-from slimformer.plan.profile import ladders, site_curves
+from slimformer.plan.profile import Legal, Prices, ladders, site_curves
 from slimformer.rewrite.apply import Cut, apply
 from slimformer.rewrite.bypass import is_linear_apart, put_path
 from slimformer.rewrite.correct import correct
@@ -54,7 +54,7 @@ def joined(model):
         W, block = weight_of(found.model.get_submodule(site.reader)), blocks[site.block]
         curves |= site_curves(site, W, block.sites[site.name], selector=HOW.selector, ridge=HOW.ridge, absorb_mean=True)
         if site.kind == "ffn.hidden":
-            joint = joint_of(site, W, block, absorb_mean=True, metric="squares")
+            joint = joint_of(site, W, block, HOW)
             curves |= path_curves(joint, curves[site.name].order, ridge=HOW.ridge)
     return found, blocks, curves
 
@@ -66,9 +66,7 @@ def stock(model_type):
 
 def planned(found, curves, *, ffn="best", macs=0.6, format="ragged"):
     how = HOW.model_copy(update={"ffn": ffn})
-    return allocate(
-        found.architecture, curves, budget=Budget(macs), seq_len=LENGTH, settings=how, weights={}, format=format
-    )
+    return allocate(found.architecture, curves, Terms(Budget(macs), how, LENGTH, format=format))
 
 
 def with_sizes(plan, *sizes):
@@ -95,8 +93,8 @@ def put(found, blocks, curves, *, k, r, ridge=1e-12):
     for site in found.architecture:
         if site.kind == "ffn.hidden":
             W = weight_of(found.model.get_submodule(site.reader))
-            joint = joint_of(site, W, blocks[site.block], absorb_mean=True, metric="squares")
-            put_path(small, found.architecture, site, bypass(joint, curves[site.name].order, k, r, ridge=ridge))
+            joint = joint_of(site, W, blocks[site.block], HOW)
+            put_path(small, site, bypass(joint, curves[site.name].order, k, r, ridge=ridge))
     return small
 
 
@@ -150,8 +148,10 @@ def test_what_is_planned_is_what_the_model_costs(model_type, ffn):
 @pytest.mark.parametrize("format", ["ragged", "plain"])
 def test_at_every_price_the_choice_is_no_worse_than_neurons(model_type, format):
     found, _, curves = stock(model_type)
-    how = {"seq_len": LENGTH, "weights": {}, "multiple_of": 8, "plain": format == "plain"}
-    best, alone = (ladders(found.architecture, curves, ffn=ffn, **how) for ffn in ("best", "neurons"))
+    best, alone = (
+        ladders(found.architecture, curves, Prices(LENGTH), Legal(plain=format == "plain", ffn=ffn))
+        for ffn in ("best", "neurons")
+    )
     for one, other in zip(best, alone, strict=True):
         assert list(one.cost) == sorted(set(one.cost)) and one.sizes[-1] == other.sizes[-1]
         for cost, harm in zip(other.cost, other.harm, strict=True):
@@ -182,7 +182,7 @@ def test_a_path_of_its_own_is_saved_and_opened_again(model_type, tmp_path):
     torch.testing.assert_close(outputs(again, batch), outputs(small, batch), rtol=1e-9, atol=1e-9)
     shorter = copy.deepcopy(small)
     with pytest.raises(PlanDoesNotFit, match="beside gated neurons"):
-        state_sizes(shorter, describe(shorter), "plain")
+        state_sizes(shorter, "plain")
 
 
 def test_paths_without_a_bias_are_read_and_written_as_before(tmp_path):
@@ -205,7 +205,7 @@ def test_what_replaces_neurons_is_least_squares_with_an_intercept(model_type, k,
     """Held-out error of the part as it is saved and opened again, against the regression done from scratch."""
     found, blocks, curves = stock(model_type)
     small = put(found, blocks, curves, k=k, r=r)
-    state_sizes(small, found.architecture, "ragged")
+    state_sizes(small, "ragged")
     small.save_pretrained(tmp_path)
     part, dense = (m.get_submodule("model.layers.0.mlp") for m in (load(tmp_path, dtype=torch.float64), found.model))
     heard = {split: [] for split in ("fit", "select")}
@@ -373,7 +373,7 @@ def test_compress_with_paths_opens_in_a_fresh_process(tmp_path):
     paths = {edit.site: edit.rank for edit in result.plan.edits if edit.rank}
     assert paths == {site["site"]: site["path"] for site in result.report.sites if "path" in site} != {}
     result.save(tmp_path / "small")  # verified there
-    assert FAMILIES["llama"].ffn == "mlp" and (tmp_path / "small" / "plan.json").is_file()
+    assert feed_forward_part("llama").module == "mlp" and (tmp_path / "small" / "plan.json").is_file()
 
 
 def test_clipping_and_learned_activations_carry_no_path():

@@ -11,6 +11,7 @@ from ranked import furthest, logits, padded
 from slimformer.calibrate.collect import collect
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import describe
+from slimformer.models.ranks import heads_of
 from slimformer.nn.ragged import RankAttention
 from slimformer.rewrite.plain_ranks import cut_to_head_dim
 from slimformer.rewrite.ranks import cut_ranks, rotary_rows
@@ -23,8 +24,8 @@ def cut(model: PreTrainedModel, planes: list[list[int]], values: int) -> PreTrai
     """A copy whose blocks keep these planes and as many values."""
     small, architecture = copy.deepcopy(model), describe(model)
     for i, kept in enumerate(planes):
-        cut_ranks(small, architecture, i, rows_qk=rotary_rows(kept, 8), rows_v=torch.arange(values))
-    keep_attributes_true(small, architecture)
+        cut_ranks(small, heads_of(architecture, i), rows_qk=rotary_rows(kept, 8), rows_v=torch.arange(values))
+    keep_attributes_true(small)
     return small
 
 
@@ -34,7 +35,7 @@ def test_stock_code_opens_it_and_does_the_same(model_type, planes, tmp_path):
     model = tiny(model_type).double()
     small = cut(model, [planes] * 3, 2 * len(planes))
     plain = copy.deepcopy(small)
-    state_sizes(plain, describe(model), "plain")
+    state_sizes(plain, "plain")
     assert not [m for m in plain.modules() if isinstance(m, RankAttention)]
     plain.save_pretrained(tmp_path)
     opened = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
@@ -67,16 +68,16 @@ def test_frequencies_are_stated_to_the_last_digit(theta):
 def test_what_a_stock_config_cannot_say_is_refused(model_type, planes, values, words):
     model = tiny(model_type)
     with pytest.raises(PlanDoesNotFit, match=words):
-        state_sizes(cut(model, planes, values), describe(model), "plain")
+        state_sizes(cut(model, planes, values), "plain")
 
 
 def test_images_need_no_planes(tmp_path):
     model = tiny("vit").double()
     small, architecture = copy.deepcopy(model), describe(model)
     for i in range(3):
-        cut_ranks(small, architecture, i, rows_qk=torch.tensor([1, 4, 6]), rows_v=torch.tensor([0, 2, 7]))
+        cut_ranks(small, heads_of(architecture, i), rows_qk=torch.tensor([1, 4, 6]), rows_v=torch.tensor([0, 2, 7]))
     plain = copy.deepcopy(small)
-    state_sizes(plain, architecture, "plain")
+    state_sizes(plain, "plain")
     plain.save_pretrained(tmp_path)
     opened = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
     inputs = padded(model)
@@ -89,9 +90,9 @@ def test_families_without_a_head_width_are_refused():
     model = tiny("opt")
     small, architecture = copy.deepcopy(model), describe(model)
     for i in range(3):
-        cut_ranks(small, architecture, i, rows_qk=torch.arange(4), rows_v=torch.arange(4))
+        cut_ranks(small, heads_of(architecture, i), rows_qk=torch.arange(4), rows_v=torch.arange(4))
     with pytest.raises(PlanDoesNotFit, match="no word for narrower heads"):
-        state_sizes(small, architecture, "plain")
+        state_sizes(small, "plain")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "vit"])
@@ -103,7 +104,7 @@ def test_full_width_is_the_same_model_and_less_is_worse(model_type):
     for r in (8, 6, 2):
         small = copy.deepcopy(model)
         cut_to_head_dim(small, blocks, r, ridge=1e-6)
-        keep_attributes_true(small, describe(model))
-        state_sizes(small, describe(model), "plain")
+        keep_attributes_true(small)
+        state_sizes(small, "plain")
         off.append(furthest(logits(model, inputs), logits(small, inputs)))
     assert off[0] < 1e-3 < off[1] < off[2]

@@ -31,7 +31,7 @@ def test_layers_that_read_the_same_share_one_reading(family):
     (stage,) = rehearse(model, architecture, tiny_batches(model, 1))
     found = readings(Visit(model, architecture, 0), stage)
     assert sorted(name for names in found for name in names) == sorted(linear_layers(model, architecture, 0))
-    attention, ffn = architecture.of_block(0)
+    attention, ffn = architecture.blocks[0].sites
     together = {name: names for names in found for name in names}
     assert {writer.module for writer in attention.writers} == set(together[attention.writers[0].module])
     assert {writer.module for writer in ffn.writers} == set(together[ffn.writers[0].module])

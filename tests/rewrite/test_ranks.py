@@ -15,7 +15,17 @@ from safetensors.torch import load_file, save_file
 
 from calibrated import calibrated, outputs, recipe
 from dealing import dealt
-from families import LENGTH, MODEL_TYPES, STOCK_TYPES, heads, tiny, tiny_ragged, tiny_tokenizer
+from families import (
+    LENGTH,
+    MODEL_TYPES,
+    STOCK_TYPES,
+    attention_part,
+    block_sizes,
+    heads,
+    tiny,
+    tiny_ragged,
+    tiny_tokenizer,
+)
 from ranked import ALL, DEALT, NONE, SETTINGS, WIDTH, chosen, furthest, logits, padded, settings, tiny_ranked
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.reload import outputs_of
@@ -23,20 +33,20 @@ from slimformer.checkpoint.save import Belongings, save
 from slimformer.decompose import Selection
 from slimformer.errors import BudgetOutOfReach, ModelBroken, PlanDoesNotFit
 from slimformer.inspect.summary import inspection
-from slimformer.models import FAMILIES, describe
+from slimformer.models import describe
 from slimformer.models.architecture import out_in, weight_of
 from slimformer.models.load import load_model
-from slimformer.models.ranks import rank_sites
+from slimformer.models.ranks import heads_of, rank_sites
 from slimformer.nn import ragged
 from slimformer.plan import Budget, Edit, check_budget
 from slimformer.plan.cost import block_cost, kv_cache_bytes
 from slimformer.rewrite.ranks import cut_ranks, install, rotary_rows
-from slimformer.rewrite.sizes import block_ranks, block_sizes, keep_attributes_true, state_sizes
+from slimformer.rewrite.sizes import block_ranks, keep_attributes_true, state_sizes
 
 VISITOR = Path(__file__).parents[1] / "checkpoint" / "visitor.py"
 EVERY_CASE = [(t, setting) for t in MODEL_TYPES for setting in settings(t)]
 SAVED = [(t, setting) for t, setting in DEALT if t in STOCK_TYPES]
-FUSED = [t for t in MODEL_TYPES if FAMILIES[t].fused]
+FUSED = [t for t in MODEL_TYPES if attention_part(t).fused]
 
 
 def attention_site(model, i):
@@ -48,7 +58,7 @@ def test_installing_moves_no_weight_and_renames_none(model_type):
     model = tiny(model_type)
     same = copy.deepcopy(model)
     for i in (0, 2):
-        install(same, describe(model), i, qk=WIDTH, vo=WIDTH)
+        install(same, heads_of(describe(model), i), qk=WIDTH, vo=WIDTH)
     assert describe(same) == describe(model)
     before, after = model.state_dict(), same.state_dict()
     assert list(before) == list(after) and all(torch.equal(before[name], after[name]) for name in before)
@@ -60,10 +70,10 @@ def test_a_site_has_the_widths_that_were_left(model_type, setting):
     for i, (rows_qk, rows_v) in enumerate(chosen(model_type, setting)):
         site, (qk, vo) = attention_site(small, i), (rows_qk.shape[-1], rows_v.shape[-1])
         if vo == 0:  # no head is left
-            assert (site.units, site.width) == (0, 0) and block_ranks(small, describe(small))[str(i)]["qk"] == 0
+            assert (site.units, site.width) == (0, 0) and block_ranks(small, describe(small).blocks)[str(i)]["qk"] == 0
             continue
         assert (site.units, site.unit, [w.rows for w in site.writers]) == (4, vo, [qk, qk, vo])
-        assert site.group == (2 if FAMILIES[model_type].kv_key else 1)
+        assert site.group == (2 if attention_part(model_type).kv_key else 1)
         assert out_in(small.get_submodule(site.reader))[1] == site.width == 4 * vo
 
 
@@ -82,12 +92,12 @@ def test_a_model_built_from_the_config_takes_the_weights_and_does_the_same(model
 def test_a_config_says_ranks_only_where_there_are_some():
     model = tiny("llama")
     architecture = describe(model)
-    state_sizes(model, architecture, "ragged")
+    state_sizes(model, "ragged")
     without = model.config.slimformer
     assert without["format"] == 1 and not {"ranks", "attention"} & without.keys()
-    install(model, architecture, 0, qk=WIDTH, vo=WIDTH)
-    cut_ranks(model, architecture, 1, rows_qk=rotary_rows([2, 0], WIDTH), rows_v=torch.arange(3))
-    state_sizes(model, architecture, "ragged")
+    install(model, heads_of(architecture, 0), qk=WIDTH, vo=WIDTH)
+    cut_ranks(model, heads_of(architecture, 1), rows_qk=rotary_rows([2, 0], WIDTH), rows_v=torch.arange(3))
+    state_sizes(model, "ragged")
     said = model.config.slimformer
     assert said["format"] == 2
     assert said["ranks"] == {"1": {"qk": 4, "vo": 3, "planes": [2, 0]}}
@@ -98,8 +108,8 @@ def test_a_config_says_ranks_only_where_there_are_some():
 
 def test_checkpoints_of_a_newer_format_are_refused():
     small = tiny_ranked("bert", "narrow keys")
-    small.config.slimformer["format"] = 6
-    with pytest.raises(ValueError, match="format 6, known is 5: a newer slimformer wrote it"):
+    small.config.slimformer["format"] = 7
+    with pytest.raises(ValueError, match="format 7, known is 6: a newer slimformer wrote it"):
         type(small)(small.config)
 
 
@@ -107,45 +117,45 @@ def test_checkpoints_of_a_newer_format_are_refused():
 def test_full_ranks_may_be_called_plain_and_others_may_not(model_type, tmp_path):
     model = tiny(model_type)
     same = copy.deepcopy(model)
-    install(same, describe(model), 1, qk=WIDTH, vo=WIDTH)
-    state_sizes(same, describe(model), "plain")
+    install(same, heads_of(describe(model), 1), qk=WIDTH, vo=WIDTH)
+    state_sizes(same, "plain")
     assert not hasattr(same.config, "slimformer")
     same.save_pretrained(tmp_path)
     assert torch.equal(logits(load(tmp_path), padded(model)), logits(model, padded(model)))
     with pytest.raises(
         PlanDoesNotFit, match=r"cut by rank cannot be said in a stock config \(.*\); use format='ragged'"
     ):
-        state_sizes(tiny_ranked(model_type, "narrow keys"), describe(model), "plain")
+        state_sizes(tiny_ranked(model_type, "narrow keys"), "plain")
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_cutting_twice_is_cutting_once(model_type):
     model = tiny(model_type)
-    rotary, normed = FAMILIES[model_type].rotary, model_type == "qwen3"
+    rotary, normed = attention_part(model_type).rotary, model_type == "qwen3"
     qk = ALL if normed else rotary_rows([3, 1, 0], WIDTH) if rotary else torch.tensor([6, 1, 0, 4, 5])
     again = ALL if normed else rotary_rows([2, 0], 6) if rotary else torch.tensor([4, 1, 2])
     v, v_again = torch.tensor([7, 0, 3, 5]), torch.tensor([1, 3])
     once, twice = copy.deepcopy(model), copy.deepcopy(model)
-    cut_ranks(once, describe(model), 1, rows_qk=qk[again], rows_v=v[v_again])
-    cut_ranks(twice, describe(model), 1, rows_qk=qk, rows_v=v)
-    cut_ranks(twice, describe(twice), 1, rows_qk=again, rows_v=v_again)
-    assert block_ranks(once, describe(model)) == block_ranks(twice, describe(model))
+    cut_ranks(once, heads_of(describe(model), 1), rows_qk=qk[again], rows_v=v[v_again])
+    cut_ranks(twice, heads_of(describe(model), 1), rows_qk=qk, rows_v=v)
+    cut_ranks(twice, heads_of(describe(twice), 1), rows_qk=again, rows_v=v_again)
+    assert block_ranks(once, describe(model).blocks) == block_ranks(twice, describe(model).blocks)
     assert torch.equal(logits(once, padded(model)), logits(twice, padded(model)))
 
 
 def test_planes_cut_twice_are_numbered_as_in_the_dense_model():
     model = tiny("llama")
-    cut_ranks(model, describe(model), 0, rows_qk=torch.stack([rotary_rows(p, 8) for p in ([3, 1], [0, 2])]))
-    cut_ranks(model, describe(model), 0, rows_qk=rotary_rows([1], 4))
-    assert block_ranks(model, describe(model))["0"]["planes"] == [[1], [2]]
+    cut_ranks(model, heads_of(describe(model), 0), rows_qk=torch.stack([rotary_rows(p, 8) for p in ([3, 1], [0, 2])]))
+    cut_ranks(model, heads_of(describe(model), 0), rows_qk=rotary_rows([1], 4))
+    assert block_ranks(model, describe(model).blocks)["0"]["planes"] == [[1], [2]]
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_one_side_alone_can_be_cut(model_type):
     model = tiny(model_type)
     values, queries = copy.deepcopy(model), copy.deepcopy(model)
-    cut_ranks(values, describe(model), 0, rows_v=torch.tensor([1, 6]))
-    cut_ranks(queries, describe(model), 0, rows_qk=NONE)
+    cut_ranks(values, heads_of(describe(model), 0), rows_v=torch.tensor([1, 6]))
+    cut_ranks(queries, heads_of(describe(model), 0), rows_qk=NONE)
     assert [w.rows for w in attention_site(values, 0).writers] == [8, 8, 2]
     assert [w.rows for w in attention_site(queries, 0).writers] == [0, 0, 8]
     for small in (values, queries):
@@ -169,8 +179,10 @@ def test_the_output_may_be_refitted(model_type):
     E = torch.eye(32, dtype=torch.float64)[:, J]
     E[torch.arange(4) * WIDTH + WIDTH - 1, torch.arange(4) * (WIDTH - 1)] = 1
     fitted, dropped = copy.deepcopy(model), copy.deepcopy(model)
-    cut_ranks(fitted, describe(model), 1, rows_v=kept, reader=Selection(J, E, torch.zeros(32, dtype=torch.float64)))
-    cut_ranks(dropped, describe(model), 1, rows_v=kept)
+    cut_ranks(
+        fitted, heads_of(describe(model), 1), rows_v=kept, reader=Selection(J, E, torch.zeros(32, dtype=torch.float64))
+    )
+    cut_ranks(dropped, heads_of(describe(model), 1), rows_v=kept)
     inputs = padded(model)
     assert furthest(logits(model, inputs), logits(fitted, inputs)) < 1e-10
     assert furthest(logits(model, inputs), logits(dropped, inputs)) > 1e-3
@@ -190,7 +202,7 @@ def test_rows_that_cannot_be_kept_are_refused_before_anything_is_cut(model_type,
     model = tiny(model_type)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(PlanDoesNotFit, match=words):
-        cut_ranks(model, describe(model), 1, **rows)
+        cut_ranks(model, heads_of(describe(model), 1), **rows)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.isfinite(logits(model, padded(model))).all()
 
@@ -218,7 +230,7 @@ def test_key_value_heads_with_planes_of_their_own_are_not_cut_unnoticed():
     reader = small.get_submodule(site.reader)
     reader.weight = torch.nn.Parameter(reader.weight[:, : reader.weight.shape[1] // 2])
     with pytest.raises(PlanDoesNotFit, match=r"blocks.0.attn.heads: there are planes for 2 key/value heads, and 1 of"):
-        keep_attributes_true(small, describe(small))
+        keep_attributes_true(small)
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +318,7 @@ def test_ranks_that_do_not_fit_the_weights_are_noticed(tmp_path):
 def test_the_settings_differ_from_block_to_block_and_in_both_ranks():
     for setting in SETTINGS:
         small = tiny_ranked("llama", setting)
-        ranks = [(r["qk"], r["vo"]) for r in block_ranks(small, describe(small)).values()]
+        ranks = [(r["qk"], r["vo"]) for r in block_ranks(small, describe(small).blocks).values()]
         assert len(set(ranks)) == 3 and any(qk != vo for qk, vo in ranks)
 
 
@@ -333,7 +345,7 @@ def test_without_values_a_block_has_no_heads_in_plan_model_and_folder(model_type
     gone = {name: Edit(name, "low_rank", 0, site.units, 0) for name, site in ranks.items()}
     plan = replace(asked, edits=tuple({**edits, **gone, "blocks.1.attn.heads": whole(model, 1)}.values()))
     small = found.apply(plan, by_rank)
-    attention = small.get_submodule(f"{describe(model).blocks}.1.{describe(model).family.attention}")
+    attention = small.get_submodule(heads_of(describe(model), 1).module)
     assert (attention.qk, attention.vo) == (0, 0)
     assert block_cost(describe(small), LENGTH) == block_cost(describe(model), LENGTH, plan.sizes)
     assert kv_cache_bytes(describe(small), LENGTH, 4) == kv_cache_bytes(describe(model), LENGTH, 4, plan.sizes)

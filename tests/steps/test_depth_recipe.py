@@ -11,7 +11,7 @@ from slimformer.calibrate.gather import Data
 from slimformer.decompose.depth import Rows, identity, least_squares, relative_error
 from slimformer.errors import BudgetOutOfReach, PlanDoesNotFit, UnknownMethod
 from slimformer.models import FAMILIES, describe
-from slimformer.models.architecture import is_pre_norm
+from slimformer.models.description import is_pre_norm
 from slimformer.plan import Budget
 from slimformer.rewrite.depth import drop_blocks
 from slimformer.steps.depth import Depth, blocks_to_drop, make_shallow
@@ -39,7 +39,7 @@ def logits(model):
 @torch.no_grad()
 def silence(model, i):
     """Let block i add nothing to the stream."""
-    for site in describe(model).of_block(i):
+    for site in describe(model).blocks[i].sites:
         reader = model.get_submodule(site.reader)
         reader.weight.zero_()
         if reader.bias is not None:
@@ -77,7 +77,7 @@ def test_a_plain_checkpoint_with_fewer_blocks(model_type, tmp_path):
 @pytest.mark.parametrize("model_type", POST_NORM)
 def test_after_norms_blocks_can_only_be_dropped(model_type):
     model = tiny(model_type)
-    assert not is_pre_norm(model, describe(model).family)
+    assert not is_pre_norm(model, describe(model).sites[-1].part)
     with pytest.raises(UnknownMethod, match="a norm comes after"):
         make_shallow(model, data_of(model), how("cosine"))
 

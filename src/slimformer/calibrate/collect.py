@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.respond import block_response, has_response, projections, sequences_of
+from slimformer.calibrate.respond import block_response, projections, responding, sequences_of
 from slimformer.calibrate.text import Batch
 from slimformer.decompose.bypass import joined
 from slimformer.decompose.response import Response
@@ -24,7 +24,6 @@ from slimformer.linalg.pairs import Pairs
 from slimformer.messages.words import option
 from slimformer.models import Architecture, Site
 from slimformer.models.hooks import Hook, listening
-from slimformer.models.ranks import heads_of
 from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.models.walk import Split, Stream, Visit, forward, real_rows, rehearse
 
@@ -101,11 +100,11 @@ def _of_block(visit: Visit, streams: Sequence[Stream], roots: Mapping[str, Tenso
     tallies = {site.name: _Tally() for site in visit.sites}
     inverse_energy, tokens = 0.0, 0
     attention = _Attention(visit, roots)
-    neurons, pairs = visit.sites[1], dict[Split, Pairs]()
+    neurons, pairs = visit.here.neurons, dict[Split, Pairs]()
     for stream in streams:
         hooks = {site.reader: _hook(tallies[site.name], stream) for site in visit.sites}
-        if joint:
-            hooks |= _joint_hooks(neurons, tallies[neurons.name], pairs, stream)
+        if joint and len(neurons) == 1:
+            hooks |= _joint_hooks(neurons[0], tallies[neurons[0].name], pairs, stream)
         with listening(visit.model, inputs=hooks, outputs=attention.hooks()):
             visit.advance(stream)
         attention.add(stream)
@@ -114,7 +113,7 @@ def _of_block(visit: Visit, streams: Sequence[Stream], roots: Mapping[str, Tenso
         tokens += len(energy)
     moments = {name: tally.moments for name, tally in tallies.items()}
     _require_finite(moments)
-    both = {split: joined(moments[neurons.name][split], found) for split, found in pairs.items()}
+    both = {split: joined(moments[neurons[0].name][split], found) for split, found in pairs.items()}
     return BlockMoments(visit.i, moments, inverse_energy / max(tokens, 1), attention.responses, dict(roots), both)
 
 
@@ -123,20 +122,20 @@ class _Attention:
 
     def __init__(self, visit: Visit, metric: Mapping[str, Tensor]) -> None:
         self.visit = visit
-        self.root = metric.get(heads_of(visit.architecture, visit.i).name)
-        self.wanted = has_response(visit.model, visit.architecture, visit.i)
+        self.heads = responding(visit.model, visit.here)
+        self.root = metric.get(self.heads.name) if self.heads else None
         self.outputs: dict[str, Tensor] = {}
         self.responses: dict[Split, Response] = {}
 
     def hooks(self) -> dict[str, Hook]:
-        names = projections(self.visit.architecture, self.visit.i) if self.wanted else ()
+        names = projections(self.heads) if self.heads else ()
         return {name: partial(self.outputs.__setitem__, name) for name in names}
 
     def add(self, stream: Stream) -> None:
         missing = sequences_of(stream.state.shape[1]) - stream.before
-        if not self.wanted or missing <= 0:
+        if self.heads is None or missing <= 0:
             return
-        found = block_response(self.visit, self.outputs, stream, missing, self.root)
+        found = block_response(self.visit, self.heads, self.outputs, stream, missing, self.root)
         if found is not None:
             old = self.responses.get(stream.split)
             self.responses[stream.split] = found if old is None else old + found

@@ -25,6 +25,7 @@ from slimformer.decompose.response import Response
 from slimformer.errors import ProcessesDisagree, ProcessLost
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture
+from slimformer.models.architecture import NEURONS
 
 PATIENCE = timedelta(days=1)  # others wait while rank 0 finds the metric
 LARGEST = 8  # dimensions of a tensor whose shape is told
@@ -61,7 +62,7 @@ class World:
         if self.size == 1:
             return block
         sites: dict[str, SiteMoments] = {}
-        for site in architecture.of_block(block.block):
+        for site in architecture.blocks[block.block].sites:
             own = block.sites[site.name]
             sites[site.name] = {s: _moments(own.get(s) or Moments.zero(site.width)) for s in splits}
         joint = self._joint(block, architecture, splits)
@@ -75,7 +76,7 @@ class World:
         """Those of neurons with their input; asked for everywhere or nowhere, but a rank may have had no batch."""
         if not float(_most(torch.tensor([float(len(block.joint))]))[0]):
             return {}
-        neurons = architecture.of_block(block.block)[1]
+        neurons = architecture.blocks[block.block].one(NEURONS)
         width = neurons.width + neurons.outer
         return {split: _moments(block.joint.get(split) or Moments.zero(width)) for split in splits}
 

@@ -42,12 +42,15 @@ def fisher_metric(
 ) -> dict[str, Tensor]:
     """For every site the root R of its metric (Rᵀ R = G shrunk), fitted on the first `TOKENS` real tokens.
 
-    None where outputs are not finite. What a run that was stopped had found whole is found again. Cost: two forward
-    passes and one backward pass over these tokens, without gradients of weights; memory tokens × hidden size × blocks.
+    None where outputs are not finite, and for models of several stacks, whose errors then count as squares. What a run
+    that was stopped had found whole is found again. Cost: two forward passes and one backward pass over these tokens,
+    without gradients of weights; memory tokens × hidden size × blocks.
     """
     model.eval()
     architecture = describe(model)
     n_blocks = architecture.n_blocks
+    if len(architecture.stacks) > 1:
+        return {}
     if notes := residence.notes("metric"):
         return {name: residence.recall(f"metric.{name}") for name in notes[0]}
     progress("metric", 0, 2 * n_blocks)

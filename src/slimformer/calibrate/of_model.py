@@ -15,7 +15,7 @@ from slimformer.decompose.response import Response
 from slimformer.errors import PlanDoesNotFit, SequenceTooLong
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture, Site, describe
-from slimformer.models.architecture import fingerprint
+from slimformer.models.architecture import HEADS, fingerprint
 
 SPLITS = ("fit", "select")  # what moments are taken of
 
@@ -81,7 +81,8 @@ def require_of_model(
 ) -> None:
     """A ValueError where a block's moments are not those of these sites, over as many rows of every split as `rows`
     allows; `joint` says whether there must be moments of neurons with their input."""
-    sites = architecture.of_block(block.block)
+    here = architecture.blocks[block.block]
+    sites = here.sites
     if block.sites.keys() != {site.name for site in sites}:
         raise ValueError(f"they are of {', '.join(block.sites)}, not of {', '.join(site.name for site in sites)}")
     for site in sites:
@@ -89,12 +90,11 @@ def require_of_model(
         root = block.metric.get(site.name)
         if root is not None and root.shape != (site.outer, site.outer):
             raise ValueError(f"the metric of {site.name} is of width {len(root)}, and what is read has {site.outer}")
-    if joint:
-        neurons = next(site for site in sites if site.kind == "ffn.hidden")
+    if joint and len(here.neurons) == 1:
+        (neurons,) = here.neurons
         _require_rows("neurons with their input", block.joint, neurons.width + neurons.outer, rows)
-    heads = next(site for site in sites if site.kind == "attn.heads")
     for response in block.responses.values():
-        _require_heads(response, heads)
+        _require_heads(response, here.one(HEADS))
 
 
 def _require_rows(name: str, found: Mapping[str, Moments], width: int, rows: Mapping[str, set[int]]) -> None:

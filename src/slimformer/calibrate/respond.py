@@ -16,9 +16,8 @@ from transformers import PreTrainedModel
 
 from slimformer.decompose.response import Response, evened, response
 from slimformer.decompose.rotary import turned
-from slimformer.models import Architecture
-from slimformer.models.architecture import weight_of
-from slimformer.models.ranks import heads_of
+from slimformer.models import Site
+from slimformer.models.architecture import Block, weight_of
 from slimformer.models.walk import Stream, Visit
 
 SEQUENCES = 8  # of a split at least
@@ -32,28 +31,30 @@ def sequences_of(length: int) -> int:
     return max(SEQUENCES, POSITIONS // max(1, length))
 
 
-def has_response(model: PreTrainedModel, architecture: Architecture, i: int) -> bool:
-    """Can block i be cut by the rank of its scores? Not behind a norm of queries and keys, nor once it was."""
-    attention = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
-    cut = hasattr(attention, "ranks") or heads_of(architecture, i).fixed
-    return not hasattr(attention, "q_norm") and not cut
+def responding(model: PreTrainedModel, block: Block) -> Site | None:
+    """The heads of a block that can be cut by the rank of their scores. Not behind a norm of queries and keys, nor once
+    they were, nor where a block has several attentions."""
+    if block.ranked is None:
+        return None
+    attention = model.get_submodule(block.ranked.module)
+    return None if hasattr(attention, "ranks") or hasattr(attention, "q_norm") else block.ranked
 
 
-def projections(architecture: Architecture, i: int) -> tuple[str, ...]:
+def projections(heads: Site) -> tuple[str, ...]:
     """The modules whose outputs are queries, keys and values; one where they are fused."""
-    return tuple(dict.fromkeys(writer.module for writer in heads_of(architecture, i).writers))
+    return tuple(dict.fromkeys(writer.module for writer in heads.writers))
 
 
 def block_response(
-    visit: Visit, outputs: Mapping[str, Tensor], stream: Stream, sequences: int, root: Tensor | None = None
+    visit: Visit, site: Site, outputs: Mapping[str, Tensor], stream: Stream, sequences: int, root: Tensor | None = None
 ) -> Response | None:
-    """The response of a block at the first `sequences` of a stream, from the `outputs` of its projections, in the
-    metric whose `root` is given."""
-    architecture, site = visit.architecture, heads_of(visit.architecture, visit.i)
-    attention: Any = visit.block.get_submodule(architecture.family.attention)
-    q, k, v = _split(architecture, visit.i, outputs)
+    """The response of the attention with these heads at the first `sequences` of a stream, from the `outputs` of its
+    projections, in the metric whose `root` is given."""
+    attention: Any = visit.model.get_submodule(site.module)
+    causal = visit.architecture.layout(site).causal
+    q, k, v = _split(site, outputs)
     q, k, v = (x[:sequences].unflatten(-1, (-1, site.unit)).transpose(1, 2) for x in (q, k, v))
-    if architecture.family.rotary:
+    if site.attention.rotary:
         cos, sin = (x[: len(q)].unsqueeze(1) for x in stream.calls[visit.i]["position_embeddings"])
         q, k = (turned(x, cos, sin) for x in (q, k))
     W_o = weight_of(visit.model.get_submodule(site.reader))
@@ -62,7 +63,7 @@ def block_response(
     for n in range(len(q)):
         real = torch.arange(q.shape[2]) if stream.rows is None else stream.rows[n].nonzero().flatten().cpu()
         if len(real) > 1:
-            found = _of_sequence(q[n], k[n], v[n], real, W_o, float(attention.scaling), architecture.family.causal)
+            found = _of_sequence(q[n], k[n], v[n], real, W_o, float(attention.scaling), causal)
             total = found if total is None else total + found
     return total
 
@@ -93,9 +94,9 @@ def _at(q: Tensor, k: Tensor, v: Tensor, last: Tensor | None, W_o: Tensor) -> Re
     return response(q, k, v, evened(scores.softmax(-1), scores > -torch.inf), W_o)
 
 
-def _split(architecture: Architecture, i: int, outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = (outputs[writer.module] for writer in heads_of(architecture, i).writers)
-    if not architecture.family.fused:
+def _split(heads: Site, outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = (outputs[writer.module] for writer in heads.writers)
+    if not heads.attention.fused:
         return query, key, value
     a, b, c = query.chunk(3, dim=-1)
     return a, b, c

@@ -15,6 +15,7 @@ from torch import Tensor
 from slimformer.calibrate.collect import BlockMoments
 from slimformer.decompose.response import Response
 from slimformer.linalg.moments import Moments
+from slimformer.models.architecture import block_of
 
 ROUNDING = 1e-3  # of the mean diagonal: products are taken in single precision
 ROWS = 256  # of a matrix looked at together, to take little memory
@@ -22,8 +23,9 @@ ROWS = 256  # of a matrix looked at together, to take little memory
 
 def require_sound(block: BlockMoments) -> None:
     """A ValueError that names the first part of a block's moments that no data can give. Cost: reading them once."""
-    start = f"blocks.{block.block}."
-    if not block.sites or not all(name.startswith(start) for name in block.sites):
+    places = {block_of(name) for name in block.sites}
+    stack, number = next(iter(places)) if len(places) == 1 else ("", -1)
+    if number > block.block or number < (0 if stack else block.block):  # a stack that is named may not be the first
         raise ValueError(f"they are not those of block {block.block}")
     if not (math.isfinite(block.loudness) and block.loudness > 0):
         raise ValueError(f"the weight of the block is {block.loudness}, and weights are above 0")

@@ -35,6 +35,7 @@ from slimformer.files.reading import checked, read_own_json, require_regular
 from slimformer.linalg.moments import Moments
 from slimformer.messages.short import Short
 from slimformer.messages.words import option
+from slimformer.models.architecture import block_of
 
 RESPONSE = ("queries", "keys", "planes")
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -91,7 +92,8 @@ class Statistics(Short):
             with safe_open(path, framework="pt") as tensors:
                 sites = {key.split("/")[0] for key in tensors.keys() if key.endswith("/count")}  # noqa: SIM118
                 recorded = float(tensors.get_tensor("loudness"))
-            said = {site: weight for site, weight in weights.items() if site.startswith(f"blocks.{i}.")}
+            here = {block_of(site) for site in sites} or {("", i)}
+            said = {site: weight for site, weight in weights.items() if block_of(site) in here}
             if said != dict.fromkeys(sites, recorded):
                 raise ValueError(f"it is not what {path.name} says")
         other = [site for site in weights if not of_blocks(site, self.provenance.n_blocks)]
@@ -145,8 +147,7 @@ def open_statistics(folder: str | Path) -> Statistics:
 
 def of_blocks(site: str, n_blocks: int) -> bool:
     """Is this the name of a site of one of so many blocks?"""
-    number = site.removeprefix("blocks.").split(".")[0]
-    return site.startswith("blocks.") and number.isascii() and number.isdigit() and int(number) < n_blocks
+    return 0 <= block_of(site)[1] < n_blocks
 
 
 @contextmanager
@@ -223,7 +224,7 @@ def _split(key: str) -> str | None:
 
 
 def _neurons(sites: Mapping[str, SiteMoments]) -> SiteMoments:
-    return next(splits for site, splits in sites.items() if site.endswith(".ffn.hidden"))
+    return next(splits for site, splits in sites.items() if site.endswith(".hidden"))
 
 
 def _joint(tensors: Mapping[str, Tensor], neurons: SiteMoments) -> dict[str, Moments]:

@@ -21,11 +21,10 @@ from slimformer.errors import WorkTorn
 from slimformer.files.disk import flush
 from slimformer.files.seals import read_sealed_json, sealed_json
 from slimformer.models import Architecture
-from slimformer.models.family import attention_parts
+from slimformer.models.architecture import HEADS, NEURONS
 from slimformer.models.stream import put
 from slimformer.models.weight_files import INDEX
 from slimformer.nn import ragged
-from slimformer.rewrite.sizes import block_sizes
 
 GENERATION = "generation_config.json"
 
@@ -43,7 +42,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype)
 
 def block_tensors(model: PreTrainedModel, architecture: Architecture, i: int) -> dict[str, Tensor]:
     """The weights of block i under their full names."""
-    prefix = f"{architecture.blocks}.{i}"
+    prefix = architecture.blocks[i].path
     return {f"{prefix}.{name}": tensor for name, tensor in model.get_submodule(prefix).state_dict().items()}
 
 
@@ -53,17 +52,17 @@ def outside_tensors(model: Any, architecture: Architecture) -> dict[str, Tensor]
     return {
         name: tensor
         for name, tensor in model.state_dict().items()
-        if not name.startswith(f"{architecture.blocks}.") and name not in tied
+        if not architecture.inside(name) and name not in tied
     }
 
 
 def write_block(path: Path, model: PreTrainedModel, architecture: Architecture, i: int, dtype: torch.dtype) -> None:
     """Block i in a file, and beside it which modules it has of ours, so that `restore_shapes` can go on from there."""
-    block = model.get_submodule(f"{architecture.blocks}.{i}")
-    attention: Any = block.get_submodule(architecture.family.attention)
-    path_beside: Any = getattr(block.get_submodule(architecture.family.ffn), "bypass", None)
-    own = {"ranks": getattr(attention, "ranks", None), "path": None}
-    if path_beside is not None:
+    here = architecture.blocks[i]
+    ranks = [getattr(model.get_submodule(site.module), "ranks", None) for site in here.heads]
+    paths: list[Any] = [getattr(model.get_submodule(site.module), "bypass", None) for site in here.neurons]
+    own: dict[str, Any] = {"ranks": next((each for each in ranks if each), None), "path": None}
+    if path_beside := next((each for each in paths if each is not None), None):
         own["path"] = {"rank": path_beside[0].out_features, "bias": path_beside[-1].bias is not None}
     write_tensors(path, block_tensors(model, architecture, i), dtype)
     with one_clear_line(path):
@@ -73,17 +72,18 @@ def write_block(path: Path, model: PreTrainedModel, architecture: Architecture, 
 
 def restore_shapes(path: Path, model: PreTrainedModel, architecture: Architecture, i: int) -> None:
     """Give block i of `model` the shapes of the block in a file, without its weights."""
-    block, family = model.get_submodule(f"{architecture.blocks}.{i}"), architecture.family
+    here = architecture.blocks[i]
+    block = model.get_submodule(here.path)
     try:
         own = read_sealed_json(path.with_suffix(".json"))
     except (OSError, ValueError) as error:
         raise WorkTorn(f"{path.with_suffix('.json')} cannot be read ({error})") from error
     if own["ranks"] is not None:
-        sizes = block_sizes(architecture)[i]
-        parts = attention_parts(family, architecture.of_block(i)[0].unit)
-        ragged.put_ranks(block, parts, heads=sizes["heads"], kv_heads=sizes["kv_heads"], **own["ranks"])
+        heads = here.one(HEADS)
+        ragged.put_ranks(block, heads.attention.table(heads.unit), own["ranks"], **heads.sizes)
     if own["path"] is not None:
-        ragged.put_bypass(block, family.ffn, width=architecture.hidden, **own["path"])
+        neurons = here.one(NEURONS)
+        ragged.put_bypass(block, neurons.part.module, width=neurons.outer, **own["path"])
     with safe_open(path, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118
             shape = tensors.get_slice(name).get_shape()

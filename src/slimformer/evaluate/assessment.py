@@ -261,13 +261,13 @@ def _overlap(one: Path, other: Path) -> bool:
 
 def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, dtype: torch.dtype) -> Footprint:
     """Exact costs of a model, its weights counted in the precision they are stored in."""
-    count = parameter_count(model, blocks=architecture.family.blocks)
+    counts = [parameter_count(model, blocks=stack.layout.blocks) for stack in architecture.stacks]
     return Footprint(
         block_macs=block_cost(architecture, seq_len).macs,
         outside_macs=outside_macs(model, architecture, seq_len),
-        params=count.total,
-        block_params=count.blocks,
-        bytes=count.total * dtype.itemsize,
+        params=counts[0].total,
+        block_params=sum(count.blocks for count in counts),
+        bytes=counts[0].total * dtype.itemsize,
         kv_cache_bytes=kv_cache_bytes(architecture, seq_len, dtype.itemsize),
     )
 
@@ -343,7 +343,7 @@ def _latency(
 ) -> dict[str, Any]:
     """Medians in seconds for one sequence, dense and small interleaved in one run."""
     inputs = {name: tensor[:1] for name, tensor in batches[0].inputs.items()}
-    measured = model_latency(dense, small, inputs, Rounds(5, 1), blocks=architecture.family.blocks)
+    measured = model_latency(dense, small, inputs, Rounds(5, 1), blocks=architecture.stacks[-1].layout.blocks)
 
     def part(timing: Any, ratio: float) -> dict[str, float]:
         return {"dense": timing.timings["dense"].median, "small": timing.timings["small"].median, "ratio": ratio}

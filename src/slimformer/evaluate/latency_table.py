@@ -34,7 +34,7 @@ from slimformer.models.walk import Stream, rehearse, through
 from slimformer.plan import Edit
 from slimformer.plan.budget import LatencyTable, Point, shape
 from slimformer.plan.cost import Size
-from slimformer.plan.profile import site_sizes
+from slimformer.plan.profile import Legal, site_sizes
 from slimformer.rewrite.apply import cut_site
 from slimformer.rewrite.sizes import keep_attributes_true
 
@@ -102,19 +102,19 @@ def _measure(
 def _block_points(
     model: PreTrainedModel, architecture: Architecture, i: int, stream: Stream
 ) -> dict[str, tuple[Point, ...]]:
-    """Prices of the two sites of block i at their measured sizes."""
-    blocks: Any = model.get_submodule(architecture.blocks)
-    calls = {"dense": partial(through, blocks[i], stream.state, stream.calls[i])}
-    sizes = {site.name: _sizes(architecture, site) for site in architecture.of_block(i)}
-    for site in architecture.of_block(i):
+    """Prices of the sites of block i at their measured sizes."""
+    here = architecture.blocks[i]
+    calls = {"dense": partial(through, model.get_submodule(here.path), stream.state, stream.calls[i])}
+    sizes = {site.name: _sizes(architecture, site) for site in here.sites}
+    for site in here.sites:
         for size in sizes[site.name][:-1]:
-            cut = _cut(model, architecture, site, size)
+            cut = _cut(model, site, size)
             calls[f"{site.name} {size.units} {size.groups}"] = partial(through, cut, stream.state, stream.calls[i])
     timings = compare_latency(calls, Rounds(REPEATS, WARMUP)).timings
     full = timings["dense"].median
     times = {
         site.name: [timings[f"{site.name} {s.units} {s.groups}"].median for s in sizes[site.name][:-1]] + [full]
-        for site in architecture.of_block(i)
+        for site in here.sites
     }
     rest = max(0.0, full - sum(full - t[0] for t in times.values())) / len(times)
     return {
@@ -123,7 +123,7 @@ def _block_points(
             # a larger size is never cheaper: where a measurement says so, it is noise
             for size, t in zip(sizes[site.name], itertools.accumulate(times[site.name], max), strict=True)
         )
-        for site in architecture.of_block(i)
+        for site in here.sites
     }
 
 
@@ -131,7 +131,7 @@ def _sizes(architecture: Architecture, site: Site) -> list[Size]:
     """Sizes to measure, from small to large: of heads one chain, by which every other size is priced; a few of
     neurons."""
     chain = set(zip(*legal_sizes(site.units, site.group), strict=True))
-    sizes = site_sizes(architecture, site, multiple_of=8, plain=False)
+    sizes = site_sizes(architecture, site, Legal())
     legal = [size for size in sizes if (size.units, size.groups) in chain]
     if site.kind == "attn.heads" or len(legal) <= NEURONS:
         return legal
@@ -139,23 +139,21 @@ def _sizes(architecture: Architecture, site: Site) -> list[Size]:
     return [legal[j] for j in at]
 
 
-def _cut(model: PreTrainedModel, architecture: Architecture, site: Site, size: Size) -> nn.Module:
+def _cut(model: PreTrainedModel, site: Site, size: Size) -> nn.Module:
     """A copy of a site's block with the first units only; the model is left as it was."""
-    blocks: Any = model.get_submodule(architecture.blocks)
-    original = blocks[site.block]
+    original = model.get_submodule(site.root)
     order = tuple(_units(site, size))
     J = coordinates(order, site.unit)
     E = torch.eye(site.width, dtype=torch.float64)[:, J]
     try:
-        blocks[site.block] = deepcopy(original)
+        model.set_submodule(site.root, deepcopy(original))
         edit = Edit(site.name, "first", size.units, site.units, size.groups)
         cut_site(model, site, edit, order, Selection(J, E, torch.zeros(site.width, dtype=torch.float64)))
-        keep_attributes_true(model, architecture)
-        cut: nn.Module = blocks[site.block]
-        return cut
+        keep_attributes_true(model)
+        return model.get_submodule(site.root)
     finally:
-        blocks[site.block] = original
-        keep_attributes_true(model, architecture)
+        model.set_submodule(site.root, original)
+        keep_attributes_true(model)
 
 
 def _units(site: Site, size: Size) -> Iterator[int]:

@@ -27,6 +27,7 @@ from slimformer.calibrate.text import Batch, padded_batches
 from slimformer.errors import NotFinite
 from slimformer.heads.asked import POOLS as POOLS
 from slimformer.models import describe, family_of
+from slimformer.models.norms import final_norm
 
 CHUNK = 512  # documents encoded between two updates of the moments; enough to put like lengths together
 ROWS = 32  # documents per forward pass
@@ -84,8 +85,7 @@ def pooled(model: PreTrainedModel, batch: Batch, readings: Sequence[Reading]) ->
     deepest = describe(model).n_blocks
     inside = any(reading.layer < deepest for reading in readings)
     out = base(**here.inputs, output_hidden_states=inside)
-    name = family_of(model.config).final_norm
-    norm = base.get_submodule(name) if name else torch.nn.Identity()
+    norm = final_norm(model) or torch.nn.Identity()
     states = {deepest: out.last_hidden_state}
     states |= {l: norm(out.hidden_states[l]) for l in {r.layer for r in readings} - {deepest}}
     features = {r: pool(states[r.layer].float(), here.mask, r.pool).cpu() for r in readings}

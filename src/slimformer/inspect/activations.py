@@ -26,6 +26,7 @@ from slimformer.linalg.moments import Moments
 from slimformer.linalg.spectra import effective_rank, gram_values, rank_at, stable_rank
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture
+from slimformer.models.architecture import HEADS, NEURONS
 from slimformer.models.hooks import Hook, listening
 from slimformer.models.walk import Stream, forward, real_rows, rehearse
 
@@ -96,10 +97,9 @@ def significant(values: Tensor, digits: int = 5) -> list[float]:
 
 
 def _paths(architecture: Architecture, i: int) -> dict[str, str]:
-    family, block = architecture.family, f"{architecture.blocks}.{i}"
-    entry = family.attention if architecture.of_block(i)[0].fixed else family.query
-    inner = (entry, family.attn_out, family.ffn_in[0], family.ffn_out)
-    return {name: f"{block}.{path}" for name, path in zip(STREAMS, inner, strict=True)}
+    heads, neurons = architecture.blocks[i].one(HEADS), architecture.blocks[i].one(NEURONS)
+    entry = heads.module if heads.fixed else heads.writers[0].module
+    return dict(zip(STREAMS, (entry, heads.reader, neurons.writers[0].module, neurons.reader), strict=True))
 
 
 def _hook(tallies: dict[str, Moments], name: str, stream: Stream) -> Hook:

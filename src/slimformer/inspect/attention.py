@@ -108,9 +108,7 @@ def attention_spectra(
         for visit in forward(model, architecture):
             i, matrices = visit.i, list[Tensor]()
             for stream in streams:
-                with listening(
-                    model, outputs={f"{visit.path}.{architecture.family.attention}": partial(_keep, matrices)}
-                ):
+                with listening(model, outputs={heads_of(architecture, i).module: partial(_keep, matrices)}):
                     visit.advance(stream)
             progress("attention", i + 1, architecture.n_blocks)
             if matrices:  # a block that was cut to no heads has none

@@ -31,7 +31,7 @@ class HeadFactors:
 def head_factors(model: PreTrainedModel, architecture: Architecture, i: int) -> HeadFactors:
     """The heads of block i. A norm of queries and keys is folded in as its gain; what it divides by is left out."""
     site = heads_of(architecture, i)
-    attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
+    attention: Any = model.get_submodule(site.module)
     if site.fixed:
         return HeadFactors(*(W.detach().cpu().float() for W in attention.factors()))
     q, k, v = projection_rows(model, site)

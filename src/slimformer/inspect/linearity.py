@@ -20,6 +20,7 @@ from slimformer.decompose.linear_map import RankMaps, errors_at_every_rank, redu
 from slimformer.linalg.pairs import Pairs
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture
+from slimformer.models.architecture import NEURONS
 from slimformer.models.hooks import listening
 from slimformer.models.walk import Stream, Visit, forward, real_rows, rehearse
 from slimformer.rewrite.bypass import Reading
@@ -74,8 +75,8 @@ def _explained(pairs: Pairs, maps: RankMaps) -> Tensor:
 
 def _pairs(visit: Visit, streams: Sequence[Stream]) -> Pairs:
     """Sums over what the feed-forward part of a block reads and writes; the streams go through the block."""
-    site = visit.architecture[f"blocks.{visit.i}.ffn.hidden"]
-    total = Pairs.zero(visit.architecture.hidden, site.outer)
+    site = visit.here.one(NEURONS)
+    total = Pairs.zero(site.outer, site.outer)
     for stream in streams:
         seen: dict[str, Tensor] = {}
         hooks = {name: partial(seen.__setitem__, name) for name in ("read", "written")}

@@ -60,13 +60,12 @@ class ParameterFormula:
 
 def parameter_formula(model: PreTrainedModel, architecture: Architecture) -> ParameterFormula:
     """Every parameter of `model` in one term. Matrices come from sizes, the rest is counted. Nothing is run."""
-    heads = [site for site in architecture if site.kind == "attn.heads"]
-    neurons = [site for site in architecture if site.kind == "ffn.hidden"]
+    heads, neurons = architecture.heads, architecture.neurons
     shapes = {(s.units, s.unit, s.group, s.fixed or s.writers[0].rows) for s in heads}
     alike = len(shapes) == 1 == len({s.units for s in neurons})
     biases = sum(_biases(model, site) for site in architecture)
     matrices = {kind: sum(map(_matrix_parameters, sites)) for kind, sites in (("attn", heads), ("ffn", neurons))}
-    inside = sum(p.numel() for p in model.get_submodule(architecture.blocks).parameters())
+    inside = sum(p.numel() for stack in architecture.stacks for p in model.get_submodule(stack.path).parameters())
     writers = len(neurons[0].writers)
     vocabulary, rest, tied = _outside(model, architecture)
     D, L = architecture.hidden, architecture.n_blocks
@@ -111,7 +110,7 @@ def _outside(
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} - {id(table)}
     counts = {"tables": 0, "out": 0, "norms": 0, "rest": 0}
     for name, parameter in model.named_parameters():
-        if name.startswith(architecture.blocks + ".") or parameter is table:
+        if architecture.inside(name) or parameter is table:
             continue
         norm = "norm" in name.lower() or ".ln_" in name.lower()
         here = id(parameter)

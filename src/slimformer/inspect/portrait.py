@@ -20,6 +20,7 @@ from slimformer.linalg.score_forms import ScoreForms, null_forms, score_forms
 from slimformer.linalg.symmetry import shared_basis
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture
+from slimformer.models.ranks import heads_of
 
 
 def weights_portrait(
@@ -78,7 +79,7 @@ def _streams(model: PreTrainedModel, architecture: Architecture, block: BlockAct
         forms = _forms(score_forms(factors.W_q.cpu(), factors.W_k.cpu(), T, m))
         h, rank, _ = factors.W_q.shape
         forms["null"] = _forms(null_forms(h, rank, T, m))
-        forms["distance"] = 0 if architecture.family.rotary else None
+        forms["distance"] = 0 if heads_of(architecture, block.block).attention.rotary else None
     errors = forms.get("symmetric", [])
     return {"block": block.block, "streams": spectra, "symmetry_on_data": errors, "score_forms": forms}
 

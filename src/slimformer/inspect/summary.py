@@ -8,11 +8,10 @@ from typing import Any
 
 from slimformer.inspect.parameters import parameter_formula
 from slimformer.models import Architecture
-from slimformer.models.architecture import KINDS
 from slimformer.models.load import Loaded
 from slimformer.models.norms import mlp_norms
 from slimformer.plan.cost import block_cost, full_size, kv_cache_bytes, outside_macs, site_cost
-from slimformer.plan.profile import least_cost
+from slimformer.plan.profile import Legal, Prices, least_cost
 from slimformer.rewrite.exact import Scope
 from slimformer.rewrite.lossless import offers
 
@@ -30,9 +29,11 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         Scope(dtype=loaded.dtype, multiple_of=8),
         seq_len=seq_len,
     )
-    weights_only = sum(site_cost(s, full_size(s), 0).macs for s in architecture if s.kind == "attn.heads")
+    weights_only = sum(site_cost(s, full_size(s), 0).macs for s in architecture.heads)
     params = sum(parameter.numel() for parameter in loaded.model.parameters())
-    inside = sum(p.numel() for p in loaded.model.get_submodule(architecture.blocks).parameters())
+    inside = sum(
+        p.numel() for stack in architecture.stacks for p in loaded.model.get_submodule(stack.path).parameters()
+    )
     return {
         "model": loaded.name,
         "class": type(loaded.model).__name__,
@@ -70,8 +71,7 @@ def _scale_free(loaded: Loaded, architecture: Architecture) -> dict[str, Any]:
 
 def _least(architecture: Architecture, seq_len: int, *, plain: bool) -> float | None:
     """The smallest --macs, rounded up so that asking for it works; none for plain sizes where blocks differ already."""
-    sizes = {(site.kind, site.units, site.group) for site in architecture}
-    if plain and len(sizes) > len(KINDS):
+    if plain and not architecture.blocks_alike:
         return None
-    least = least_cost(architecture, seq_len, multiple_of=8, plain=plain)
+    least = least_cost(architecture, Prices(seq_len), Legal(plain=plain))
     return math.ceil(1000 * least / block_cost(architecture, seq_len).macs) / 1000

@@ -16,7 +16,7 @@ from slimformer.inspect.heads import HeadFactors, head_factors, projection_rows
 from slimformer.linalg.spectra import product_values, singular_values
 from slimformer.linalg.symmetry import SymmetryErrors, symmetry_errors
 from slimformer.models import Architecture
-from slimformer.models.architecture import weight_of
+from slimformer.models.architecture import NEURONS, weight_of
 from slimformer.models.ranks import heads_of
 
 PIXELS = 48  # a side of a map of W_qk: a matrix of any width becomes a picture of this size
@@ -52,7 +52,7 @@ def block_weights(model: PreTrainedModel, architecture: Architecture) -> Iterato
             _neurons(matrices),
             _magnitudes(model, architecture, i, factors, matrices),
             symmetry_errors(factors.W_q, factors.W_k),
-            heads_of(architecture, i).units // max(1, heads_of(architecture, i).group),
+            heads_of(architecture, i).kv_heads,
         )
 
 
@@ -83,11 +83,10 @@ def gaussian_matrix(rows: int, columns: int) -> Float[Tensor, " k"]:
 
 
 def _feed_forward(model: PreTrainedModel, architecture: Architecture, i: int) -> dict[str, Tensor]:
-    family = architecture.family
-    names = ("up",) if len(family.ffn_in) == 1 else ("gate", "up")
-    paths = dict(zip((*names, "down"), (*family.ffn_in, family.ffn_out), strict=True))
-    block = model.get_submodule(f"{architecture.blocks}.{i}")
-    return {name: weight_of(block.get_submodule(path)).cpu().float() for name, path in paths.items()}
+    site = architecture.blocks[i].one(NEURONS)
+    paths = [*(writer.module for writer in site.writers), site.reader]
+    names = (*(("gate", "up") if site.gated else ("up",)), "down")
+    return {n: weight_of(model.get_submodule(path)).cpu().float() for n, path in zip(names, paths, strict=True)}
 
 
 def _neurons(matrices: dict[str, Tensor]) -> Tensor:

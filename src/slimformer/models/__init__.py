@@ -11,7 +11,7 @@ from slimformer.start.lazy import make_lazy
 if TYPE_CHECKING:
     from slimformer.models.architecture import Architecture as Architecture
     from slimformer.models.architecture import Site as Site
-    from slimformer.models.architecture import describe as describe
+    from slimformer.models.description import describe as describe
     from slimformer.models.families import FAMILIES as FAMILIES
     from slimformer.models.families import family_of as family_of
     from slimformer.models.family import Family as Family
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 make_lazy(
     __name__,
     {
-        **dict.fromkeys(("Architecture", "Site", "describe"), "slimformer.models.architecture"),
+        **dict.fromkeys(("Architecture", "Site"), "slimformer.models.architecture"),
+        "describe": "slimformer.models.description",
         **dict.fromkeys(("FAMILIES", "family_of"), "slimformer.models.families"),
         "Family": "slimformer.models.family",
     },

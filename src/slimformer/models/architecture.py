@@ -2,18 +2,24 @@
 
 A `Family` says once, for one kind of Hugging Face model, where things live. `describe` reads the real sizes off the
 modules of one model (not off its config: a model that was compressed before has sizes of its own in every block) and
-returns an `Architecture`, a list of `Site`s with names that are the same for every family:
+returns an `Architecture`: stacks of blocks of `Site`s, with names that are the same for every family:
 
     blocks.3.attn.heads     the heads of block 3       written by q, k, v      read by the output projection
     blocks.3.ffn.hidden     the neurons of block 3     written by up (, gate)  read by down
+
+A block has as many sites as its stack has parts, each under the name of its part. Where a model has several stacks
+their names come first, and blocks are counted in each: `decoder.blocks.3.cross.heads`. Blocks also have one number in
+the order of the walk through all stacks (`Site.block`), by which files and walks go.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +27,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from slimformer.errors import UnknownArchitecture
-from slimformer.messages.arguments import IN_MEMORY, check_arguments
 from slimformer.messages.short import Short
-from slimformer.models.families import family_of
-from slimformer.models.family import Family
+from slimformer.models.family import AttentionPart, Family, FeedForwardPart, Part, StackLayout
 
 Kind = Literal["attn.heads", "ffn.hidden", "attn.qk", "attn.vo"]
-KINDS: tuple[Kind, ...] = ("attn.heads", "ffn.hidden")  # those every block has; ranks are another way to cut heads
+HEADS: Kind = "attn.heads"
+NEURONS: Kind = "ffn.hidden"
 PART = 2**20  # numbers that are looked at together where all of a weight would be a copy too many
 
 
@@ -62,7 +67,7 @@ class Site:
 
     name: str
     kind: Kind
-    block: int
+    block: int  # the number of its block, counted through all stacks
     units: int
     unit: int
     group: int  # query heads that share one key/value head; 1 elsewhere
@@ -70,6 +75,10 @@ class Site:
     writers: tuple[Writer, ...]
     reader: str
     reader_bias: bool
+    part: Part
+    root: str = ""  # full path of its block
+    entry: str = ""  # the module that is given the stream what it writes is added to
+    norm: str = ""  # the norm it reads, where norms come before (pre-norm)
     beside: int = 0  # weights of a linear path beside the units, which stays as it is
     fixed: Fixed | None = None  # it may not shrink, and has no writers
     path_bias: bool = False  # of the linear path beside the units
@@ -77,7 +86,7 @@ class Site:
     @property
     def gated(self) -> bool:
         """Is a neuron a product of two?"""
-        return self.kind == "ffn.hidden" and len(self.writers) > 1
+        return self.kind == NEURONS and len(self.writers) > 1
 
     @property
     def path_brings_bias(self) -> bool:
@@ -90,6 +99,80 @@ class Site:
         """Coordinates at the reader."""
         return self.units * self.unit
 
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.units // max(1, self.group)
+
+    @property
+    def attention(self) -> AttentionPart:
+        """The part whose heads or ranks these are."""
+        assert isinstance(self.part, AttentionPart)
+        return self.part
+
+    @property
+    def feed_forward(self) -> FeedForwardPart:
+        """The part whose neurons these are."""
+        assert isinstance(self.part, FeedForwardPart)
+        return self.part
+
+    @property
+    def module(self) -> str:
+        """Full path of the module of its part; of the block itself where the part has none."""
+        return f"{self.root}.{self.part.module}".rstrip(".")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Its sizes by role: heads and key/value heads, or neurons."""
+        return {"heads": self.units, "kv_heads": self.kv_heads} if self.kind == HEADS else {"neurons": self.units}
+
+    def rank_name(self, rank: str) -> str:
+        """The name of the "qk" or "vo" rank of the same attention."""
+        return f"{self.name.rpartition('.')[0]}.{rank}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a stack: its parts in the order they are added to the stream."""
+
+    index: int  # counted through all stacks
+    name: str
+    path: str
+    sites: tuple[Site, ...]
+
+    @property
+    def heads(self) -> tuple[Site, ...]:
+        """The sites of its attentions."""
+        return tuple(site for site in self.sites if site.kind == HEADS)
+
+    @property
+    def neurons(self) -> tuple[Site, ...]:
+        """The sites of its feed-forward parts."""
+        return tuple(site for site in self.sites if site.kind == NEURONS)
+
+    @property
+    def ranked(self) -> Site | None:
+        """The heads that may be cut by rank, too: of the only attention, if ours can stand in for it."""
+        heads = self.heads
+        return heads[0] if len(heads) == 1 and not heads[0].fixed and heads[0].attention.ranks else None
+
+    def one(self, kind: Kind) -> Site:
+        """The only site of a kind, for methods that know one; refused where there are none or several."""
+        found = [site for site in self.sites if site.kind == kind]
+        if len(found) != 1:
+            what = "attentions" if kind == HEADS else "feed-forward parts"
+            raise UnknownArchitecture(f"{self.name} has {len(found)} {what}, and this works on blocks with one")
+        return found[0]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The blocks of one stack."""
+
+    layout: StackLayout
+    path: str  # full path to the list of blocks
+    blocks: tuple[Block, ...]
+
 
 @dataclass(frozen=True, repr=False)
 class Architecture(Short):
@@ -97,14 +180,13 @@ class Architecture(Short):
 
     family: Family
     model_type: str
-    blocks: str  # full path to the list of blocks
-    n_blocks: int
-    hidden: int
-    sites: tuple[Site, ...]
+    stacks: tuple[Stack, ...]
 
     def facts(self) -> dict[str, str]:
         """Kind, blocks and widths."""
-        sizes: dict[str, list[int]] = {kind: sorted({s.units for s in self if s.kind == kind}) for kind in KINDS}
+        sizes: dict[str, list[int]] = {
+            kind: sorted({s.units for s in self if s.kind == kind}) for kind in dict.fromkeys(s.kind for s in self)
+        }
         spans = {kind: " … ".join(str(n) for n in sorted({found[0], found[-1]})) for kind, found in sizes.items()}
         return {"": f"{self.model_type} of {self.n_blocks} blocks", "hidden size": str(self.hidden), **spans}
 
@@ -114,12 +196,67 @@ class Architecture(Short):
     def __getitem__(self, name: str) -> Site:
         return self.by_name[name]
 
-    @property
+    @cached_property
     def by_name(self) -> dict[str, Site]:
         return {site.name: site for site in self.sites}
 
-    def of_block(self, i: int) -> tuple[Site, ...]:
-        return tuple(site for site in self.sites if site.block == i)
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Those of all stacks, in the order of the walk."""
+        return tuple(block for stack in self.stacks for block in stack.blocks)
+
+    @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """Those of all blocks."""
+        return tuple(site for block in self.blocks for site in block.sites)
+
+    @property
+    def heads(self) -> list[Site]:
+        """The sites of all attentions."""
+        return [site for site in self.sites if site.kind == HEADS]
+
+    @property
+    def neurons(self) -> list[Site]:
+        """The sites of all feed-forward parts."""
+        return [site for site in self.sites if site.kind == NEURONS]
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the residual stream; of the widest where stacks differ."""
+        return max(site.outer for site in self.sites)
+
+    def layout(self, site: Site) -> StackLayout:
+        """What is said of the stack of a site."""
+        return next(stack.layout for stack in self.stacks if site.block <= stack.blocks[-1].index)
+
+    def inside(self, name: str) -> bool:
+        """Is this the name of a module or weight in a block?"""
+        return any(name.startswith(f"{stack.path}.") for stack in self.stacks)
+
+    def with_sites(self, sites: Mapping[str, Site]) -> Architecture:
+        """The same with other sites under their names."""
+        stacks = (
+            replace(s, blocks=tuple(replace(b, sites=tuple(sites.get(x.name, x) for x in b.sites)) for b in s.blocks))
+            for s in self.stacks
+        )
+        return replace(self, stacks=tuple(stacks))
+
+    @property
+    def blocks_alike(self) -> bool:
+        """Have all blocks of a stack the same sizes?"""
+        found = {(self.layout(site).name, site.part.name, site.units, site.group) for site in self}
+        return len(found) == sum(len(stack.layout.parts) for stack in self.stacks)
+
+
+def block_of(site: str) -> tuple[str, int]:
+    """The stack the name of a site begins with ("" in models of one) and the number of its block there; −1 for what is
+    no such name."""
+    found = re.match(r"(?:(\w+)\.)?blocks\.(\d+)\.", site, re.ASCII)
+    return (found[1] or "", int(found[2])) if found else ("", -1)
 
 
 def out_in(module: nn.Module) -> tuple[int, int]:
@@ -153,119 +290,6 @@ def reads_windows(model: PreTrainedModel, family: Family) -> bool:
 def reads_examples(model: PreTrainedModel, family: Family) -> bool:
     """Is a row one example to the model? To a masked language model, as to a decoder, text is running text."""
     return not reads_windows(model, family) and (is_bare(model) or model.get_output_embeddings() is None)
-
-
-def ffn_entry(model: PreTrainedModel, family: Family) -> str:
-    """The module of a block that is given the stream the feed-forward part will be added to."""
-    return family.ffn_norm if family.ffn_norm and is_pre_norm(model, family) else family.ffn_in[0]
-
-
-def is_pre_norm(model: PreTrainedModel, family: Family) -> bool:
-    """Is the stream itself normed only before it is read, never after it was added to? OPT comes both ways."""
-    return family.norms_after is None or (family.ffn_norm is not None and bool(model.config.do_layer_norm_before))
-
-
-@check_arguments(model=IN_MEMORY)
-def describe(model: PreTrainedModel) -> Architecture:
-    """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
-    family = family_of(model.config)
-    path = base_path(model) + family.blocks
-    try:
-        blocks = model.get_submodule(path)
-        sites = [site for i, block in enumerate(blocks.children()) for site in _sites(family, f"{path}.{i}", i, block)]
-    except AttributeError as error:  # code of somebody else under a known model_type
-        raise UnknownArchitecture(
-            f"{type(model).__name__}: its modules are not those of the {family.name} family ({error})"
-        ) from error
-    if not sites:
-        raise UnknownArchitecture(
-            f"{type(model).__name__}: there is no block under {path!r}, so there is nothing to shrink"
-        )
-    return Architecture(family, model.config.model_type, path, len(sites) // 2, sites[0].outer, tuple(sites))
-
-
-def _sites(family: Family, path: str, i: int, block: nn.Module) -> tuple[Site, Site]:
-    return _heads(family, path, i, block), _neurons(family, path, i, block)
-
-
-def _heads(family: Family, path: str, i: int, block: nn.Module) -> Site:
-    attention: Any = block.get_submodule(family.attention)
-    if getattr(attention, "fixed", ""):
-        return _fixed_heads(family, path, i, attention)
-    qk, vo = _ranks(family, block)
-    reader = block.get_submodule(family.attn_out)
-    outer = out_in(reader)[0]
-    units, kv_units = _head_counts(family, block, qk + vo)
-    group = units // kv_units if kv_units else 1
-    roles = [(family.query, qk, 1), (family.key, qk, group), (family.value, vo, group)]
-    writers = tuple(
-        Writer(
-            f"{path}.{name}",
-            width,
-            has_bias(block.get_submodule(name)),
-            shared,
-            part if family.fused else 0,
-            3 if family.fused else 1,
-        )
-        for part, (name, width, shared) in enumerate(roles)
-    )
-    return Site(
-        f"blocks.{i}.attn.heads", "attn.heads", i, units, max(1, vo), group, outer,
-        writers, f"{path}.{family.attn_out}", has_bias(reader),
-    )  # fmt: skip
-
-
-def _fixed_heads(family: Family, path: str, i: int, attention: Any) -> Site:
-    """Heads that cannot be cut, because the form of the attention has no rows and columns for each."""
-    params = sum(parameter.numel() for parameter in attention.parameters())
-    return Site(
-        f"blocks.{i}.attn.heads", "attn.heads", i, attention.num_attention_heads, attention.head_dim, 1,
-        attention.config.hidden_size, (), f"{path}.{family.attn_out}", False,
-        fixed=Fixed(attention.macs, params, attention.fixed),
-    )  # fmt: skip
-
-
-def dense_head_dim(family: Family, block: nn.Module) -> int:
-    """The width of one head of the model as it was trained, whatever ranks were cut to since."""
-    attention: Any = block.get_submodule(family.attention)
-    return int(attention.head_dim) if hasattr(attention, "ranks") else _attribute(block, family.head_dim)
-
-
-def _ranks(family: Family, block: nn.Module) -> tuple[int, int]:
-    """Width of one query or key, and of one value."""
-    attention = block.get_submodule(family.attention)
-    ranks = getattr(attention, "ranks", None)  # of nn.ragged.RankAttention, be it the package's or a checkpoint's own
-    return (ranks["qk"], ranks["vo"]) if ranks else (dense_head_dim(family, block),) * 2
-
-
-def _head_counts(family: Family, block: nn.Module, widths: int) -> tuple[int, int]:
-    """Query heads and key/value heads, from the sizes of the matrices; `widths` is that of a key and a value."""
-    if widths == 0:  # a head without values is none
-        return 0, 0
-    rows = [out_in(block.get_submodule(name))[0] for name in (family.query, family.key, family.value)]
-    columns = out_in(block.get_submodule(family.attn_out))[1]
-    if family.fused:
-        units = (rows[0] + columns) // (2 * widths)
-        return units, units
-    return (rows[0] + columns) // widths, (rows[1] + rows[2]) // widths
-
-
-def _neurons(family: Family, path: str, i: int, block: nn.Module) -> Site:
-    reader = block.get_submodule(family.ffn_out)
-    outer, units = out_in(reader)
-    writers = tuple(Writer(f"{path}.{name}", 1, has_bias(block.get_submodule(name))) for name in family.ffn_in)
-    beside = list(getattr(block.get_submodule(family.ffn), "bypass", ()))
-    weights = sum(weight_of(layer).numel() for layer in beside)
-    return Site(
-        f"blocks.{i}.ffn.hidden", "ffn.hidden", i, units, 1, 1, outer,
-        writers, f"{path}.{family.ffn_out}", has_bias(reader), weights,
-        path_bias=any(has_bias(layer) for layer in beside),
-    )  # fmt: skip
-
-
-def _attribute(module: nn.Module, path: str) -> int:
-    *parents, name = path.split(".")
-    return int(getattr(module.get_submodule(".".join(parents)), name))
 
 
 def weight_of(module: nn.Module) -> Tensor:

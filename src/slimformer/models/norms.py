@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.errors import ScaleMatters
-from slimformer.models.architecture import Architecture, is_pre_norm
+from slimformer.models.architecture import Architecture, base_path
+from slimformer.models.description import is_pre_norm
+from slimformer.models.families import family_of
 
 
 @dataclass(frozen=True)
@@ -36,19 +38,21 @@ class Affine:
 
 def mlp_norms(model: PreTrainedModel, architecture: Architecture, i: int) -> MLPNorms:
     """The norm that the feed-forward part of block i reads, and the one that reads the sum with it, if there is one."""
-    family, block = architecture.family, f"{architecture.blocks}.{i}."
-    if family.ffn_norm is None and family.norms_after is None:
-        return MLPNorms(None, None, f"nobody has said which norms stand around the feed-forward parts of {family.name}")
-    if is_pre_norm(model, family):
-        assert family.ffn_norm is not None
+    block = architecture.blocks[i]
+    if len(block.neurons) != 1:
+        return MLPNorms(None, None, f"{block.name} has {len(block.neurons)} feed-forward parts")
+    (site,) = block.neurons
+    before = block.sites[block.sites.index(site) - 1].part
+    if site.part.norm is None and site.part.norm_after is None:
+        name = architecture.family.name
+        return MLPNorms(None, None, f"nobody has said which norms stand around the feed-forward parts of {name}")
+    if is_pre_norm(model, site.part):
         reason = (
             f"{architecture.model_type} norms before it reads (pre-norm): what its feed-forward parts write is added "
             "to a stream that keeps its scale, so a map that is right up to a factor is wrong"
         )
-        return MLPNorms(block + family.ffn_norm, None, reason)
-    assert family.norms_after is not None
-    before, after = family.norms_after
-    return MLPNorms(block + before, block + after, "")
+        return MLPNorms(site.norm, None, reason)
+    return MLPNorms(f"{site.root}.{before.norm_after}", f"{site.root}.{site.part.norm_after}", "")
 
 
 def require_scale_free(model: PreTrainedModel, architecture: Architecture, i: int) -> str:
@@ -57,6 +61,15 @@ def require_scale_free(model: PreTrainedModel, architecture: Architecture, i: in
     if found.after is None:
         raise ScaleMatters(f"no scale-free map for block {i}: {found.reason}")
     return found.after
+
+
+def final_norm(model: PreTrainedModel) -> Any:
+    """The norm after the last block; none where the family, or this checkpoint of it, has none."""
+    path = family_of(model.config).stacks[-1].final_norm
+    try:
+        return model.get_submodule(base_path(model) + path) if path else None
+    except AttributeError:
+        return None
 
 
 def affine_of(norm: Any) -> Affine:

@@ -9,54 +9,59 @@ takes one way or the other for every block. One unit is one rank of *all* heads 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from transformers import PreTrainedModel
 
-from slimformer.models.architecture import Architecture, Site, Writer
+from slimformer.models.architecture import HEADS, Architecture, Site, Writer
 
 
 def rank_sites(model: PreTrainedModel, architecture: Architecture) -> tuple[Site, ...]:
     """The ranks that may be cut, block by block. A norm of queries and keys needs all of their coordinates.
 
-    Blocks that were cut by rank before are left to their heads.
+    Blocks that were cut by rank before are left to their heads, and so are those with several attentions.
     """
     found: list[Site] = []
-    for i in range(architecture.n_blocks):
-        heads = heads_of(architecture, i)
-        attention = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
-        if hasattr(attention, "ranks") or heads.fixed:
+    for block in architecture.blocks:
+        heads = block.ranked
+        attention = model.get_submodule(heads.module) if heads else None
+        if heads is None or hasattr(attention, "ranks"):
             continue
         if not hasattr(attention, "q_norm"):
-            found.append(scores_site(heads, rotary=architecture.family.rotary))
+            found.append(scores_site(heads))
         found.append(values_site(heads))
     return tuple(found)
 
 
 def heads_of(architecture: Architecture, i: int) -> Site:
-    """The site of block i that is cut by whole heads."""
-    return next(site for site in architecture.of_block(i) if site.kind == "attn.heads")
+    """The one site of block i that is cut by whole heads."""
+    return architecture.blocks[i].one(HEADS)
 
 
-def scores_site(heads: Site, *, rotary: bool) -> Site:
-    """Queries and keys of the block of `heads`, rank by rank or plane by plane."""
+def scores_site(heads: Site) -> Site:
+    """Queries and keys of `heads`, rank by rank or plane by plane."""
     query, key, _ = heads.writers
-    pair = 2 if rotary else 1
-    kv_heads = heads.units // max(1, heads.group)
+    pair = 2 if heads.attention.rotary else 1
     writers = (
         Writer(query.module, pair * heads.units, query.bias, part=query.part, parts=query.parts),
-        Writer(key.module, pair * kv_heads, key.bias, part=key.part, parts=key.parts),
+        Writer(key.module, pair * heads.kv_heads, key.bias, part=key.part, parts=key.parts),
     )
-    return Site(
-        f"blocks.{heads.block}.attn.qk", "attn.qk", heads.block, query.rows // pair, pair * heads.units, 1, heads.outer,
-        writers, "", False,
+    return replace(
+        heads, name=heads.rank_name("qk"), kind="attn.qk", units=query.rows // pair, unit=pair * heads.units, group=1,
+        writers=writers, reader="", reader_bias=False,
     )  # fmt: skip
 
 
 def values_site(heads: Site) -> Site:
-    """Values of the block of `heads`, rank by rank."""
+    """Values of `heads`, rank by rank."""
     value = heads.writers[2]
-    kv_heads = heads.units // max(1, heads.group)
-    writer = Writer(value.module, kv_heads, value.bias, part=value.part, parts=value.parts)
-    return Site(
-        f"blocks.{heads.block}.attn.vo", "attn.vo", heads.block, value.rows, heads.units, 1, heads.outer,
-        (writer,), heads.reader, heads.reader_bias,
-    )  # fmt: skip
+    writer = Writer(value.module, heads.kv_heads, value.bias, part=value.part, parts=value.parts)
+    return replace(
+        heads,
+        name=heads.rank_name("vo"),
+        kind="attn.vo",
+        units=value.rows,
+        unit=heads.units,
+        group=1,
+        writers=(writer,),
+    )

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from slimformer.errors import ModelBroken
+from slimformer.errors import ModelBroken, UnknownArchitecture
 from slimformer.messages.words import option
-from slimformer.models.architecture import Architecture, describe, fingerprint, parts
+from slimformer.models.architecture import Architecture, fingerprint, parts
 from slimformer.models.class_choice import require_place_for_all, unexpected
+from slimformer.models.description import describe
 from slimformer.models.load import Loaded, find_model, require_usable
 from slimformer.models.opening import Opening, opening_facts, say
 from slimformer.models.read import reason
@@ -43,11 +44,12 @@ class Skeleton:
     def outside(self) -> list[str]:
         """The names of what is not in a block, each tensor once."""
         tied = self.loaded.model.all_tied_weights_keys
-        return [n for n in self.weights.files if not n.startswith(f"{self.architecture.blocks}.") and n not in tied]
+        return [n for n in self.weights.files if not self.architecture.inside(n) and n not in tied]
 
     def inside(self, i: int) -> list[str]:
         """The names of what is in block i."""
-        return [name for name in self.weights.files if name.startswith(f"{self.architecture.blocks}.{i}.")]
+        path = self.architecture.blocks[i].path
+        return [name for name in self.weights.files if name.startswith(f"{path}.")]
 
     def read_outside(self) -> Skeleton:
         """Let what is outside the blocks be there. Cost: reading it."""
@@ -121,7 +123,12 @@ def sketch(name: str | Path, opening: Opening = Opening()) -> Skeleton:  # noqa:
     loaded = Loaded(
         place.name, model, found.processor, place.folder, found.dtype, place.folder, facts, tuple(notes)
     )  # fmt: skip
-    return Skeleton(loaded, describe(model), weights, opening.dtype or torch.float32)
+    architecture = describe(model)
+    if len(architecture.stacks) > 1:
+        raise UnknownArchitecture(
+            f"{place.name}: models of several stacks of blocks are not walked on disk yet; leave {option('memory')} out"
+        )
+    return Skeleton(loaded, architecture, weights, opening.dtype or torch.float32)
 
 
 def _make_buffers(model: Any) -> None:
@@ -175,7 +182,7 @@ def put(model: nn.Module, name: str, tensor: Tensor) -> None:
 
 def release(model: PreTrainedModel, architecture: Architecture, i: int) -> None:
     """Let block i have shapes only."""
-    for module in model.get_submodule(f"{architecture.blocks}.{i}").modules():
+    for module in model.get_submodule(architecture.blocks[i].path).modules():
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
                 empty = torch.empty_like(parameter, device="meta")

@@ -9,7 +9,9 @@ weights and states live; in memory it has nothing to do.
             visit.advance(stream)
 
 To know how the model calls its blocks (masks, rotary angles, positions), it is rehearsed once per batch with every
-block replaced by an echo that notes its arguments. No forward pass is copied, so none can go stale.
+block replaced by an echo that notes its arguments. No forward pass is copied, so none can go stale. Where a model has
+several stacks, it is rehearsed again at the start of each, the stacks before it answering with the states they ended
+in: so a decoder hears of its encoder what it would have heard.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from slimformer.models.architecture import Architecture, Site
+from slimformer.models.architecture import Architecture, Block, Site
 from slimformer.models.batch import Batch
 from slimformer.models.hooks import answering, nudged
 from slimformer.models.residence import IN_MEMORY, Residence
@@ -42,6 +44,8 @@ class Stream:
     split: Split = ""
     name: str = ""  # one of its own for every batch of every split
     before: int = 0  # sequences of its split that come before it
+    batch: Batch | None = None  # of which it is; needed where there are several stacks
+    ends: tuple[Tensor, ...] = ()  # the states in which stacks have ended
 
     def fork(self, name: str) -> Stream:
         """Another stream of the same batch that starts where this one is now."""
@@ -77,9 +81,14 @@ class Visit:
     residence: Residence = IN_MEMORY
 
     @property
+    def here(self) -> Block:
+        """What is known of the block."""
+        return self.architecture.blocks[self.i]
+
+    @property
     def path(self) -> str:
         """The name of the block."""
-        return f"{self.architecture.blocks}.{self.i}"
+        return self.here.path
 
     @property
     def block(self) -> nn.Module:
@@ -87,11 +96,32 @@ class Visit:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        return self.architecture.of_block(self.i)
+        return self.here.sites
 
     def run(self, stream: Stream) -> Tensor:
-        """The state after the block; the stream stays where it is."""
+        """The state after the block; the stream stays before it."""
+        self.enter(stream)
         return through(self.block, stream.state, stream.calls[self.i])
+
+    def enter(self, stream: Stream) -> None:
+        """Where another stack begins, let a stream go from the end of the one before to the start of this one."""
+        stacks = self.architecture.stacks
+        n = next(n for n, stack in enumerate(stacks) if self.i <= stack.blocks[-1].index)
+        if n == len(stream.ends):
+            return
+        assert stream.batch is not None
+        stream.ends = (*stream.ends, stream.state)
+        blocks = [self.model.get_submodule(block.path) for block in self.architecture.blocks]
+        ended, left = blocks[: self.i], blocks[self.i :]
+        ends = {id(blocks[b.index]): end for s, end in zip(stacks, stream.ends, strict=False) for b in s.blocks}
+        states: list[Tensor] = []
+        calls: list[dict[str, Any]] = []
+        answers = answering(ended, lambda block: lambda *_args, **_kwargs: ends[id(block)])
+        with answers, _echoing(left, states, calls):
+            self.model.base_model(**stream.batch.inputs, **plain_call(self.architecture))
+        stream.state = self.residence.keep(f"{stream.name}.start.{n}", states[0])
+        stream.calls = [*stream.calls[: self.i], *calls]
+        stream.rows = _rows(stream.batch, states[0])
 
     def advance(self, stream: Stream) -> None:
         """Let a stream through the block."""
@@ -132,7 +162,7 @@ def rehearse(
     residence: Residence = IN_MEMORY,
 ) -> Iterator[Stream]:  # fmt: skip
     """For every batch the state before block 0 and the keyword arguments of every block, without running the blocks."""
-    blocks = list(model.get_submodule(architecture.blocks).children())
+    blocks = [model.get_submodule(block.path) for block in architecture.blocks]
     before = 0
     for n, batch in enumerate(batches):
         here = batch.to(model.device)
@@ -140,10 +170,17 @@ def rehearse(
         calls: list[dict[str, Any]] = []
         with _echoing(blocks, states, calls):
             model.base_model(**here.inputs, **plain_call(architecture))
-        rows = None if here.mask is None or bool(here.mask.all()) else here.mask  # nothing to pick where all are real
         name = f"{split}-{n:05d}"
-        yield Stream(residence.keep(f"{name}.start", states[0]), calls, rows, split, name, before)
+        state = residence.keep(f"{name}.start", states[0])
+        own = here if len(architecture.stacks) > 1 else None
+        yield Stream(state, calls, _rows(here, state), split, name, before, own)
         before += len(next(iter(here.inputs.values())))
+
+
+def _rows(batch: Batch, state: Tensor) -> Tensor | None:
+    """Which positions of a stream are real; nothing to pick where all are, or where it is not the masked text."""
+    mask = batch.mask
+    return None if mask is None or bool(mask.all()) or (mask.shape != state.shape[:2]) else mask
 
 
 def plain_call(architecture: Architecture) -> dict[str, Any]:
@@ -182,8 +219,10 @@ def record(
 ) -> list[Trail]:  # fmt: skip
     """The states of every batch before every block and after the last, kept under this name.
 
-    Cost: one forward pass; memory tokens × hidden size × blocks.
+    For models of one stack: a way back leads from each block to the one before. Cost: one forward pass; memory tokens ×
+    hidden size × blocks.
     """
+    assert len(architecture.stacks) == 1
     here = [batch.to(model.device) for batch in batches]
     streams = rehearse(model, architecture, here, name, residence)
     trails = [Trail(batch, stream, [stream.state]) for batch, stream in zip(here, streams, strict=True)]
@@ -202,7 +241,8 @@ def ending_in(
 ) -> Iterator[None]:
     """Let the model give, for each of these batches, the outputs that belong to its state after the last block.
 
-    No block runs, so none need be in memory. Batches are told by their tensors: they must be the ones given here.
+    No block runs, so none need be in memory. Batches are told by their tensors: they must be the ones given here. Of
+    several stacks the last gives the outputs; the others hand back what they are given.
     """
     known = {_key(next(iter(batch.inputs.values()))): state for batch, state in states}
     running: list[Tensor] = []
@@ -215,8 +255,11 @@ def ending_in(
         module.register_forward_pre_hook(note, with_kwargs=True) for module in {model, model.base_model}
     ]
     try:
-        blocks = list(model.get_submodule(architecture.blocks).children())
-        with answering(blocks, lambda _block: lambda _hidden_states, *_args, **_kwargs: running[0]):
+        *others, last = ([model.get_submodule(block.path) for block in stack.blocks] for stack in architecture.stacks)
+        with (
+            answering(last, lambda _block: lambda _hidden_states, *_args, **_kwargs: running[0]),
+            _echoing([block for stack in others for block in stack], [], []),
+        ):
             yield
     finally:
         for handle in handles:

@@ -34,7 +34,7 @@ from transformers.masking_utils import (
 from slimformer.decompose.sequence_stream import Grouping, Memory, stream_attention, whole_attention
 from slimformer.errors import CannotGroup
 from slimformer.models import FAMILIES
-from slimformer.models.family import Family
+from slimformer.models.family import AttentionPart, Family
 from slimformer.nn.grouped_cache import GroupedLayer, grouped_cache, memory_of
 from slimformer.nn.projected_keys import FIXED, ProjectedKeys
 
@@ -42,6 +42,7 @@ NAME = "slimformer_groups"
 FIELD = "slimformer_attention"
 FORMAT = 1
 OBSERVED = "slimformer_observed"
+Given = tuple[Tensor, Tensor, Tensor]  # queries, keys and values
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def install(model: PreTrainedModel) -> None:
     if not modules:
         return
     model.config._attn_implementation = NAME
-    owner: Any = model.base_model.get_submodule(family.blocks.rpartition(".")[0])
+    owner: Any = model.base_model.get_submodule(family.stacks[0].blocks.rpartition(".")[0])
     if family.causal and not hasattr(owner, "cache_of_groups"):
         owner.register_forward_pre_hook(_with_own_cache, with_kwargs=True)
         owner.cache_of_groups = True
@@ -153,10 +154,16 @@ def grouping_of(table: dict[str, Any], layer: int) -> Grouping | None:
 def attention_modules(model: PreTrainedModel, family: Family) -> list[nn.Module]:
     """The attention of every block; none of a model that is still being built."""
     try:
-        blocks = model.base_model.get_submodule(family.blocks)
+        stacks = [(stack, model.base_model.get_submodule(stack.blocks)) for stack in family.stacks]
     except AttributeError:
         return []
-    return [block.get_submodule(family.attention) for block in blocks.children()]
+    return [
+        block.get_submodule(part.module)
+        for stack, blocks in stacks
+        for block in blocks.children()
+        for part in stack.parts
+        if isinstance(part, AttentionPart)
+    ]
 
 
 def grouped_attention_forward(
@@ -171,12 +178,12 @@ def grouped_attention_forward(
     if layer is not None and unusual:
         raise ValueError("a cache of groups knows padding only; for another mask call with use_cache=False")
     if how is None or unusual or (layer is None and key.shape[2] != query.shape[2]):
-        return _exact(module, query, key, value, attention_mask, causal, scale, dropout), None
+        return _exact(module, (query, key, value), attention_mask, scale, dropout), None
     real = _real(attention_mask, key)
     if causal:
-        return _streamed(query, key, value, real, layer, how, scale).transpose(1, 2), None
+        return _streamed((query, key, value), real, layer, how, scale).transpose(1, 2), None
     if key.shape[2] <= how.k and how.kind not in FIXED:
-        return _exact(module, query, key, value, attention_mask, causal, scale, dropout), None
+        return _exact(module, (query, key, value), attention_mask, scale, dropout), None
     projected: ProjectedKeys | None = getattr(module, "projected", None)
     if projected is not None:
         return projected.attend(query, key, value, real, scale=scale).transpose(1, 2), None
@@ -186,7 +193,7 @@ def grouped_attention_forward(
 def approximated(module: Any, seen: Seen, how: Grouping) -> Tensor:
     """What this attention would give over groups, or over its projected keys, in place of `seen.exact`."""
     if seen.causal:
-        return _streamed(seen.query, seen.key, seen.value, seen.real, None, how, seen.scale)
+        return _streamed((seen.query, seen.key, seen.value), seen.real, None, how, seen.scale)
     projected: ProjectedKeys | None = getattr(module, "projected", None)
     if projected is not None:
         return projected.attend(seen.query, seen.key, seen.value, seen.real, scale=seen.scale)
@@ -209,7 +216,7 @@ def _observed_attention_forward(
 ) -> tuple[Tensor, None]:  # fmt: skip
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     causal = bool(getattr(module, "is_causal", False))
-    exact = _exact(module, query, key, value, attention_mask, causal, scale, dropout)
+    exact = _exact(module, (query, key, value), attention_mask, scale, dropout)
     module.observer(Seen(query, key, value, _real(attention_mask, key), scale, causal, exact.transpose(1, 2)))
     return exact, None
 
@@ -238,12 +245,10 @@ def _real(mask: Tensor | None, key: Tensor) -> Tensor:
     return torch.ones(len(key), n, dtype=torch.bool, device=key.device) if mask is None else mask[:, -n:].bool()
 
 
-def _streamed(
-    query: Tensor, key: Tensor, value: Tensor, real: Tensor, layer: GroupedLayer | None, how: Grouping, scale: float
-) -> Tensor:
+def _streamed(given: Given, real: Tensor, layer: GroupedLayer | None, how: Grouping, scale: float) -> Tensor:
     before = layer.memory if layer is not None else None
-    dtype = value.dtype
-    query, key, value = _wide(query, key, value)
+    dtype = given[2].dtype
+    query, key, value = _wide(*given)
     memory = Memory.empty(key, value) if before is None else before
     out, memory = stream_attention(query, key, value, real, memory, how, scale=scale)
     if layer is not None:
@@ -251,11 +256,9 @@ def _streamed(
     return out.to(dtype)
 
 
-def _exact(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
-    dropout: float,
-) -> Tensor:  # fmt: skip
-    m, n = query.shape[2], key.shape[2]
+def _exact(module: nn.Module, given: Given, mask: Tensor | None, scale: float, dropout: float) -> Tensor:
+    query, key, value = given
+    m, n, causal = query.shape[2], key.shape[2], bool(getattr(module, "is_causal", False))
     if mask is not None and mask.ndim == 2:
         mask = mask[:, None, None, -n:].bool()
     if causal and m > 1 and (m != n or mask is not None) and (mask is None or mask.shape[2] == 1):

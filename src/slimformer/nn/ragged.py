@@ -13,6 +13,7 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
     ranks       block → qk, vo, planes: queries and keys of width qk, values of width vo, rotary planes kept
     bare        block → modules that have lost their bias
     bypass      path and width of feed-forward parts, block → rank of the linear path beside them, blocks with a bias
+    stacks      such tables, each with the `sizes` of its blocks, where keys of the config cannot tell all sizes apart
 
 `resize` brings the blocks to these shapes before the weights are read. No stock forward pass is touched; a block with
 ranks gets an attention of its own, `RankAttention`, because stock ones know one width for queries, keys and values.
@@ -26,6 +27,7 @@ import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 CODE = "modeling_slimformer.py"
-FORMAT = 5  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
+FORMAT = 6  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
 Planes = Sequence[int] | Sequence[Sequence[int]]
 Attended = tuple[Tensor, Tensor | None]  # what attention gives, and its weights where they are known
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
@@ -46,27 +48,25 @@ _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", 
 
 def resize(model: PreTrainedModel) -> None:
     """Give every block of `model` the sizes its config states. Doing it twice changes nothing."""
-    table = getattr(model.config, "slimformer", None)
-    if not table:
+    if not (table := getattr(model.config, "slimformer", None)):
         return
     if table["format"] > FORMAT:
         raise ValueError(f"the checkpoint has format {table['format']}, known is {FORMAT}: a newer slimformer wrote it")
+    stacks = table.get("stacks", [table])
     try:
-        blocks = model.base_model.get_submodule(table["blocks"])
+        lists = [model.base_model.get_submodule(stack["blocks"]) for stack in stacks]
     except AttributeError:  # a part of a model that is still being built: its owner will come by
         return
-    beside = table.get("bypass", {"ranks": {}})
-    for i, block in enumerate(blocks.children()):
-        for path in table.get("bare", {}).get(str(i), ()):
-            block.get_submodule(path).register_parameter("bias", None)
-        _resize_block(block, table, model.config.per_layer_config[i], table.get("ranks", {}).get(str(i)))
-        if str(i) in beside["ranks"]:
-            sizes = {"width": beside["width"], "rank": beside["ranks"][str(i)], "bias": i in beside.get("bias", ())}
-            put_bypass(block, beside["path"], **sizes)
+    for stack, blocks in zip(stacks, lists, strict=True):
+        own = [SimpleNamespace(**sizes) for sizes in stack.get("sizes", ())]
+        for i, block in enumerate(blocks.children()):
+            _resize_block(block, stack, i, (own or model.config.per_layer_config)[i])
 
 
-def _resize_block(block: nn.Module, table: dict[str, Any], sizes: Any, rank: dict[str, Any] | None) -> None:
-    parts = table.get("attention", {})
+def _resize_block(block: nn.Module, table: dict[str, Any], i: int, sizes: Any) -> None:
+    for path in table.get("bare", {}).get(str(i), ()):
+        block.get_submodule(path).register_parameter("bias", None)
+    parts, rank = table.get("attention", {}), table.get("ranks", {}).get(str(i))
     heads, kv_heads = (getattr(sizes, parts[key]) if rank else 0 for key in ("heads", "kv_heads"))
     widths = rank_widths(parts, heads, kv_heads, rank["qk"], rank["vo"]) if rank else {}
     for path, axis, key, factor in table["axes"]:
@@ -74,10 +74,12 @@ def _resize_block(block: nn.Module, table: dict[str, Any], sizes: Any, rank: dic
         if path in widths or size is not None:  # None is how GPT-2 says "four times the hidden size": nothing was cut
             _resize_axis(block, path, axis, widths[path] if path in widths else factor * size)
     if rank:
-        put_ranks(block, parts, heads=heads, kv_heads=kv_heads, **rank)
-        return
-    for path, factor, times, over in table["attributes"]:
+        put_ranks(block, parts, rank, heads=heads, kv_heads=kv_heads)
+    for path, factor, times, over in () if rank else table["attributes"]:
         _set(block, path, factor * getattr(sizes, times) // (max(1, getattr(sizes, over)) if over else 1))
+    beside = table.get("bypass", {"ranks": {}})
+    if (r := beside["ranks"].get(str(i))) is not None:
+        put_bypass(block, beside["path"], width=beside["width"], rank=r, bias=i in beside.get("bias", ()))
 
 
 def rank_widths(parts: dict[str, Any], heads: int, kv_heads: int, qk: int, vo: int) -> dict[str, int]:
@@ -127,13 +129,11 @@ def _bypassed(stock: Any) -> type[nn.Module]:
     return type(stock.__name__, (stock,), {"forward": forward, "__module__": __name__, **_pickled(_bypassed, stock)})
 
 
-def put_ranks(
-    block: nn.Module, parts: dict[str, Any], *, heads: int, kv_heads: int, qk: int, vo: int, planes: Planes | None
-) -> None:
-    """Let the attention of `block` have these ranks. Its matrices are left to whoever calls."""
+def put_ranks(block: nn.Module, parts: dict[str, Any], ranks: dict[str, Any], *, heads: int, kv_heads: int) -> None:
+    """Let the attention of `block` have these ranks (qk, vo, planes). Its matrices are left to whoever calls."""
     old: Any = block.get_submodule(parts["path"])
     new = old if hasattr(old, "set_ranks") else _standing_in_for(type(old))(old, parts)  # type: ignore[arg-type]
-    new.set_ranks(heads=heads, kv_heads=kv_heads, qk=qk, vo=vo, planes=planes)
+    new.set_ranks(heads=heads, kv_heads=kv_heads, **ranks)
     _set(block, parts["path"], new)
 
 

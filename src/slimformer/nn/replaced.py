@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from slimformer.decompose.linear_map import AffineMap, RankMaps
 from slimformer.decompose.sphere import Features
 from slimformer.models import Architecture
+from slimformer.models.architecture import NEURONS
 
 
 class SphereMLP(nn.Module):
@@ -61,7 +62,8 @@ def low_rank_mlp(maps: RankMaps, r: int) -> nn.Sequential:
 
 def put_mlp(model: PreTrainedModel, architecture: Architecture, i: int, module: nn.Module) -> None:
     """Let `module` stand for the feed-forward part of block i, in place. The norms and the sum around it stay."""
-    family, block = architecture.family, model.get_submodule(f"{architecture.blocks}.{i}")
-    for name in family.mlp_inert:
+    site = architecture.blocks[i].one(NEURONS)
+    part, block = site.feed_forward, model.get_submodule(site.root)
+    for name in part.mlp_inert:
         block.set_submodule(name, nn.Identity())
-    block.set_submodule(family.mlp, module.to(model.device, model.dtype))
+    block.set_submodule(part.mlp, module.to(model.device, model.dtype))

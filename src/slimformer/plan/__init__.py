@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from slimformer.plan.plan import Plan as Plan
     from slimformer.plan.planning import NEAR_ENOUGH as NEAR_ENOUGH
     from slimformer.plan.planning import Choices as Choices
+    from slimformer.plan.planning import Terms as Terms
     from slimformer.plan.planning import allocate as allocate
     from slimformer.plan.planning import check_budget as check_budget
     from slimformer.plan.planning import choices as choices
     from slimformer.plan.planning import ffn_of as ffn_of
+    from slimformer.plan.planning import legal_sizes_of as legal_sizes_of
 
 make_lazy(
     __name__,
@@ -28,7 +30,8 @@ make_lazy(
         "Budget": "slimformer.plan.budget",
         **dict.fromkeys(("Edit", "Plan"), "slimformer.plan.plan"),
         **dict.fromkeys(
-            ("NEAR_ENOUGH", "Choices", "allocate", "check_budget", "choices", "ffn_of"), "slimformer.plan.planning"
+            ("NEAR_ENOUGH", "Choices", "Terms", "allocate", "check_budget", "choices", "ffn_of", "legal_sizes_of"),
+            "slimformer.plan.planning",
         ),
     },
 )

@@ -72,22 +72,32 @@ def greedy(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
 
 
 def plain(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
-    """Least total harm among sizes that are the same in every block."""
-    heads, neurons = by_kind(ladders)
-    costs = [sum(each) for each in zip(*(ladder.cost for ladder in neurons), strict=True)]
-    harms = [sum(each) for each in zip(*(ladder.harm for ladder in neurons), strict=True)]
+    """Least total harm among sizes that are the same wherever the config has one key for them: in every block."""
+    *others, last = _by_key(ladders)
+    costs = [sum(each) for each in zip(*(ladder.cost for ladder in last), strict=True)]
+    harms = [sum(each) for each in zip(*(ladder.harm for ladder in last), strict=True)]
     best: tuple[float, Sizes] | None = None
-    for i in range(len(heads[0].sizes)):
-        left = budget - sum(ladder.cost[i] for ladder in heads)
+    for rungs in itertools.product(*(range(len(group[0].sizes)) for group in others)):
+        at = [(ladder, i) for group, i in zip(others, rungs, strict=True) for ladder in group]
+        left = budget - sum(ladder.cost[i] for ladder, i in at)
         fits = [j for j, cost in enumerate(costs) if cost <= left]
         if not fits:
             continue
         j = min(fits, key=lambda j: (harms[j], -j))  # paths: more may be more harm
-        harm = sum(ladder.harm[i] for ladder in heads) + harms[j]
+        harm = sum(ladder.harm[i] for ladder, i in at) + harms[j]
         if best is None or harm < best[0]:
-            best = harm, _sizes([*heads, *neurons], [i] * len(heads) + [j] * len(neurons))
+            at += [(ladder, j) for ladder in last]
+            best = harm, {ladder.site.name: ladder.sizes[i] for ladder, i in at}
     assert best is not None, "the smallest sizes were checked against the budget"
     return best[1]
+
+
+def _by_key(ladders: Sequence[Ladder]) -> list[list[Ladder]]:
+    """Ladders that must take the same size, heads before neurons."""
+    groups: dict[tuple[str, ...], list[Ladder]] = {}
+    for ladder in itertools.chain(*by_kind(ladders)):
+        groups.setdefault(tuple(ladder.site.part.keys.values()), []).append(ladder)
+    return list(groups.values())
 
 
 def top_up(ladders: Sequence[Ladder], sizes: Sizes, budget: int) -> Sizes:

@@ -89,8 +89,8 @@ def block_cost(architecture: Architecture, seq_len: int, sizes: Mapping[str, Siz
     total = Cost(0, 0)
     for site in architecture:
         ways = [site]
-        if site.kind == "attn.heads" and {f"blocks.{site.block}.attn.{rank}" for rank in ("qk", "vo")} & sizes.keys():
-            ways = [scores_site(site, rotary=architecture.family.rotary), values_site(site)]
+        if site.kind == "attn.heads" and {site.rank_name(rank) for rank in ("qk", "vo")} & sizes.keys():
+            ways = [scores_site(site), values_site(site)]
         for way in ways:
             total = total + site_cost(way, sizes.get(way.name, full_size(way)), seq_len)
     return total
@@ -106,13 +106,11 @@ def kv_cache_bytes(
     A block without any ranks keeps one number per position, by which the cache knows its length. Encoders keep nothing.
     A sliding window caps what is kept; here it is not.
     """
-    if not architecture.family.causal:
-        return 0
     sizes = sizes or {}
     numbers = 0
-    for site in architecture:
-        if site.kind == "attn.heads":
-            ranks = scores_site(site, rotary=architecture.family.rotary), values_site(site)
+    for site in architecture.heads:
+        if architecture.layout(site).causal:
+            ranks = scores_site(site), values_site(site)
             kept = sum(
                 writer.rows * sizes.get(rank.name, full_size(rank)).units // max(1, rank.units)
                 for writer, rank in zip(site.writers[1:], ranks, strict=True)
@@ -128,7 +126,7 @@ def outside_macs(model: PreTrainedModel, architecture: Architecture, seq_len: in
     """
     macs = 0.0
     for name, module in model.named_modules():
-        if name.startswith(architecture.blocks + "."):
+        if architecture.inside(name):
             continue
         once = _once_per_sequence(model, name, causal=architecture.family.causal)
         if isinstance(module, nn.Conv2d):

@@ -18,6 +18,7 @@ from slimformer.errors import PlanDoesNotFit
 from slimformer.models import Site
 from slimformer.plan.cost import Size
 from slimformer.plan.curves import path_name
+from slimformer.plan.fitting import Fitting
 
 Rung = tuple[int, float, Size]  # price, harm, size
 
@@ -33,16 +34,16 @@ def path_curves(joint: Joint, order: Sequence[int], *, ridge: float) -> dict[str
     return {path_name(joint.name, rank): curve for rank, curve in found.items()}
 
 
-def joint_of(site: Site, W: Tensor, block: BlockMoments, *, absorb_mean: bool, metric: str) -> Joint:
+def joint_of(site: Site, W: Tensor, block: BlockMoments, how: Fitting) -> Joint:
     """A feed-forward part as `decompose.bypass` sees it."""
     if not block.joint:
         raise PlanDoesNotFit(
             f"the statistics hold no moments of {site.name} together with its input, which a linear path is fitted on; "
             "run `slimformer calibrate --paths` again"
         )
-    root = block.metric.get(site.name) if metric == "fisher" else None
+    root = block.metric.get(site.name) if how.metric == "fisher" else None
     fit, held = (block.joint[split] for split in ("fit", "select"))
-    return Joint(site.name, W.cpu(), fit, held, (site.reader_bias or site.path_brings_bias) and absorb_mean, root)
+    return Joint(site.name, W.cpu(), fit, held, (site.reader_bias or site.path_brings_bias) and how.absorb_mean, root)
 
 
 def path_sizes(site: Site, *, ffn: str, multiple_of: int, plain: bool) -> tuple[Size, ...]:

@@ -139,9 +139,8 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
 
 def rank_sites_of(architecture: Architecture) -> dict[str, Site]:
     """Ranks of attention a plan may name, by name."""
-    heads = [site for site in architecture if site.kind == "attn.heads" and not site.fixed]
-    rotary = architecture.family.rotary
-    return {site.name: site for head in heads for site in (scores_site(head, rotary=rotary), values_site(head))}
+    heads = [block.ranked for block in architecture.blocks if block.ranked]
+    return {site.name: site for head in heads for site in (scores_site(head), values_site(head))}
 
 
 def _check_rank(edit: Edit, site: Site) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach, RankTooHigh
 from slimformer.messages.words import option
 from slimformer.models import Architecture, Site
-from slimformer.models.architecture import KINDS
 from slimformer.plan.allocate import Sizes, by_kind, even, greedy, plain, require_reachable, uniform
 from slimformer.plan.asked import require_format
 from slimformer.plan.budget import Budget
@@ -17,7 +16,7 @@ from slimformer.plan.choice import greedy_ways
 from slimformer.plan.cost import Size, full_size
 from slimformer.plan.curves import too_few_tokens, without_groups
 from slimformer.plan.plan import Edit, Plan, kept_fractions
-from slimformer.plan.profile import Ladder, ladders, least_cost
+from slimformer.plan.profile import Ladder, Legal, Prices, ladders, least_cost
 from slimformer.plan.ranks import rank_ways
 from slimformer.plan.settings import CutSettings
 from slimformer.plan.stat import stat_bert, stat_opt
@@ -33,39 +32,30 @@ ALLOCATIONS: dict[str, Callable[..., Sizes]] = {
 NEAR_ENOUGH = 0.05  # of the dense price: further below its budget no plan is made for want of tokens
 
 
-def allocate(
-    architecture: Architecture,
-    curves: Mapping[str, Curve],
-    *,
-    budget: Budget,
-    seq_len: int,
-    settings: CutSettings,
-    weights: Mapping[str, float],
-    format: str = "ragged",
-    fingerprint: str = "",
-    ranks: Sequence[Site] = (),
-) -> Plan:
-    """The plan that keeps within a budget, met from below. Cost: milliseconds, no model, no data.
+@dataclass(frozen=True)
+class Terms:
+    """What a plan is asked for. `weights` turn the error of a site into harm at the outputs; `ranks` are the sites by
+    which attention may be cut in place of its heads, if the settings allow it."""
 
-    `ranks` are the sites by which attention may be cut in place of its heads, if the recipe allows it.
+    budget: Budget
+    settings: CutSettings
+    seq_len: int
+    weights: Mapping[str, float] = field(default_factory=dict)
+    format: str = "ragged"
+    ranks: Sequence[Site] = ()
 
-    `weights` turn the error of a site into harm at the outputs: the sum of both is what the plan is expected to do.
+
+def allocate(architecture: Architecture, curves: Mapping[str, Curve], terms: Terms, *, fingerprint: str = "") -> Plan:
+    """The plan that keeps within a budget, met from below: of least harm at the outputs, summed over sites.
+
+    Cost: milliseconds, no model, no data.
     """
-    if settings.ffn == "best" and not any(
-        "+" in name for name in curves
-    ):  # so the minimum that is named can be reached
+    budget, settings, seq_len = terms.budget, terms.settings, terms.seq_len
+    if settings.ffn == "best" and not any("+" in name for name in curves):  # so the minimum named can be reached
         settings = settings.model_copy(update={"ffn": "neurons"})
-    limit = check_budget(architecture, budget, seq_len=seq_len, settings=settings, format=format)
-    found = choices(
-        architecture,
-        curves,
-        budget=budget,
-        seq_len=seq_len,
-        settings=settings,
-        weights=weights,
-        format=format,
-        ranks=ranks,
-    )
+        terms = replace(terms, settings=settings)
+    limit = check_budget(architecture, budget, seq_len=seq_len, settings=settings, format=terms.format)
+    found = choices(architecture, curves, terms)
     few = too_few_tokens(architecture, curves)
     if few and found.least > limit:
         raise _unfit(budget, found.least / budget.dense(architecture, seq_len))
@@ -74,13 +64,13 @@ def allocate(
         sizes = greedy_ways(found.fixed, found.parts, budget=limit)
     else:
         sizes = ALLOCATIONS[found.allocation](found.fixed, budget=limit)
-    sizes, edits = _edits(architecture, ranks, curves, sizes)
+    sizes, edits = _edits(architecture, terms.ranks, curves, sizes)
     if few:
         _require_near(architecture, sizes, budget, seq_len, limit)
     kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
     return Plan(
         recipe=settings.name, budget=budget.fraction, by=budget.by, macs=kept_macs, params=kept_params,
-        seq_len=seq_len, format=format, ridge=settings.ridge, absorb_mean=settings.absorb_mean,
+        seq_len=seq_len, format=terms.format, ridge=settings.ridge, absorb_mean=settings.absorb_mean,
         fingerprint=fingerprint, edits=edits, metric=settings.metric,
     )  # fmt: skip
 
@@ -117,33 +107,23 @@ class Choices:
         )
 
 
-def choices(
-    architecture: Architecture,
-    curves: Mapping[str, Curve],
-    *,
-    budget: Budget,
-    seq_len: int,
-    settings: CutSettings,
-    weights: Mapping[str, float],
-    format: str = "ragged",
-    ranks: Sequence[Site] = (),
-) -> Choices:
+def choices(architecture: Architecture, curves: Mapping[str, Curve], terms: Terms) -> Choices:
     """Sizes, prices and harms of every site, in the words of `allocate`."""
-    allocation = _allocation(settings, architecture, format)
-    rungs = ladders(
-        architecture, without_groups(curves) if allocation.startswith("stat") else curves, seq_len=seq_len,
-        weights=weights, multiple_of=settings.multiple_of,
-        plain=format == "plain", allow_empty=settings.allow_empty, price=budget.price,
-        ffn=ffn_of(settings, budget, architecture, format),
-    )  # fmt: skip
-    if not _by_rank(settings, budget, format) or not ranks:
+    budget, settings = terms.budget, terms.settings
+    allocation = _allocation(settings, architecture, terms.format)
+    prices = Prices(terms.seq_len, terms.weights, budget.price)
+    some = without_groups(curves) if allocation.startswith("stat") else curves
+    rungs = ladders(architecture, some, prices, legal_sizes_of(settings, budget, architecture, terms.format))
+    if not _by_rank(settings, budget, terms.format) or not terms.ranks:
         return Choices(allocation, rungs, [])
     heads, neurons = by_kind(rungs)
-    parts = rank_ways(
-        architecture, heads, ranks, curves, attention=settings.attention, seq_len=seq_len, weights=weights,
-        price=budget.price,
-    )  # fmt: skip
-    return Choices("greedy", neurons, parts)
+    return Choices("greedy", neurons, rank_ways(heads, terms.ranks, curves, prices, attention=settings.attention))
+
+
+def legal_sizes_of(settings: CutSettings, budget: Budget | None, architecture: Architecture, format: str) -> Legal:
+    """Which sizes settings and format allow."""
+    ffn = ffn_of(settings, budget, architecture, format)
+    return Legal(settings.multiple_of, format == "plain", settings.allow_empty, ffn)
 
 
 def _by_rank(settings: CutSettings, budget: Budget, format: str) -> bool:
@@ -208,14 +188,12 @@ def check_budget(
     require_format(format)
     _by_rank(settings, budget, format)
     is_plain = format == "plain"
-    if is_plain and len({(site.kind, site.units, site.group) for site in architecture}) > len(KINDS):
+    if is_plain and not architecture.blocks_alike:
         raise BudgetOutOfReach(
             f"the blocks of this model differ in size already, so plain sizes are out; use {option('format', 'ragged')}"
         )
-    least = least_cost(
-        architecture, seq_len, multiple_of=settings.multiple_of, plain=is_plain, allow_empty=settings.allow_empty,
-        price=budget.price, ffn=ffn_of(settings, budget, architecture, format),
-    )  # fmt: skip
+    legal = legal_sizes_of(settings, budget, architecture, format)
+    least = least_cost(architecture, Prices(seq_len, price=budget.price), legal)
     return require_reachable(budget, budget.dense(architecture, seq_len), least, plain=is_plain)
 
 

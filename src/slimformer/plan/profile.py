@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -13,12 +12,41 @@ from slimformer.decompose import Curve, Width, method
 from slimformer.decompose.groups import group_curves, group_sizes, queries_each
 from slimformer.decompose.reduction import legal_sizes
 from slimformer.linalg.moments import Moments
-from slimformer.models import Architecture, Family, Site
+from slimformer.models import Architecture, Site
 from slimformer.plan.cost import Size, site_cost
 from slimformer.plan.curves import curve_of, error_left, group_name, group_names
 from slimformer.plan.ffn import Rung, envelope, path_sizes
 
 Price = Callable[[Site, Size, int], int]  # of a site at a size and a sequence length
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What sizes cost at a sequence length, MACs where nothing else is said, and what an error at each site counts
+    for."""
+
+    seq_len: int
+    weights: Mapping[str, float] = field(default_factory=dict)
+    price: Price | None = None
+
+    def of(self, site: Site, size: Size) -> int:
+        """The price of a site at a size."""
+        return (self.price or _macs)(site, size, self.seq_len)
+
+    def weight(self, site: Site) -> float:
+        """What turns the error of a site into harm to the whole."""
+        return self.weights.get(site.name, 1.0)
+
+
+@dataclass(frozen=True)
+class Legal:
+    """Which sizes sites may take: neurons in multiples, sizes a stock config can say, parts without neurons, and how
+    feed-forward parts may be cut (`CutSettings.ffn`)."""
+
+    multiple_of: int = 8
+    plain: bool = False
+    allow_empty: bool = False
+    ffn: str = "neurons"
 
 
 @dataclass(frozen=True)
@@ -64,35 +92,23 @@ def site_width(site: Site, W: Tensor, moments: Mapping[str, Moments], *, absorb_
     return Width(site.name, W.cpu(), fit, moments.get("select", fit), site.unit, site.group, bias)
 
 
-def ladders(
-    architecture: Architecture,
-    curves: Mapping[str, Curve],
-    *,
-    seq_len: int,
-    weights: Mapping[str, float],
-    multiple_of: int,
-    plain: bool,
-    allow_empty: bool = False,
-    price: Price | None = None,
-    ffn: str = "neurons",
-) -> list[Ladder]:
-    """Legal sizes of every site. `weights` turn a site's error into harm to the whole; they come as data.
+def ladders(architecture: Architecture, curves: Mapping[str, Curve], prices: Prices, legal: Legal) -> list[Ladder]:
+    """Legal sizes of every site, with their price and their harm to the whole.
 
-    Where `ffn` allows a linear path beside neurons, every price has the size of least harm.
+    Where a linear path beside neurons is allowed, every price has the size of least harm.
     """
     out = []
     for site in architecture:
-        legal = site_sizes(architecture, site, multiple_of=multiple_of, plain=plain, allow_empty=allow_empty, ffn=ffn)
-        weight = weights.get(site.name, 1.0)
+        weight = prices.weight(site)
         rungs = [
-            ((price or _macs)(site, size, seq_len), error_left(curves, site.name, size) * weight, size)
-            for size in legal
+            (prices.of(site, size), error_left(curves, site.name, size) * weight, size)
+            for size in site_sizes(architecture, site, legal)
             if curve_of(curves, site.name, size) is not None
         ]
         if group_names(site) & curves.keys():
-            rungs = _by_price(rungs, plain=plain)
+            rungs = _by_price(rungs, plain=legal.plain)
         if any(size.rank for _, _, size in rungs):
-            rungs = envelope(rungs, plain=plain)
+            rungs = envelope(rungs, plain=legal.plain)
         cost, harm, sizes = zip(*rungs, strict=True)
         out.append(Ladder(site, sizes, rising(cost), harm, curves[site.name]))
     return out
@@ -123,26 +139,16 @@ def _macs(site: Site, size: Size, seq_len: int) -> int:
     return site_cost(site, size, seq_len).macs
 
 
-def site_sizes(
-    architecture: Architecture,
-    site: Site,
-    *,
-    multiple_of: int,
-    plain: bool,
-    allow_empty: bool = False,
-    ffn: str = "neurons",
-) -> tuple[Size, ...]:
+def site_sizes(architecture: Architecture, site: Site, legal: Legal) -> tuple[Size, ...]:
     """Sizes a site may take, ascending; then those with a linear path beside neurons.
 
     Heads: first those that keep all key/value heads or one query for each, then those that lose some whole.
     """
-    paths = path_sizes(site, ffn=ffn, multiple_of=multiple_of, plain=plain)
+    paths = path_sizes(site, ffn=legal.ffn, multiple_of=legal.multiple_of, plain=legal.plain)
     alone = tuple(
-        Size(units, groups)
-        for units, groups in head_sizes(site)
-        if _legal(site, units, architecture, multiple_of, plain, allow_empty)
+        Size(units, groups) for units, groups in head_sizes(site) if _is_legal(architecture, site, units, legal)
     )
-    return (*(alone[-1:] if paths and ffn != "best" else alone), *paths)
+    return (*(alone[-1:] if paths and legal.ffn != "best" else alone), *paths)
 
 
 def head_sizes(site: Site) -> list[tuple[int, int]]:
@@ -152,38 +158,24 @@ def head_sizes(site: Site) -> list[tuple[int, int]]:
     return [size for chain in chains for size in zip(*chain, strict=True)]
 
 
-def least_cost(
-    architecture: Architecture,
-    seq_len: int,
-    *,
-    multiple_of: int,
-    plain: bool,
-    allow_empty: bool = False,
-    price: Price | None = None,
-    ffn: str = "neurons",
-) -> int:
+def least_cost(architecture: Architecture, prices: Prices, legal: Legal) -> int:
     """The price of all blocks when every site has its smallest legal size: known before any data are read."""
-    how: dict[str, Any] = {"multiple_of": multiple_of, "plain": plain, "allow_empty": allow_empty, "ffn": ffn}
-    return sum(
-        min((price or _macs)(site, size, seq_len) for size in site_sizes(architecture, site, **how))
-        for site in architecture
-    )
+    return sum(min(prices.of(site, size) for size in site_sizes(architecture, site, legal)) for site in architecture)
 
 
-def _legal(site: Site, size: int, architecture: Architecture, multiple_of: int, plain: bool, allow_empty: bool) -> bool:
-    if size == site.units:
+def _is_legal(architecture: Architecture, site: Site, units: int, legal: Legal) -> bool:
+    if units == site.units:
         return True
     if site.fixed:
         return False
-    if size == 0:  # stock attention cannot run without heads, nor GPT-2's Conv1D without inputs
-        return allow_empty and not plain and site.kind == "ffn.hidden" and not architecture.family.fused
-    if site.kind == "ffn.hidden":
-        return size % min(multiple_of, site.units) == 0 if site.units > multiple_of else True
-    return not plain or _plain_heads(architecture.family, architecture, size)
+    if site.kind == "attn.heads":  # stock attention cannot run without heads
+        return units > 0 and (not legal.plain or _plain_heads(architecture, site, units))
+    if units == 0:
+        return legal.allow_empty and not legal.plain and site.feed_forward.may_be_empty
+    return units % min(legal.multiple_of, site.units) == 0 if site.units > legal.multiple_of else True
 
 
-def _plain_heads(family: Family, architecture: Architecture, heads: int) -> bool:
+def _plain_heads(architecture: Architecture, site: Site, heads: int) -> bool:
     """Can the stock config of this model say "that many heads of the old width"?"""
-    if not family.plain_heads:
-        return False
-    return architecture.model_type not in family.divides_hidden or architecture.hidden % heads == 0
+    part = site.attention
+    return part.plain_heads and (architecture.model_type not in part.divides_hidden or site.outer % heads == 0)

@@ -34,9 +34,10 @@ Step = tuple[float, int, int]  # score, index of the ladder, units kept when it 
 def stat_bert(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
     """STAT's allocation for encoders: square-root depth weights."""
     heads, neurons = by_kind(ladders)
-    depth = [1 + math.sqrt(len(heads) - l + 1) for l in range(len(heads))]
+    last = max(ladder.site.block for ladder in ladders)
+    of_heads, of_neurons = ([1 + math.sqrt(last + 2 - l.site.block) for l in each] for each in (heads, neurons))
     even = [1.0] * len(neurons)
-    return _thresholds(ladders, budget, _head_steps(heads, depth), _neuron_steps(neurons, depth), even)
+    return _thresholds(ladders, budget, _head_steps(heads, of_heads), _neuron_steps(neurons, of_neurons), even)
 
 
 def stat_opt(ladders: Sequence[Ladder], *, budget: int) -> Sizes:

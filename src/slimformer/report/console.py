@@ -134,16 +134,15 @@ def kept_table(sites: Sequence[dict[str, Any]]) -> Table:
     table = number_table("kept in each block", "block", "heads", "kv heads", *rank_columns, "neurons")
     for i in sorted({site["block"] for site in sites}):
         heads, neurons = (
-            next(s for s in sites if s["block"] == i and s["kind"] == k) for k in ("attn.heads", "ffn.hidden")
+            [s for s in sites if s["block"] == i and s["kind"] == k] for k in ("attn.heads", "ffn.hidden")
         )
-        ranks = [f"{heads[rank]}/{heads['of_rank']}" if rank in heads else "" for rank in ("qk", "vo")]
-        table.add_row(
-            str(i),
-            f"{heads['keep']}/{heads['of']}",
-            f"{heads['groups']}/{heads['of_groups']}",
-            *(ranks if ranked else ()),
-            f"{neurons['keep']}/{neurons['of']}" + (f" + rank {neurons['path']}" if neurons.get("path") else ""),
-        )
+        cells = [
+            [f"{s['keep']}/{s['of']}" for s in heads],
+            [f"{s['groups']}/{s['of_groups']}" for s in heads],
+            *([f"{s[rank]}/{s['of_rank']}" if rank in s else "" for s in heads] for rank in ("qk", "vo") if ranked),
+            [f"{s['keep']}/{s['of']}" + (f" + rank {s['path']}" if s.get("path") else "") for s in neurons],
+        ]
+        table.add_row(str(i), *(", ".join(cell) for cell in cells))
     return table
 
 

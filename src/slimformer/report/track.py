@@ -141,13 +141,14 @@ def _numbers(report: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def _by_block(report: Mapping[str, Any]) -> list[dict[str, float]]:
     """Units kept, and error before and after the refinement, of every block."""
     blocks: dict[int, dict[str, float]] = {}
+    places = {site["site"]: site["block"] for site in report.get("sites", [])}
+    units = {name: ".".join(name.split(".")[-2:]) for name in places}  # without stack and block
     for site in report.get("sites", []):
-        blocks.setdefault(site["block"], {})[f"kept/{site['kind']}"] = site["keep"]
+        blocks.setdefault(site["block"], {})[f"kept/{units[site['site']]}"] = site["keep"]
     for each in report.get("correction", []):
-        match = re.fullmatch(r"blocks\.(\d+)\.(.+)", each["site"])
-        if match and int(match[1]) in blocks:
+        if each["site"] in places:
             parts = [part for part in ("before", "after") if each[part] is not None]
-            blocks[int(match[1])] |= {f"error/{match[2]}/{part}": each[part] for part in parts}
+            blocks[places[each["site"]]] |= {f"error/{units[each['site']]}/{part}": each[part] for part in parts}
     return [blocks[i] for i in sorted(blocks)]
 
 

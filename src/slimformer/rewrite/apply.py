@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -14,32 +14,18 @@ from slimformer.decompose import Curve, Selection, select
 from slimformer.decompose.bypass import bypass
 from slimformer.models import Site, describe
 from slimformer.models.architecture import weight_of
-from slimformer.models.ranks import heads_of
 from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.models.walk import Visit, forward
 from slimformer.plan import Edit, Plan
 from slimformer.plan.curves import order_of
 from slimformer.plan.ffn import joint_of
+from slimformer.plan.fitting import Fitting
 from slimformer.plan.profile import site_width
 from slimformer.plan.ranks import attention_of
 from slimformer.rewrite import surgery
 from slimformer.rewrite.bypass import put_path
 from slimformer.rewrite.ranks import reduce_ranks
 from slimformer.rewrite.sizes import keep_attributes_true, state_sizes
-
-
-class Fitting(Protocol):
-    """How readers are refitted: said by a plan, and by the settings of a cut."""
-
-    @property
-    def ridge(self) -> float: ...
-
-    @property
-    def absorb_mean(self) -> bool: ...
-
-    @property
-    def metric(self) -> str: ...
-
 
 How = TypeVar("How", bound=Fitting, covariant=True)
 
@@ -76,8 +62,8 @@ def apply(
             home.settle(visit.i)
         residence.finish("apply", None)
         progress(visit.i)
-    keep_attributes_true(small, architecture)
-    state_sizes(small, architecture, plan.format)
+    keep_attributes_true(small)
+    state_sizes(small, plan.format)
     return small
 
 
@@ -86,36 +72,35 @@ def cut_block(small: Visit, dense: Visit, cut: Cut[Plan]) -> None:
     plan = cut.how
     edits = {edit.site: edit for edit in plan.edits}
     sites = [site for site in dense.sites if edits[site.name].keep < site.units]
-    by_rank = f"blocks.{dense.i}.attn.vo" in edits
+    by_rank = [site for site in dense.sites if site.rank_name("vo") in edits]
     block = cut.moments(dense.i) if sites or by_rank else None
-    if block is not None and by_rank:
-        cut_by_rank(small, edits, cut, block)
+    for site in by_rank:
+        assert block is not None
+        cut_by_rank(small.model, site, edits, cut, block)
     for site in sites:
         assert block is not None
         W = weight_of(dense.model.get_submodule(site.reader))
         edit = edits[site.name]
         order = order_of(cut.curves, site.name, plan.sizes[site.name])
         if edit.rank:
-            joint = joint_of(site, W, block, absorb_mean=plan.absorb_mean, metric=plan.metric)
+            joint = joint_of(site, W, block, plan)
             path = bypass(joint, order, edit.keep, edit.rank, ridge=plan.ridge)
-            put_path(small.model, small.architecture, site, path)
+            put_path(small.model, site, path)
             continue
         width = site_width(site, W, block.sites[site.name], absorb_mean=plan.absorb_mean)
         cut_site(small.model, site, edit, order, select(width, order, edit.keep, ridge=plan.ridge))
 
 
-def cut_by_rank(visit: Visit, edits: Mapping[str, Edit], cut: Cut[Fitting], block: BlockMoments) -> None:
-    """Cut the attention of a block to the ranks the edits say, in place. The architecture is that before the cut."""
-    i, how = visit.i, cut.how
-    W_o = weight_of(visit.model.get_submodule(heads_of(visit.architecture, i).reader))
-    attention = attention_of(
-        visit.architecture, i, W_o, block, ridge=how.ridge, absorb_mean=how.absorb_mean, metric=how.metric
-    )
-    vo = edits[f"blocks.{i}.attn.vo"]
+def cut_by_rank(
+    model: PreTrainedModel, heads: Site, edits: Mapping[str, Edit], cut: Cut[Fitting], block: BlockMoments
+) -> None:
+    """Cut an attention to the ranks the edits say, in place. `heads` are those before the cut."""
+    attention = attention_of(heads, weight_of(model.get_submodule(heads.reader)), block, cut.how)
+    vo = edits[heads.rank_name("vo")]
     values = attention.values(vo.keep) if vo.keep < vo.of else None
-    qk = edits.get(f"blocks.{i}.attn.qk")
+    qk = edits.get(heads.rank_name("qk"))
     scores = attention.scores(cut.curves[qk.site].order, qk.keep) if qk is not None and qk.keep < qk.of else None
-    reduce_ranks(visit.model, visit.architecture, i, scores=scores, values=values)
+    reduce_ranks(model, heads, scores=scores, values=values)
 
 
 def cut_site(model: PreTrainedModel, site: Site, edit: Edit, order: tuple[int, ...], selection: Selection) -> None:
@@ -130,7 +115,7 @@ def cut_site(model: PreTrainedModel, site: Site, edit: Edit, order: tuple[int, .
 
 def keep_planes(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
     """Of rotary planes that every key/value head has its own of, those of the heads that stay."""
-    attention: Any = model.get_submodule(site.writers[0].module.rpartition(".")[0])
+    attention: Any = model.get_submodule(site.module)
     planes = getattr(attention, "planes", None)
     if planes and isinstance(planes[0], list):
         attention.planes = [planes[group] for group in sorted({unit // site.group for unit in kept})]

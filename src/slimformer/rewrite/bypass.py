@@ -18,7 +18,7 @@ from transformers.activations import ACT2FN
 
 from slimformer.decompose.bypass import Bypass, on_path
 from slimformer.linalg.moments import Moments
-from slimformer.models import Architecture, Site
+from slimformer.models import Site
 from slimformer.models.architecture import weight_of
 from slimformer.nn.ragged import put_bypass
 from slimformer.rewrite import surgery
@@ -36,7 +36,7 @@ def is_linear_apart(activation: str) -> bool:
 
 
 @torch.no_grad()
-def put_path(model: PreTrainedModel, architecture: Architecture, site: Site, found: Bypass) -> None:
+def put_path(model: PreTrainedModel, site: Site, found: Bypass) -> None:
     """Let the feed-forward part of a block keep the neurons of `found` and a linear path beside them."""
     reader = model.get_submodule(site.reader)
     bias = getattr(reader, "bias", None)
@@ -48,8 +48,13 @@ def put_path(model: PreTrainedModel, architecture: Architecture, site: Site, fou
         surgery.write(reader, torch.cat([found.N, found.B, -found.B], 1), b)
         return
     surgery.write(reader, found.N, b)
-    block = model.get_submodule(f"{architecture.blocks}.{site.block}")
-    put_bypass(block, architecture.family.ffn, width=site.outer, rank=len(found.A), bias=site.path_brings_bias)
+    put_bypass(
+        model.get_submodule(site.root),
+        site.part.module,
+        width=site.outer,
+        rank=len(found.A),
+        bias=site.path_brings_bias,
+    )
     path = model.get_submodule(_path(site))
     matrices = [found.A, found.B] if len(list(path.children())) == 2 else [found.B @ found.A]
     for layer, W in zip(path.children(), matrices, strict=True):

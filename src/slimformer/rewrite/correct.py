@@ -24,7 +24,7 @@ from slimformer.decompose.sequential import sequential_change
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.residuals import Residuals
 from slimformer.models import Site, describe
-from slimformer.models.architecture import ffn_entry, weight_of
+from slimformer.models.architecture import weight_of
 from slimformer.models.hooks import Hook, listening
 from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.models.walk import Stream, Visit, forward, real_rows, rehearse
@@ -160,22 +160,19 @@ def correct_readers(small: Visit, dense: Visit, cut: Cut[Plan], pairs: Sequence[
 
 def _targets(dense: Visit, stream: Stream) -> dict[str, Target]:
     """Let a stream through a block of the teacher and note what its sublayers did."""
-    attention, ffn = dense.sites
-    seen = {"before": stream.state}
+    before, after = dict[str, Tensor](), dict[str, Tensor]()
     with listening(
         dense.model,
-        inputs={f"{dense.path}.{ffn_entry(dense.model, dense.architecture.family)}": _note(seen, "stream")},
-        outputs={attention.reader: _note(seen, "attention"), Reading(ffn).exit: _note(seen, "ffn")},
+        inputs={site.entry: _note(before, site.name) for site in dense.sites},
+        outputs={Reading(site).exit: _note(after, site.name) for site in dense.sites},
     ):
         dense.advance(stream)
-    rows = {
-        name: dense.residence.keep(f"{stream.name}.target.{name}", real_rows(X, stream.rows))
-        for name, X in seen.items()
-    }
-    return {
-        attention.name: Target(rows["before"], rows["attention"]),
-        ffn.name: Target(rows["stream"], rows["ffn"]),
-    }
+
+    def rows(seen: Mapping[str, Tensor], site: Site, what: str) -> Tensor:
+        name = f"{stream.name}.target.{site.part.name}.{what}"
+        return dense.residence.keep(name, real_rows(seen[site.name], stream.rows))
+
+    return {site.name: Target(rows(before, site, "before"), rows(after, site, "after")) for site in dense.sites}
 
 
 class _Seen(Exception):
@@ -184,10 +181,8 @@ class _Seen(Exception):
 
 def _compare(small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Sequence[Target]) -> dict[str, Residuals]:
     """What is missing in the student after the sublayer of a site, by split."""
-    is_ffn = reading.site.kind == "ffn.hidden"
-    entry = f"{small.path}.{ffn_entry(small.model, small.architecture.family)}" if is_ffn else small.path
     found: dict[str, Residuals] = {}
-    places = {"stream": entry, **reading.heard_at(small.model)}
+    places = {"stream": reading.site.entry, **reading.heard_at(small.model)}
     for pair, target in zip(pairs, targets, strict=True):
         seen: dict[str, Tensor] = {}
         with (
@@ -220,14 +215,10 @@ def _kept(dense: Visit, site: Site, block: BlockMoments, cut: Cut[Plan]) -> Mome
     """Moments, in the dense model, of the features the small one keeps: selected coordinates, or values turned."""
     plan, moments = cut.how, block.sites[site.name]["fit"]
     sizes = plan.sizes
-    rank = sizes[values].units if (values := f"blocks.{site.block}.attn.vo") in sizes else site.unit
+    rank = sizes[values].units if (values := site.rank_name("vo")) in sizes else site.unit
     if site.kind == "attn.heads" and rank < site.unit:
         W_o = weight_of(dense.model.get_submodule(site.reader))
-        attention = attention_of(
-            dense.architecture, site.block, W_o, block,
-            ridge=plan.ridge, absorb_mean=plan.absorb_mean, metric=plan.metric,
-        )  # fmt: skip
-        return on_values(moments, attention.values(rank).S, group=site.group)
+        return on_values(moments, attention_of(site, W_o, block, plan).values(rank).S, group=site.group)
     size = sizes[site.name]
     J = coordinates(sorted(order_of(cut.curves, site.name, size)[: size.units]), site.unit)
     return Moments(moments.count, moments.sum[J], moments.gram[J][:, J])

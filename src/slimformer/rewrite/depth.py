@@ -28,9 +28,9 @@ def drop_blocks(model: PreTrainedModel, architecture: Architecture, gone: Collec
     """Drop blocks in place, and say so in the config. Those left are numbered anew: so they find keys and values."""
     if getattr(model.config, "slimformer", None):
         raise PlanDoesNotFit("blocks of this model have sizes of their own; drop blocks of the dense model first")
-    path, _, name = architecture.blocks.rpartition(".")
-    kept = [block for i, block in enumerate(model.get_submodule(architecture.blocks).children()) if i not in gone]
-    setattr(model.get_submodule(path), name, nn.ModuleList(kept))
+    (stack,) = architecture.stacks
+    kept = [model.get_submodule(block.path) for block in stack.blocks if block.index not in gone]
+    model.set_submodule(stack.path, nn.ModuleList(kept))
     for i, block in enumerate(kept):
         for module in block.modules():
             if hasattr(module, "layer_idx"):

@@ -63,34 +63,34 @@ def silent(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> 
 
 def value_ranks(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
     """Values of the rank W_o W_v has, the highest among the heads of a block; none where no head writes anything."""
-    for site in attentions(architecture):
+    for site in attentions(architecture, ranks=True):
         if not site.units or not site.writers[2].rows:
             continue
         R, W = shortest(_output(model, site), _augmented(model, site, 2), rtol=scope.rtol)
         if W.shape[1] < site.writers[2].rows:
             yield Change(
                 _ranked(site, vo=W.shape[1]),
-                lambda site=site, R=R, W=W: _write_values(model, architecture, site, R, W),  # type: ignore[misc]
+                lambda site=site, R=R, W=W: _write_values(model, site, R, W),  # type: ignore[misc]
             )
 
 
 def score_ranks(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
     """Queries and keys of the rank their form has; with rotary positions planes that are zero in all heads go."""
-    for site in attentions(architecture):
+    for site in attentions(architecture, ranks=True):
         old = site.writers[0].rows if site.units else 0
-        if old and architecture.family.rotary:
+        if old and site.attention.rotary:
             rows = _live_planes(_augmented(model, site, 0), _augmented(model, site, 1))
             if rows.shape[1] < old:
                 yield Change(
                     _ranked(site, qk=rows.shape[1]),
-                    lambda site=site, rows=rows: cut_ranks(model, describe(model), site.block, rows_qk=rows),  # type: ignore[misc]
+                    lambda site=site, rows=rows: cut_ranks(model, describe(model)[site.name], rows_qk=rows),  # type: ignore[misc]
                 )
         elif old and not scope.half:
             Q, K = shortest(_augmented(model, site, 0), _augmented(model, site, 1), rtol=scope.rtol)
             if K.shape[1] < old:
                 yield Change(
                     _ranked(site, qk=K.shape[1]),
-                    lambda site=site, Q=Q, K=K: _write_scores(model, architecture, site, Q, K),  # type: ignore[misc]
+                    lambda site=site, Q=Q, K=K: _write_scores(model, site, Q, K),  # type: ignore[misc]
                 )
 
 
@@ -203,20 +203,20 @@ def _live_planes(Q: Tensor, K: Tensor) -> Tensor:
     return torch.stack([rotary_rows(each.sort().values.tolist(), width) for each in order])
 
 
-def _write_values(model: PreTrainedModel, architecture: Architecture, site: Site, R: Tensor, W: Tensor) -> None:
+def _write_values(model: PreTrainedModel, site: Site, R: Tensor, W: Tensor) -> None:
     reader: Any = model.get_submodule(site.reader)
     if not W.shape[1]:
-        cut_ranks(model, describe(model), site.block, rows_v=torch.empty(0, dtype=torch.long))
+        cut_ranks(model, describe(model)[site.name], rows_v=torch.empty(0, dtype=torch.long))
         return
     parts = [mapped_part(model, site, 0), mapped_part(model, site, 1), _split(W)]
-    _install(model, architecture, site, qk=site.writers[0].rows, vo=W.shape[1])
+    _install(model, site, qk=site.writers[0].rows, vo=W.shape[1])
     _write(model, site, parts)
     surgery.write(reader, R.flatten(0, 1).mT, None)
 
 
-def _write_scores(model: PreTrainedModel, architecture: Architecture, site: Site, Q: Tensor, K: Tensor) -> None:
+def _write_scores(model: PreTrainedModel, site: Site, Q: Tensor, K: Tensor) -> None:
     parts = [_split(Q), _split(K), mapped_part(model, site, 2)]
-    _install(model, architecture, site, qk=K.shape[1], vo=site.writers[2].rows)
+    _install(model, site, qk=K.shape[1], vo=site.writers[2].rows)
     _write(model, site, parts)
 
 
@@ -225,10 +225,8 @@ def _split(augmented: Tensor) -> Part:
     return rows[:, :-1], rows[:, -1]
 
 
-def _install(model: PreTrainedModel, architecture: Architecture, site: Site, *, qk: int, vo: int) -> None:
-    attention = model.get_submodule(f"{architecture.blocks}.{site.block}.{architecture.family.attention}")
-    planes = getattr(attention, "planes", None)
-    install(model, architecture, site.block, qk=qk, vo=vo, planes=planes)
+def _install(model: PreTrainedModel, site: Site, *, qk: int, vo: int) -> None:
+    install(model, site, qk=qk, vo=vo, planes=getattr(model.get_submodule(site.module), "planes", None))
 
 
 def _write(model: PreTrainedModel, site: Site, parts: list[Part]) -> None:

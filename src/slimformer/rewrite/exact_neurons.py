@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 
 from slimformer.decompose.neurons import canonical, constants, copies, never_fires, power_scales
 from slimformer.models import Architecture, Site
-from slimformer.models.architecture import ffn_entry, weight_of
+from slimformer.models.architecture import weight_of
 from slimformer.rewrite import surgery
 from slimformer.rewrite.exact import Change, Scope
 from slimformer.rewrite.forbidden import activation_name, is_relu
@@ -30,27 +30,27 @@ class Superfluous:
 
 def dead_neurons(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
     """Neurons nobody reads, or that always write the same; the output bias absorbs what they write."""
-    sites = [site for site in architecture if site.kind == "ffn.hidden" and site.units]
-    yield from _removed(model, [_dead(model, architecture, site, scope) for site in sites], scope)
+    sites = [site for site in architecture.neurons if site.units]
+    yield from _removed(model, [_dead(model, site, scope) for site in sites], scope)
 
 
 def duplicate_neurons(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
     """Neurons that write a multiple of what another one writes; the reader adds up their columns."""
-    sites = [site for site in architecture if site.kind == "ffn.hidden" and site.units]
+    sites = [site for site in architecture.neurons if site.units]
     yield from _removed(model, [_copied(model, site, scope) for site in sites], scope)
 
 
 def scales(model: PreTrainedModel, architecture: Architecture, _scope: Scope) -> Iterator[Change]:
     """Writer rows and reader columns brought to one size by powers of two. Nothing is saved; ranges become alike."""
-    for site in architecture:
-        if site.kind == "ffn.hidden" and site.units:
+    for site in architecture.neurons:
+        if site.units:
             yield Change(site, lambda site=site: _scale(model, site))  # type: ignore[misc]
 
 
-def _dead(model: PreTrainedModel, architecture: Architecture, site: Site, scope: Scope) -> Superfluous:
+def _dead(model: PreTrainedModel, site: Site, scope: Scope) -> Superfluous:
     reader: Any = model.get_submodule(site.reader)
     rows, W = _rows(model, site), weight_of(reader).cpu()
-    values = constants(rows, ACT2FN[activation_name(model)], never=_never(model, architecture, site, rows[0]))
+    values = constants(rows, ACT2FN[activation_name(model)], never=_never(model, site, rows[0]))
     values = values.where(W.any(0), 0.0)
     absorbs = site.reader_bias and not scope.half
     gone = ~values.isnan() if absorbs else values == 0
@@ -63,12 +63,11 @@ def _dead(model: PreTrainedModel, architecture: Architecture, site: Site, scope:
     return Superfluous(site, gone.nonzero()[:, 0], absorb)
 
 
-def _never(model: PreTrainedModel, architecture: Architecture, site: Site, rows: Tensor) -> Tensor | None:
+def _never(model: PreTrainedModel, site: Site, rows: Tensor) -> Tensor | None:
     """ReLUs no input makes fire, where a norm stands in front; None where nothing can be said."""
-    family = architecture.family
-    if not is_relu(model) or family.ffn_norm is None or ffn_entry(model, family) != family.ffn_norm:
+    if not is_relu(model) or not site.norm:
         return None
-    norm: Any = model.get_submodule(f"{architecture.blocks}.{site.block}.{family.ffn_norm}")
+    norm: Any = model.get_submodule(site.norm)
     gain, shift = (getattr(norm, name, None) for name in ("weight", "bias"))
     return never_fires(
         rows,

@@ -16,7 +16,7 @@ def scores_are_bound(model: PreTrainedModel, architecture: Architecture) -> str:
     """Why nothing may move between queries and keys, where that is so."""
     if _normed(model, architecture):
         return "queries and keys are normed head by head, and the norm sees every coordinate"
-    if architecture.family.rotary:
+    if _any_rotary(architecture):
         return "rotary positions turn keys by their place, so what is added to or mixed into keys does not cancel"
     return ""
 
@@ -57,7 +57,7 @@ def no_score_ranks(model: PreTrainedModel, architecture: Architecture, scope: Sc
     """Why queries and keys keep their rank. Zero planes need no arithmetic."""
     if _normed(model, architecture):
         return scores_are_bound(model, architecture)
-    return only_ragged(model, architecture, scope) or ("" if architecture.family.rotary else scope.rounds)
+    return only_ragged(model, architecture, scope) or ("" if _any_rotary(architecture) else scope.rounds)
 
 
 def no_centring(model: PreTrainedModel, architecture: Architecture, _scope: Scope) -> str:
@@ -77,7 +77,7 @@ def never(_model: PreTrainedModel, _architecture: Architecture, _scope: Scope) -
 
 def not_homogeneous(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> str:
     """Why no factor can move from the rows of a neuron to its column."""
-    if len(architecture.family.ffn_in) == 1 and not is_relu(model):
+    if not all(site.gated for site in architecture.neurons) and not is_relu(model):
         return f"{activation_name(model)} is not homogeneous, and there is no gate"
     return "float16 has too small a range" if scope.dtype == torch.float16 else ""
 
@@ -91,13 +91,18 @@ def is_relu(model: PreTrainedModel) -> bool:
     return activation_name(model) == "relu"
 
 
-def attentions(architecture: Architecture) -> list[Site]:
-    """The sites of attention, one for each block where it can be cut."""
-    return [site for site in architecture if site.kind == "attn.heads" and not site.fixed]
+def attentions(architecture: Architecture, *, ranks: bool = False) -> list[Site]:
+    """The sites of attention where it can be cut; with `ranks` those that may be cut by rank, too."""
+    blocks = [block for block in architecture.blocks if block.ranked or not ranks]
+    return [site for block in blocks for site in block.heads if not site.fixed]
 
 
 def _normed(model: PreTrainedModel, architecture: Architecture) -> bool:
-    return hasattr(model.get_submodule(f"{architecture.blocks}.0.{architecture.family.attention}"), "q_norm")
+    return any(hasattr(model.get_submodule(s.module), "q_norm") for s in architecture.heads)
+
+
+def _any_rotary(architecture: Architecture) -> bool:
+    return any(site.attention.rotary for site in architecture.heads)
 
 
 def _without_bias(architecture: Architecture, role: int, reason: str) -> str:
@@ -105,6 +110,6 @@ def _without_bias(architecture: Architecture, role: int, reason: str) -> str:
 
 
 def _unsayable(architecture: Architecture, scope: Scope) -> str:
-    if architecture.family.fused:
+    if any(site.attention.fused for site in attentions(architecture)):
         return "queries, keys and values share one bias vector, of which no part can be left out"
     return "a stock config cannot say that queries alone have a bias" if scope.format == "plain" else ""

@@ -61,7 +61,7 @@ def linear_layers(model: PreTrainedModel, architecture: Architecture, i: int) ->
 
     Cut models may hold maps without a weight: the queries of a block that kept no scores, say. They are no layers.
     """
-    path = f"{architecture.blocks}.{i}"
+    path = architecture.blocks[i].path
     found = model.get_submodule(path).named_modules()
     return [
         f"{path}.{name}"

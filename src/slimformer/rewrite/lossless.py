@@ -81,7 +81,7 @@ def rewritten(
     A result the stock config can describe is plain, whatever the format asked for. Cost: one pivoted QR of every head
     and one sort of every block's neurons; no forward pass.
     """
-    small, dense, savings = deepcopy(model), describe(model), []
+    small, savings = deepcopy(model), []
     todo = [name for name in REWRITES if name in names]
     for done, name in enumerate(todo):
         before = describe(small)
@@ -91,10 +91,11 @@ def rewritten(
             for change in REWRITES[name].find(small, before, scope):
                 change.carry_out()
                 sites, implicit = sites + 1, implicit + change.implicit
-            keep_attributes_true(small, dense)
-        savings.append(_saving(name, reason, before, describe(small), scope, seq_len, sites, implicit))
+            keep_attributes_true(small)
+        saving = _saving(name, reason, (before, describe(small)), scope, seq_len)
+        savings.append(replace(saving, sites=sites, implicit=implicit))
         progress(done + 1, len(todo))
-    state_sizes(small, dense, "plain" if scope.format == "plain" or sayable(small, dense) else "ragged")
+    state_sizes(small, "plain" if scope.format == "plain" or sayable(small) else "ragged")
     return small, savings
 
 
@@ -111,20 +112,18 @@ def offers(
         for change in () if reason else rewrite.find(model, architecture, scope):
             sites[change.after.name] = change.after
             implicit += change.implicit
-        after = replace(architecture, sites=tuple(sites.get(site.name, site) for site in architecture))
-        out.append(_saving(name, reason, architecture, after, scope, seq_len, len(sites), implicit))
+        after = architecture.with_sites(sites)
+        saving = _saving(name, reason, (architecture, after), scope, seq_len)
+        out.append(replace(saving, sites=len(sites), implicit=implicit))
     return out
 
 
-def _saving(
-    name: str, reason: str, before: Architecture, after: Architecture, scope: Scope, seq_len: int, sites: int,
-    implicit: int,
-) -> Saving:  # fmt: skip
-    old, new = block_cost(before, seq_len), block_cost(after, seq_len)
-    item = scope.dtype.itemsize
-    kept = kv_cache_bytes(before, seq_len, item) - kv_cache_bytes(after, seq_len, item)
+def _saving(name: str, reason: str, both: tuple[Architecture, Architecture], scope: Scope, seq_len: int) -> Saving:
+    """What lies between two architectures, before a rewrite and after it."""
+    old, new = (block_cost(each, seq_len) for each in both)
+    before, after = (kv_cache_bytes(each, seq_len, scope.dtype.itemsize) for each in both)
     rewrite = REWRITES[name]
     return Saving(
-        name, rewrite.says, not reason, reason or rewrite.note, sites, old.params - new.params, old.macs - new.macs,
-        kept, implicit,
+        name, rewrite.says, not reason, reason or rewrite.note, params=old.params - new.params,
+        macs=old.macs - new.macs, kv_cache_bytes=before - after,
     )  # fmt: skip

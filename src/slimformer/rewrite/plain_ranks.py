@@ -25,10 +25,11 @@ from slimformer.calibrate.collect import BlockMoments
 from slimformer.decompose.rotary import elimination_orders
 from slimformer.errors import PlanDoesNotFit
 from slimformer.messages.words import option
-from slimformer.models import Architecture, describe
+from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of
 from slimformer.plan.ranks import attention_of
+from slimformer.plan.settings import CutSettings
 from slimformer.rewrite import surgery
 from slimformer.rewrite.ranks import reduce_ranks
 
@@ -47,20 +48,13 @@ def cut_to_head_dim(
     """
     architecture = describe(model)
     _require_head_dim(model, architecture)
-    kept = _planes(architecture, moments, r, ridge) if architecture.family.rotary else []
+    kept = _planes(architecture, moments, r, ridge) if _is_rotary(architecture) else []
     for i, block in enumerate(moments):
-        W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
-        attention = attention_of(
-            architecture,
-            i,
-            W_o,
-            block,
-            ridge=ridge,
-            absorb_mean=absorb_mean,
-            metric="fisher" if block.metric else "squares",
-        )
+        heads = heads_of(architecture, i)
+        how = CutSettings(ridge=ridge, absorb_mean=absorb_mean, metric="fisher" if block.metric else "squares")
+        attention = attention_of(heads, weight_of(model.get_submodule(heads.reader)), block, how)
         scores = attention.scores(kept, r // 2 if kept else r)
-        reduce_ranks(model, architecture, i, scores=scores, values=attention.values(r))
+        reduce_ranks(model, heads, scores=scores, values=attention.values(r))
 
 
 def _planes(architecture: Architecture, moments: Sequence[BlockMoments], r: int, ridge: float) -> list[int]:
@@ -68,7 +62,11 @@ def _planes(architecture: Architecture, moments: Sequence[BlockMoments], r: int,
     heads = heads_of(architecture, 0)
     loud = torch.cat([block.loudness * block.responses["fit"].effects for block in moments])
     (order,) = elimination_orders(loud, kv=1, ridge=ridge)
-    return [g * len(order) + f for f in order[: r // 2] for g in range(heads.units // max(1, heads.group))]
+    return [g * len(order) + f for f in order[: r // 2] for g in range(heads.kv_heads)]
+
+
+def _is_rotary(architecture: Architecture) -> bool:
+    return heads_of(architecture, 0).attention.rotary
 
 
 @torch.no_grad()
@@ -80,10 +78,10 @@ def become_plain(model: PreTrainedModel, architecture: Architecture, ranks: Mapp
     _require_head_dim(model, architecture)
     r, planes = _one_setting(architecture, ranks)
     model.config.head_dim = r
-    if architecture.family.rotary:
+    if _is_rotary(architecture):
         _state_frequencies(model, planes)
     for i in range(architecture.n_blocks):
-        _stock(model, architecture, i)
+        _stock(model, heads_of(architecture, i))
 
 
 def _state_frequencies(model: PreTrainedModel, planes: Sequence[int]) -> None:
@@ -95,12 +93,11 @@ def _state_frequencies(model: PreTrainedModel, planes: Sequence[int]) -> None:
 
 
 def _require_head_dim(model: PreTrainedModel, architecture: Architecture) -> None:
-    family = architecture.family
-    block = model.get_submodule(f"{architecture.blocks}.0.{family.attention}")
+    heads = heads_of(architecture, 0)
     kind = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type")
-    if not family.plain_heads or hasattr(block, "q_norm"):
+    if not heads.attention.plain_heads or hasattr(model.get_submodule(heads.module), "q_norm"):
         raise _unsayable(f"{architecture.model_type} has no word for narrower heads")
-    if family.rotary and kind not in STATIC:
+    if heads.attention.rotary and kind not in STATIC:
         raise _unsayable(f"positions of type {kind!r} follow the length of the text")
 
 
@@ -110,7 +107,7 @@ def _one_setting(architecture: Architecture, ranks: Mapping[str, Mapping[str, An
     first = found[0]
     same = len(found) == architecture.n_blocks and all(rank == first for rank in found)
     planes = first["planes"] or []
-    own = any(not isinstance(f, int) for f in planes) or bool(planes) != architecture.family.rotary
+    own = any(not isinstance(f, int) for f in planes) or bool(planes) != _is_rotary(architecture)
     if not same or first["qk"] != first["vo"] or not first["qk"] or own:
         raise _unsayable("it has one head width, and one list of rotary planes, for all blocks and heads")
     return int(first["qk"]), [int(f) for f in planes]
@@ -144,10 +141,9 @@ def _factors(frequencies: Tensor, theta: float) -> list[float]:
     return [float(c) for c in tried.gather(0, off.argmin(0, keepdim=True))[0]]
 
 
-def _stock(model: PreTrainedModel, architecture: Architecture, i: int) -> None:
-    """The stock attention of block i with the projections of ours, its queries scaled to the stock scale."""
-    path = f"{architecture.blocks}.{i}.{architecture.family.attention}"
-    old: Any = model.get_submodule(path)
+def _stock(model: PreTrainedModel, heads: Site) -> None:
+    """The stock attention with the projections of ours, its queries scaled to the stock scale."""
+    old: Any = model.get_submodule(heads.module)
     stock: Any = type(old).__bases__[1]  # RankAttention, then what it stands in for
     with torch.device("meta"):
         new = stock(model.config, *(() if old.layer_idx is None else (old.layer_idx,)))
@@ -158,5 +154,4 @@ def _stock(model: PreTrainedModel, architecture: Architecture, i: int) -> None:
     scale, bias = old.scaling / new.scaling, getattr(query, "bias", None)
     W = weight_of(query).cpu().double() * scale
     surgery.write(query, W, None if bias is None else bias.detach().cpu().double() * scale)
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, new)
+    model.set_submodule(heads.module, new)

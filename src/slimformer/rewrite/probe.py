@@ -87,7 +87,7 @@ def _advance(
 ) -> dict[str, int]:  # fmt: skip
     """Let every stream through a block, each with the site of its kind cut; how much was kept of each."""
     moments = cut.moments(visit.i)
-    keep = {site.name: knee(cut.curves[site.name], most=_most(visit.architecture, site, moments)) for site in sites}
+    keep = {site.name: knee(cut.curves[site.name], most=_most(site, moments)) for site in sites}
     for stream in dense:
         visit.advance(stream)
     for kind, own in streams.items():
@@ -134,10 +134,9 @@ def _harms(
     return means
 
 
-def _most(architecture: Architecture, site: Site, moments: BlockMoments) -> int:
+def _most(site: Site, moments: BlockMoments) -> int:
     """The largest size the fitted tokens can serve: a refit needs as many as there are coordinates."""
-    heads = heads_of(architecture, site.block)
-    fitted = moments.sites.get(site.name, moments.sites[heads.name])["fit"].count
+    fitted = next(iter(moments.sites.values()))["fit"].count  # all sites of a block see the same tokens
     return fitted // site.unit if site.reader else site.units
 
 
@@ -173,21 +172,20 @@ def _cut_alone(
 ) -> Iterator[None]:
     """The block with these sites cut and refitted; put back afterwards."""
     model, architecture, how = visit.model, visit.architecture, cut.how
-    blocks: Any = model.get_submodule(architecture.blocks)  # a list of modules
-    original = blocks[visit.i]
+    original = visit.block
     try:
-        blocks[visit.i] = deepcopy(original)
+        model.set_submodule(visit.path, deepcopy(original))
         for site in (site for site in sites if site.kind not in RANKS):
             W, curve, size = weight_of(model.get_submodule(site.reader)), cut.curves[site.name], keep[site.name]
             width = site_width(site, W, moments.sites[site.name], absorb_mean=how.absorb_mean)
             edit = Edit(site.name, curve.method, size, site.units, curve.groups[curve.sizes.index(size)])
             cut_site(model, site, edit, curve.order, select(width, curve.order, size, ridge=how.ridge))
         if any(site.kind in RANKS for site in sites):
-            cut_by_rank(visit, _ranks_kept(visit, sites, keep), cut, moments)
-        keep_attributes_true(model, architecture)
+            cut_by_rank(model, heads_of(architecture, visit.i), _ranks_kept(visit, sites, keep), cut, moments)
+        keep_attributes_true(model)
         yield
     finally:
-        blocks[visit.i] = original
+        model.set_submodule(visit.path, original)
 
 
 def _ranks_kept(visit: Visit, sites: Sequence[Site], keep: Mapping[str, int]) -> dict[str, Edit]:

@@ -18,27 +18,23 @@ from slimformer.decompose import Selection
 from slimformer.decompose.bilinear import ScoreRanks, on_heads
 from slimformer.decompose.low_rank import Ranks
 from slimformer.errors import PlanDoesNotFit
-from slimformer.models import Architecture, Site
-from slimformer.models.architecture import Writer, dense_head_dim, weight_of
-from slimformer.models.family import attention_parts
+from slimformer.models import Site
+from slimformer.models.architecture import Writer, weight_of
+from slimformer.models.description import dense_head_dim
 from slimformer.nn.ragged import Planes, put_ranks
 from slimformer.rewrite import surgery
 
 
-def install(
-    model: PreTrainedModel, architecture: Architecture, block: int, *, qk: int, vo: int, planes: Planes | None = None
-) -> None:
-    """Put attention of ranks `qk` and `vo` in the place of block `block`'s own; no weight is touched.
+def install(model: PreTrainedModel, site: Site, *, qk: int, vo: int, planes: Planes | None = None) -> None:
+    """Put attention of ranks `qk` and `vo` in the place of the one with the heads `site`; no weight is touched.
 
     Until the projections have that many outputs a head (and the output projection as many inputs) the block cannot run.
     With full ranks it does what it did. `planes` are the rotary planes kept; without them there are all.
     """
-    module = model.get_submodule(f"{architecture.blocks}.{block}")
-    site = _heads(architecture, block)
-    parts = attention_parts(architecture.family, dense_head_dim(architecture.family, module))
-    kv_heads = site.units // max(1, site.group)
+    block = model.get_submodule(site.root)
+    table = site.attention.table(dense_head_dim(site.attention, block))
     try:
-        put_ranks(module, parts, heads=site.units, kv_heads=kv_heads, qk=qk, vo=vo, planes=planes)
+        put_ranks(block, table, {"qk": qk, "vo": vo, "planes": planes}, **site.sizes)
     except ValueError as error:
         raise PlanDoesNotFit(f"{site.name}: {error}") from error
 
@@ -46,27 +42,25 @@ def install(
 @torch.no_grad()
 def cut_ranks(
     model: PreTrainedModel,
-    architecture: Architecture,
-    i: int,
+    site: Site,
     *,
     rows_qk: Tensor | None = None,
     rows_v: Tensor | None = None,
     reader: Selection | None = None,
 ) -> None:
-    """Keep these coordinates of every head of block i, in place: queries and keys `rows_qk`, values `rows_v`.
+    """Keep these coordinates of every head of a site, in place: queries and keys `rows_qk`, values `rows_v`.
 
     Rows are numbered within a head as it is now: one list for all heads, or one for every key/value head (2-D). With
     rotary positions they are whole planes, f before f + d/2. None keeps all. Without values no score is needed, so an
     empty `rows_v` empties queries and keys, too. `reader` refits the output projection to the values kept; without it
     the columns of the others are dropped. Cost: that of copying the weights.
     """
-    site = _heads(architecture, i)
     query, _, value = site.writers
-    K = site.units // max(1, site.group)
+    K = site.kv_heads
     kept_v = _per_head(rows_v, K, value.rows)
     kept_qk = _per_head(rows_qk if kept_v.shape[1] else torch.empty(0, dtype=torch.long), K, query.rows)
-    planes = _planes(model, architecture, i, kept_qk, query.rows)
-    install(model, architecture, i, qk=kept_qk.shape[1], vo=kept_v.shape[1], planes=planes)
+    planes = _planes(model, site, kept_qk, query.rows)
+    install(model, site, qk=kept_qk.shape[1], vo=kept_v.shape[1], planes=planes)
     kept = (kept_qk.repeat_interleave(site.group, 0), kept_qk, kept_v)
     for name in dict.fromkeys(writer.module for writer in site.writers):
         surgery.keep_rows(model.get_submodule(name), _rows(site, name, kept))
@@ -81,10 +75,6 @@ def rotary_rows(planes: Sequence[int], width: int) -> Tensor:
     return torch.cat([first, first + width // 2])
 
 
-def _heads(architecture: Architecture, i: int) -> Site:
-    return next(site for site in architecture.of_block(i) if site.kind == "attn.heads")
-
-
 def _per_head(rows: Tensor | None, heads: int, width: int) -> Tensor:
     """Rows of each of `heads` heads."""
     rows = torch.arange(width) if rows is None else rows.cpu().long()
@@ -95,20 +85,17 @@ def _per_head(rows: Tensor | None, heads: int, width: int) -> Tensor:
     return rows.expand(heads, -1) if rows.ndim == 1 else rows
 
 
-def _planes(
-    model: PreTrainedModel, architecture: Architecture, i: int, kept: Tensor, width: int
-) -> list[int] | list[list[int]] | None:
+def _planes(model: PreTrainedModel, site: Site, kept: Tensor, width: int) -> list[int] | list[list[int]] | None:
     """Rotary planes of the model's own numbering that the kept rows (heads × qk) stand for."""
-    if not architecture.family.rotary or not kept.shape[1]:
+    if not site.attention.rotary or not kept.shape[1]:
         return None
     first, second = kept[:, : kept.shape[1] // 2], kept[:, kept.shape[1] // 2 :]
     if not torch.equal(second, first + width // 2):
         raise PlanDoesNotFit(
-            f"blocks.{i}: rotary positions turn coordinates in pairs (f, f + {width // 2}); "
+            f"{site.name}: rotary positions turn coordinates in pairs (f, f + {width // 2}); "
             f"rows {kept[0].tolist()} are not whole pairs with all f first"
         )
-    attention = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
-    known = getattr(attention, "planes", None)
+    known = getattr(model.get_submodule(site.module), "planes", None)
     old = torch.arange(width // 2) if known is None else torch.tensor(known)
     found = old.expand(len(kept), -1).gather(1, first)
     same = bool((found == found[:1]).all())
@@ -136,19 +123,11 @@ def _dropping(columns: Tensor, width: int) -> Selection:
 
 
 @torch.no_grad()
-def reduce_ranks(
-    model: PreTrainedModel,
-    architecture: Architecture,
-    i: int,
-    *,
-    scores: ScoreRanks | None,
-    values: Ranks | None,
-) -> None:
-    """Give block i the queries, keys and values of these reductions, in place; None leaves a side as it is.
+def reduce_ranks(model: PreTrainedModel, site: Site, *, scores: ScoreRanks | None, values: Ranks | None) -> None:
+    """Give an attention the queries, keys and values of these reductions, in place; None leaves a side as it is.
 
     W_q ← N W_q, W_k ← M W_k, W_v ← S W_v head by head, biases alike, and the output projection reads the values kept.
     """
-    site = _heads(architecture, i)
     query, _, value = site.writers
     maps = (scores.N, scores.M, values.S if values else None) if scores else (None, None, values.S if values else None)
     new = [mapped(model.get_submodule(w.module), w, site, S) for w, S in zip(site.writers, maps, strict=True)]
@@ -156,7 +135,7 @@ def reduce_ranks(
     vo = value.rows if values is None else values.S.shape[1]
     kept = scores.planes.tolist() if scores is not None and scores.planes is not None else None
     shared = kept is not None and all(planes == kept[0] for planes in kept)
-    install(model, architecture, i, qk=qk, vo=vo, planes=kept[0] if kept is not None and shared else kept)
+    install(model, site, qk=qk, vo=vo, planes=kept[0] if kept is not None and shared else kept)
     for name in dict.fromkeys(writer.module for writer in site.writers):
         parts = [part for writer, part in zip(site.writers, new, strict=True) if writer.module == name]
         biases = [b for _, b in parts if b is not None]

@@ -18,7 +18,8 @@ from slimformer.calibrate.text import Batch
 from slimformer.linalg.precision import to_double
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import describe
-from slimformer.models.architecture import base_path, reads_windows
+from slimformer.models.architecture import reads_windows
+from slimformer.models.norms import final_norm
 from slimformer.models.outputs import harm
 from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.models.walk import ending_in, forward, last_states, plain_call, real_rows
@@ -55,7 +56,7 @@ def refine(
         small, dense, cut, splits, residence=residence, progress=lambda i: progress("refine", i + 1, n_blocks)
     )
     states = outputs.states(small)
-    norm = _final_norm(small)
+    norm = final_norm(small)
     old = None if norm is None else _parameters(norm)
     refitted = refit_final_norm(small, dense, found.pairs, lambda: outputs.harm(small, states))
     if outputs.harm(small, states) > before:
@@ -133,7 +134,7 @@ def refit_final_norm(
     """Least squares for the gain γ (and the bias) of the last norm, coordinate by coordinate: γ_d = Σ o_d n_d / Σ n_d²,
     o being what the dense norm gives and n what the small one gives before its gain. None where there is no such norm.
     """
-    teacher, student = _final_norm(dense), _final_norm(small)
+    teacher, student = final_norm(dense), final_norm(small)
     if teacher is None or student is None:
         return None
     gain, bias = _least_squares(teacher, student, [pair for pair in pairs if pair.teacher.split == "fit"])
@@ -174,12 +175,3 @@ def _least_squares(teacher: nn.Module, student: nn.Module, pairs: Sequence[Pair]
         return on / nn_.clamp_min(1e-12), None
     gain = (on - o * n) / (nn_ - n * n).clamp_min(1e-12)
     return gain, o - gain * n
-
-
-def _final_norm(model: PreTrainedModel) -> Any:
-    """The norm after the last block; none where the family, or this checkpoint of it, has none."""
-    path = describe(model).family.final_norm
-    try:
-        return model.get_submodule(base_path(model) + path) if path else None
-    except AttributeError:
-        return None

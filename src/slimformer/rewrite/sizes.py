@@ -2,90 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from slimformer.errors import PlanDoesNotFit
 from slimformer.messages.words import option
-from slimformer.models import Architecture, Family, describe
-from slimformer.models.architecture import dense_head_dim, has_bias
-from slimformer.models.family import attention_parts, size_keys
+from slimformer.models import Architecture, Site, describe
+from slimformer.models.architecture import HEADS, Block, Stack, has_bias
+from slimformer.models.description import dense_head_dim
+from slimformer.models.family import AttentionPart, Family, Part
 from slimformer.models.registered import travels
 from slimformer.rewrite.plain_ranks import become_plain
 from slimformer.rewrite.surgery import set_attribute
 
+Numbered = dict[str, Any]  # by the number of a block in its stack, as JSON has it
 
-def keep_attributes_true(model: PreTrainedModel, before: Architecture) -> None:
+
+def keep_attributes_true(model: PreTrainedModel) -> None:
     """Set the attributes of every block that follow from its sizes (head counts, split sizes, queries per group)."""
-    family = before.family
-    for i, sizes in enumerate(block_sizes(describe(model))):
-        block = model.get_submodule(f"{before.blocks}.{i}")
-        attention: Any = block.get_submodule(family.attention)
+    for site in describe(model).heads:
+        block, attention = model.get_submodule(site.root), _module(model, site)
         if hasattr(attention, "ranks"):
             try:
-                attention.set_ranks(heads=sizes["heads"], kv_heads=sizes["kv_heads"], **attention.ranks)
+                attention.set_ranks(**site.sizes, **attention.ranks)
             except ValueError as error:
-                raise PlanDoesNotFit(f"blocks.{i}.attn.heads: {error}") from error
+                raise PlanDoesNotFit(f"{site.name}: {error}") from error
             continue
-        head_dim = dense_head_dim(family, block)
-        for derived in family.derived:
+        head_dim = dense_head_dim(site.attention, block)
+        for derived in site.attention.derived:
             factor = head_dim if derived.factor == "head_dim" else derived.factor
-            over = max(1, sizes["kv_heads"]) if derived.over else 1
-            set_attribute(block, derived.path, factor * sizes[derived.times] // over)
+            over = max(1, site.kv_heads) if derived.over else 1
+            set_attribute(block, derived.path, factor * site.sizes[derived.times] // over)
 
 
-def block_sizes(architecture: Architecture) -> list[dict[str, int]]:
-    """Heads, key/value heads and neurons of every block."""
-    out = []
-    for i in range(architecture.n_blocks):
-        heads, neurons = architecture.of_block(i)
-        out.append({"heads": heads.units, "kv_heads": heads.units // max(1, heads.group), "neurons": neurons.units})
-    return out
+def _module(model: PreTrainedModel, site: Site) -> Any:
+    return model.get_submodule(site.module)
 
 
-def block_ranks(model: PreTrainedModel, architecture: Architecture) -> dict[str, dict[str, Any]]:
-    """QK rank, VO rank and rotary planes of the blocks that have ranks of their own, by block number."""
+def block_ranks(model: PreTrainedModel, blocks: Sequence[Block]) -> Numbered:
+    """QK rank, VO rank and rotary planes of the blocks that have ranks of their own."""
     found = {}
-    for i in range(architecture.n_blocks):
-        attention: Any = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.attention}")
-        ranks = getattr(attention, "ranks", None)
-        if ranks and not _is_full(ranks, attention.head_dim):
-            found[str(i)] = ranks
+    for i, block in enumerate(blocks):
+        for attention in (_module(model, site) for site in block.heads):
+            if hasattr(attention, "ranks") and not _is_full(attention.ranks, attention.head_dim):
+                found[str(i)] = attention.ranks
     return found
 
 
-def bare_projections(model: PreTrainedModel, architecture: Architecture) -> dict[str, list[str]]:
-    """Projections of keys and values that have lost the bias queries have, by block number."""
-    family, found = architecture.family, {}
-    for i in range(architecture.n_blocks):
-        if architecture.of_block(i)[0].fixed:
-            continue
-        block = model.get_submodule(f"{architecture.blocks}.{i}")
-        names = [name for name in (family.key, family.value) if not has_bias(block.get_submodule(name))]
-        if names and has_bias(block.get_submodule(family.query)):
-            found[str(i)] = names
+def bare_projections(model: PreTrainedModel, blocks: Sequence[Block]) -> Numbered:
+    """Projections of keys and values that have lost the bias queries have."""
+    found: Numbered = {}
+    for i, block in enumerate(blocks):
+        module = model.get_submodule(block.path)
+        for part in (site.attention for site in block.heads if not site.fixed):
+            names = [name for name in (part.key, part.value) if not has_bias(module.get_submodule(name))]
+            if names and has_bias(module.get_submodule(part.query)):
+                found[str(i)] = [*found.get(str(i), []), *names]
     return found
 
 
-def block_paths(model: PreTrainedModel, architecture: Architecture) -> dict[str, int]:
-    """Ranks of linear paths beside gated neurons, by block number; the whole width for a square matrix."""
-    found = {}
-    for i in range(architecture.n_blocks):
-        part = model.get_submodule(f"{architecture.blocks}.{i}.{architecture.family.ffn}".rstrip("."))
-        path: Any = getattr(part, "bypass", None)
-        if path is not None:
-            found[str(i)] = int(path[0].out_features)
-    return found
+def block_paths(model: PreTrainedModel, blocks: Sequence[Block]) -> Numbered:
+    """Ranks of linear paths beside gated neurons; the whole width for a square matrix."""
+    paths = {
+        str(i): getattr(_module(model, s), "bypass", None) for i, block in enumerate(blocks) for s in block.neurons
+    }
+    return {i: int(path[0].out_features) for i, path in paths.items() if path is not None}
 
 
-def sayable(model: PreTrainedModel, before: Architecture) -> bool:
+def sayable(model: PreTrainedModel) -> bool:
     """Can the stock config say the sizes of `model`: one number of neurons, heads and biases as they were?"""
-    sizes, family = block_sizes(describe(model)), before.family
-    heads = [getattr(model.config, key) for key in (family.heads_key, family.kv_key or family.heads_key)]
-    same = all(size == sizes[0] for size in sizes) and [sizes[0]["heads"], sizes[0]["kv_heads"]] == heads
-    extra = block_ranks(model, before) or bare_projections(model, before) or block_paths(model, before)
-    return same and not extra
+    architecture = describe(model)
+    sizes, blocks = _config_sizes(architecture), architecture.blocks
+    heads = {key for site in architecture.heads for key in site.part.keys.values()}
+    same = all(len(found) == 1 for found in sizes.values())
+    extra = block_ranks(model, blocks) or bare_projections(model, blocks) or block_paths(model, blocks)
+    return same and all(sizes[key] == {getattr(model.config, key)} for key in heads) and not extra
+
+
+def _config_sizes(architecture: Architecture) -> dict[str, set[int]]:
+    """Sizes by the key the config has for them; one for each where all blocks are alike."""
+    found: dict[str, set[int]] = {}
+    for site in architecture:
+        for role, key in site.part.keys.items():
+            found.setdefault(key, set()).add(site.sizes[role])
+    return found
 
 
 def _is_full(ranks: dict[str, Any], head_dim: int) -> bool:
@@ -94,49 +96,43 @@ def _is_full(ranks: dict[str, Any], head_dim: int) -> bool:
     return bool(ranks["qk"] == ranks["vo"] == head_dim and planes in (None, list(range(head_dim // 2))))
 
 
-def state_sizes(model: PreTrainedModel, before: Architecture, format: str) -> None:
+def state_sizes(model: PreTrainedModel, format: str) -> None:
     """Write the sizes into `model.config`: uniform ones in plain words, others block by block."""
-    sizes, ranks = block_sizes(describe(model)), block_ranks(model, before)
-    head_dim = dense_head_dim(before.family, model.get_submodule(f"{before.blocks}.0"))
+    architecture = describe(model)
     if format == "plain":
-        if bare_projections(model, before):
-            raise PlanDoesNotFit(
-                f"keys or values without a bias cannot be said in a stock config; use {option('format', 'ragged')}"
-            )
-        if block_paths(model, before):
-            raise PlanDoesNotFit(
-                f"a linear path beside gated neurons cannot be said in a stock config; use {option('format', 'ragged')}"
-            )
-        _state_plain(model.config, before, sizes, head_dim)
-        if ranks:
-            become_plain(model, before, ranks)
+        _state_plain(model, architecture)
     else:
-        _state_ragged(model, before, sizes)
-        table = ragged_table(before.family, head_dim, ranks, bare_projections(model, before))
-        if before.sites[0].fixed:  # attention has no axes to resize
-            table |= {"axes": [axis for axis in table["axes"] if axis[2] == before.family.ffn_key], "attributes": []}
-        if paths := block_paths(model, before):
-            beside = {"path": before.family.ffn, "width": before.hidden, "ranks": paths}
-            biased = [site.block for site in describe(model) if site.path_bias]
-            table |= {"format": 5, "bypass": beside | {"bias": biased}} if biased else {"format": 4, "bypass": beside}
-        model.config.slimformer = table
+        _state_ragged(model, architecture)
 
 
-def _state_plain(config: Any, before: Architecture, sizes: list[dict[str, int]], head_dim: int) -> None:
-    family, first = before.family, sizes[0]
-    if any(size != first for size in sizes):
+def _state_plain(model: PreTrainedModel, architecture: Architecture) -> None:
+    config: Any = model.config
+    blocks = architecture.blocks
+    if bare_projections(model, blocks):
+        raise PlanDoesNotFit(
+            f"keys or values without a bias cannot be said in a stock config; use {option('format', 'ragged')}"
+        )
+    if block_paths(model, blocks):
+        raise PlanDoesNotFit(
+            f"a linear path beside gated neurons cannot be said in a stock config; use {option('format', 'ragged')}"
+        )
+    sizes = _config_sizes(architecture)
+    if any(len(found) > 1 for found in sizes.values()):
         raise PlanDoesNotFit(
             "plain format needs the same sizes in every block; this plan has different ones; "
             f"use {option('format', 'ragged')}"
         )
     _forget_ragged(config)
-    setattr(config, family.ffn_key, first["neurons"])
-    if first["heads"] != getattr(config, family.heads_key):
-        _require_sayable(before, first["heads"], head_dim)
-        config.head_dim = head_dim  # first: the default would follow from the new number of heads
-        setattr(config, family.heads_key, first["heads"])
-    if family.kv_key:
-        setattr(config, family.kv_key, first["kv_heads"])
+    for site in (site for stack in architecture.stacks for site in stack.blocks[0].sites):
+        if site.kind == HEADS and site.units != getattr(config, site.attention.heads_key):
+            head_dim = dense_head_dim(site.attention, model.get_submodule(site.root))
+            _require_sayable(architecture, site, head_dim)
+            config.head_dim = head_dim  # first: the default would follow from the new number of heads
+        for role, key in site.part.keys.items():
+            if role != "heads" or site.units != getattr(config, key):
+                setattr(config, key, site.sizes[role])
+    if ranks := block_ranks(model, blocks):
+        become_plain(model, architecture, ranks)
 
 
 def _forget_ragged(config: Any) -> None:
@@ -146,57 +142,92 @@ def _forget_ragged(config: Any) -> None:
         config.__dict__.pop(name, None)
 
 
-def _require_sayable(before: Architecture, heads: int, head_dim: int) -> None:
-    family = before.family
-    divides = before.model_type not in family.divides_hidden or before.hidden % heads == 0
-    if not (family.plain_heads and divides):
+def _require_sayable(architecture: Architecture, site: Site, head_dim: int) -> None:
+    part = site.attention
+    divides = architecture.model_type not in part.divides_hidden or site.outer % site.units == 0
+    if not (part.plain_heads and divides):
         raise PlanDoesNotFit(
-            f"the stock config of {before.model_type} cannot say {heads} heads of width {head_dim}; "
+            f"the stock config of {architecture.model_type} cannot say {site.units} heads of width {head_dim}; "
             f"use {option('format', 'ragged')}"
         )
 
 
-def _state_ragged(model: PreTrainedModel, before: Architecture, sizes: list[dict[str, int]]) -> None:
-    family = before.family
-    keys = size_keys(family)
-    model.config.per_layer_config = {i: {key: size[role] for role, key in keys.items()} for i, size in enumerate(sizes)}
-    # Stock constructors read the global sizes, which stay those of the dense model; nn.ragged then resizes the blocks.
-    model.config.allow_global_per_layer_attribute_access = True
-    if travels(model):
-        model.config.auto_map = auto_map(model)
-
-
-def ragged_table(
-    family: Family,
-    head_dim: int,
-    ranks: dict[str, dict[str, Any]] | None = None,
-    bare: dict[str, list[str]] | None = None,
-) -> dict[str, Any]:
-    """What `nn.ragged` needs to know of a family, ranks of blocks and projections without bias, as JSON that travels in
-    config.json. Its format is the lowest that can say it, so that older readers read what they can."""
-    keys = size_keys(family)
-    kv = keys.get("kv_heads", keys["heads"])
-    if family.fused:
-        axes: list[list[Any]] = [[family.query, "out", keys["heads"], 3 * head_dim]]
+def _state_ragged(model: PreTrainedModel, architecture: Architecture) -> None:
+    """Sizes of blocks as the heterogeneous configs of transformers have them, or, where these cannot tell the sites of
+    a block apart, in a table of our own. Stock constructors read the global sizes, which stay those of the dense model;
+    nn.ragged then resizes the blocks."""
+    config: Any = model.config
+    own = _needs_names(architecture.family)
+    tables = [ragged_table(model, stack, own=own) for stack in architecture.stacks]
+    if own:
+        config.slimformer = {"format": 6, "stacks": tables}
+        config.per_layer_config = None
     else:
-        roles = ((family.query, keys["heads"]), (family.key, kv), (family.value, kv))
-        axes = [[module, "out", key, head_dim] for module, key in roles]
-    axes.append([family.attn_out, "in", keys["heads"], head_dim])
-    axes += [[module, "out", keys["neurons"], 1] for module in family.ffn_in]
-    axes.append([family.ffn_out, "in", keys["neurons"], 1])
-    attributes = [
-        [
-            d.path,
-            head_dim if d.factor == "head_dim" else d.factor,
-            keys[d.times],
-            keys[d.over] if d.over else None,
-        ]
-        for d in family.derived
+        (config.slimformer,) = tables
+        config.per_layer_config = {block.index: _sizes(block, own=False) for block in architecture.blocks}
+        config.allow_global_per_layer_attribute_access = True
+    if travels(model):
+        config.auto_map = auto_map(model)
+
+
+def _needs_names(family: Family) -> bool:
+    """Can sizes of a block not be told by the keys of the config alone?"""
+    keys = [key for stack in family.stacks for part in stack.parts for key in part.keys.values()]
+    return len(family.stacks) > 1 or len(keys) > len(set(keys))
+
+
+def _keys(part: Part, *, own: bool) -> dict[str, str]:
+    """What sizes of a part are called in a table, by role."""
+    keys = {role: f"{part.name}.{role}" for role in part.keys} if own else part.keys
+    return keys if "neurons" in keys else {"kv_heads": keys["heads"], **keys}
+
+
+def _sizes(block: Block, *, own: bool) -> dict[str, int]:
+    return {key: site.sizes[role] for site in block.sites for role, key in _keys(site.part, own=own).items()}
+
+
+def ragged_table(model: PreTrainedModel, stack: Stack, *, own: bool = False) -> dict[str, Any]:
+    """What `nn.ragged` needs to know of a stack, as JSON that travels in config.json: matrices and attributes that hang
+    on sizes, ranks of blocks, projections without bias, linear paths. Its format is the lowest that can say it, so that
+    older readers read what they can; with sizes of its `own` it is one of several in a table of format 6."""
+    first, ranks = stack.blocks[0], block_ranks(model, stack.blocks)
+    axes: list[list[Any]] = []
+    table: dict[str, Any] = {"format": 1, "blocks": stack.layout.blocks, "axes": axes, "attributes": []}
+    for site in first.sites:
+        keys = _keys(site.part, own=own)
+        if not isinstance(site.part, AttentionPart):
+            axes += [[module, "out", keys["neurons"], 1] for module in site.part.writers]
+            axes.append([site.part.out, "in", keys["neurons"], 1])
+        elif not site.fixed:  # attention that is has no axes to resize
+            head_dim = dense_head_dim(site.part, model.get_submodule(first.path))
+            _state_attention(table, site.part, keys, head_dim)
+            if ranks:
+                names = {role: keys[role] for role in ("heads", "kv_heads")}
+                table |= {"format": 2, "attention": site.part.table(head_dim) | names, "ranks": ranks}
+    if bare := bare_projections(model, stack.blocks):
+        table |= {"format": 3, "bare": bare}
+    if paths := block_paths(model, stack.blocks):
+        (site,) = first.neurons
+        beside = {"path": site.part.module, "width": site.outer, "ranks": paths}
+        biased = [i for i, block in enumerate(stack.blocks) if block.neurons[0].path_bias]
+        table |= {"format": 5, "bypass": beside | {"bias": biased}} if biased else {"format": 4, "bypass": beside}
+    if own:
+        table["sizes"] = [_sizes(block, own=True) for block in stack.blocks]
+    return table
+
+
+def _state_attention(table: dict[str, Any], part: AttentionPart, keys: dict[str, str], head_dim: int) -> None:
+    """The matrices of an attention and the attributes that follow from its heads."""
+    if part.fused:
+        table["axes"].append([part.query, "out", keys["heads"], 3 * head_dim])
+    else:
+        roles = ((part.query, "heads"), (part.key, "kv_heads"), (part.value, "kv_heads"))
+        table["axes"] += [[module, "out", keys[role], head_dim] for module, role in roles]
+    table["axes"].append([part.out, "in", keys["heads"], head_dim])
+    table["attributes"] += [
+        [d.path, head_dim if d.factor == "head_dim" else d.factor, keys[d.times], keys[d.over] if d.over else None]
+        for d in part.derived
     ]
-    table = {"format": 1, "blocks": family.blocks, "axes": axes, "attributes": attributes}
-    if ranks:
-        table |= {"format": 2, "attention": attention_parts(family, head_dim), "ranks": ranks}
-    return {**table, "format": 3, "bare": bare} if bare else table
 
 
 def auto_map(model: PreTrainedModel) -> dict[str, str]:

@@ -17,11 +17,11 @@ from slimformer.decompose import Curve
 from slimformer.decompose.groups import queries_each
 from slimformer.models import Site, describe
 from slimformer.models.ranks import rank_sites
-from slimformer.plan import Budget, Plan, allocate, choices, ffn_of
+from slimformer.plan import Budget, Plan, Terms, allocate, choices, legal_sizes_of
 from slimformer.plan.choice import NEAR, STEPS
 from slimformer.plan.cost import Size, block_cost, site_cost
 from slimformer.plan.curves import curve_of, error_left, group_name
-from slimformer.plan.profile import Ladder, least_cost
+from slimformer.plan.profile import Ladder, Prices, least_cost
 from slimformer.plan.sensitivity import Probe, predicted_harm
 from slimformer.plan.settings import CutSettings
 from slimformer.run import Run
@@ -35,24 +35,19 @@ def alternatives(run: Run, budget: Budget, settings: CutSettings) -> dict[str, A
     """All choices, and the plans of every 5 % and of `budget`. Cost: some twenty allocations."""
     model, statistics, curves, format = run.dense, run.known, run.curves, run.format
     architecture, seq_len, probes = describe(model), run.seq_len, read_probes(statistics)
-    asked: dict[str, Any] = {
-        "seq_len": seq_len, "settings": settings, "weights": site_weights(statistics, curves, settings),
-        "format": format, "ranks": rank_sites(model, architecture),
-    }  # fmt: skip
-    choice = choices(architecture, curves, budget=budget, **asked)
+    weights, ranks = site_weights(statistics, curves, settings), rank_sites(model, architecture)
+    terms = Terms(budget, settings, seq_len, weights, format, ranks)
+    choice = choices(architecture, curves, terms)
     rungs = [*choice.fixed, *(ladder for part in choice.parts for way in part for ladder in way)]
     at = {ladder.site.name: i for i, ladder in enumerate(rungs)}
-    least = least_cost(
-        architecture, seq_len, multiple_of=settings.multiple_of, plain=format == "plain",
-        allow_empty=settings.allow_empty, price=budget.price, ffn=ffn_of(settings, budget, architecture, format),
-    )  # fmt: skip
+    legal = legal_sizes_of(settings, budget, architecture, format)
+    least = least_cost(architecture, Prices(seq_len, price=budget.price), legal)
     dense, cost = budget.dense(architecture, seq_len), block_cost(architecture, seq_len)
     tables = _Tables(seq_len)
-    rotary = architecture.family.rotary
     every = {each.site.name: each.curve for each in rungs} | dict(curves)  # scores that cannot be cut have one, too
-    sites = [_site(each, tables.number(each), every, probes, rotary=rotary) for each in rungs]
+    sites = [_site(each, tables.number(each), every, probes) for each in rungs]
     plans = [
-        allocate(architecture, curves, budget=replace(budget, fraction=fraction), **asked)
+        allocate(architecture, curves, replace(terms, budget=replace(budget, fraction=fraction)))
         for fraction in _grid(least / dense, budget.fraction)
     ]
     return {
@@ -87,13 +82,13 @@ class _Tables:
         return self.entries.index(entry)
 
 
-def _site(
-    ladder: Ladder, number: int, curves: Mapping[str, Curve], probes: Mapping[str, Probe], *, rotary: bool
-) -> dict[str, Any]:
+def _site(ladder: Ladder, number: int, curves: Mapping[str, Curve], probes: Mapping[str, Probe]) -> dict[str, Any]:
     """Harm at every size, and what turns it into the share of error left and into predicted divergence."""
     site, sizes, curve = ladder.site, ladder.sizes, curves[ladder.site.name]
     whole = curve.held[0] or 1.0  # curves begin with nothing kept
-    width = site.units * (2 if site.kind == "attn.qk" and rotary else 1)  # a plane is two coordinates of a head
+    width = site.units * (
+        2 if site.kind == "attn.qk" and site.attention.rotary else 1
+    )  # a plane is two coordinates of a head
     relative = [error_left(curves, site.name, size) / whole for size in sizes]
     kl = [predicted_harm(probes, curves, {site.name: size}) for size in sizes]
     return {
@@ -155,4 +150,4 @@ def _kept(site: Site, sizes: Mapping[str, Size]) -> int | str | None:
         if site.kind == "attn.heads" and size.groups < min(size.units, site.units // max(1, site.group)):
             return f"{size.units}/{size.groups}"
         return f"{size.units}+{size.rank}" if size.rank else size.units
-    return site.units if site.kind == "attn.qk" and f"blocks.{site.block}.attn.vo" in sizes else None
+    return site.units if site.kind == "attn.qk" and site.rank_name("vo") in sizes else None

@@ -171,22 +171,20 @@ def block_curves(
     """Error curves of one block: of its sites, of those `ranks` and of those `paths` that are its own."""
     curves: dict[str, Curve] = {}
     i = block.block
-    for site in architecture.of_block(i):
+    for site in architecture.blocks[i].sites:
         W = weight_of(model.get_submodule(site.reader))
         curves |= site_curves(
             site, block.read_through(site.name, W) if settings.metric == "fisher" else W, block.sites[site.name],
             selector=settings.selector, ridge=settings.ridge, absorb_mean=settings.absorb_mean,
         )  # fmt: skip
         if site in paths:
-            joint = joint_of(site, W, block, absorb_mean=settings.absorb_mean, metric=settings.metric)
+            joint = joint_of(site, W, block, settings)
             curves |= path_curves(joint, curves[site.name].order, ridge=settings.ridge)
     for site in ranks:
         if site.block == i:
-            W_o = weight_of(model.get_submodule(heads_of(architecture, i).reader))
-            curves[site.name] = attention_of(
-                architecture, i, W_o, block,
-                ridge=settings.ridge, absorb_mean=settings.absorb_mean, metric=settings.metric,
-            ).curve(site)  # fmt: skip
+            heads = heads_of(architecture, i)
+            W_o = weight_of(model.get_submodule(heads.reader))
+            curves[site.name] = attention_of(heads, W_o, block, settings).curve(site)
     return curves
 
 
@@ -201,9 +199,10 @@ def _path_sites(model: PreTrainedModel, statistics: Statistics, settings: CutSet
             f"the statistics in {str(statistics.folder)!r} hold no moments of neurons together with their input, which "
             f"the recipe {settings.name!r} needs; make them with `slimformer calibrate --paths`"
         )
-    sites = [site for site in describe(model) if site.kind == "ffn.hidden" and not site.beside]
+    blocks = describe(model).blocks
+    sites = [block.neurons[0] for block in blocks if len(block.neurons) == 1 and not block.neurons[0].beside]
     found = [site for site in sites if site.gated or is_linear_apart(activation_name(model))]
-    if settings.ffn != "best" and len(found) < describe(model).n_blocks:
+    if settings.ffn != "best" and len(found) < len(blocks):
         raise UnknownMethod(
             f"the recipe {settings.name!r} puts a linear path beside neurons, which this model has or cannot have "
             f"(its activation is {activation_name(model)!r}); use another recipe"

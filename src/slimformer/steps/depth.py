@@ -36,7 +36,8 @@ from slimformer.errors import BudgetOutOfReach, UnknownMethod
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import Architecture, describe
-from slimformer.models.architecture import fingerprint, is_pre_norm
+from slimformer.models.architecture import NEURONS, fingerprint
+from slimformer.models.description import is_pre_norm
 from slimformer.models.hooks import listening
 from slimformer.models.walk import real_rows, rehearse, through
 from slimformer.nn.long_context import require_every_key
@@ -110,14 +111,15 @@ def make_shallow(
     architecture = describe(model)
     gone = blocks_to_drop(architecture, settings.budget)
     linear = settings.by != "drop"
-    if linear and not is_pre_norm(model, architecture.family):
+    neurons = [block.one(NEURONS) for block in architecture.blocks]
+    if linear and not is_pre_norm(model, neurons[0].part):
         raise UnknownMethod(
             f"in {architecture.model_type} a norm comes after what a block writes, so no linear map can stand for "
             "blocks that go; say depth.by=drop"
         )
     _require_no_scale_by_depth(model)
     streams = {split: _walk(model, architecture, data.splits[split], _room(architecture, split)) for split in BYTES}
-    bias = architecture.sites[1].reader_bias
+    bias = neurons[0].reader_bias
     maps: dict[BlockRun, Map] = {}
     progress("depth", 0, architecture.n_blocks)
     for i in range(architecture.n_blocks):
@@ -133,7 +135,7 @@ def make_shallow(
         found = least_squares(fit, held, bias=bias) if linear else maps[run]
         found = cosine(fit, held, found, bias=bias) if settings.by == "cosine" else found
         if linear:
-            absorb(small, architecture.of_block(run[0])[1], found)
+            absorb(small, neurons[run[0]], found)
         before = relative_error(held, identity(architecture.hidden))
         name = f"blocks.{run[0]} for {run[1]} after it"
         after, along = relative_error(held, found), mean_cosine(held, found)
@@ -145,8 +147,11 @@ def make_shallow(
 
 def blocks_to_drop(architecture: Architecture, budget: Budget) -> int:
     """How many blocks must go; all are of one size, so of whatever a fraction is asked, so many blocks stay."""
-    sizes = {(site.kind, site.units, site.group, site.beside) for site in architecture}
-    if len(sizes) > 2:
+    if len(architecture.stacks) > 1:
+        raise UnknownMethod(
+            f"{architecture.model_type} has several stacks of blocks; the step depth knows models of one"
+        )
+    if not architecture.blocks_alike or len({site.beside for site in architecture.neurons}) > 1:
         raise BudgetOutOfReach("the blocks of this model differ in size; drop blocks of the dense model first")
     kept = math.floor(budget.fraction * architecture.n_blocks + 1e-9)
     if not kept:
@@ -191,10 +196,10 @@ def _walk(model: PreTrainedModel, architecture: Architecture, batches: Sequence[
             break
         (stage,) = rehearse(model, architecture, [batch])
         states[0].append(real_rows(stage.state, stage.rows).cpu())
-        for i, block in enumerate(model.get_submodule(architecture.blocks).children()):
+        for i, block in enumerate(architecture.blocks):
             heard: list[Tensor] = []
-            with listening(model, outputs={Reading(architecture.of_block(i)[1]).exit: heard.append}):
-                stage.state = through(block, stage.state, stage.calls[i])
+            with listening(model, outputs={Reading(block.one(NEURONS)).exit: heard.append}):
+                stage.state = through(model.get_submodule(block.path), stage.state, stage.calls[i])
             states[i + 1].append(real_rows(stage.state, stage.rows).cpu())
             added[i].append(real_rows(heard[0], stage.rows).cpu())
         found += len(states[0][-1])

@@ -14,9 +14,9 @@ from slimformer.errors import BudgetOutOfReach
 from slimformer.evaluate.compare import compare
 from slimformer.messages.progress import silent
 from slimformer.models import describe
-from slimformer.plan import Budget, Plan, ffn_of
+from slimformer.plan import Budget, Plan, legal_sizes_of
 from slimformer.plan.curves import path_name
-from slimformer.plan.profile import least_cost
+from slimformer.plan.profile import Prices, least_cost
 from slimformer.plan.sensitivity import predicted_harm
 from slimformer.plan.settings import CutSettings
 from slimformer.run import Run
@@ -54,11 +54,8 @@ def frontier(run: Run, settings: CutSettings, budgets: Sequence[float] = ()) -> 
 def reachable(run: Run, settings: CutSettings) -> list[float]:
     """Every 5 % the format can reach, from 1 down."""
     architecture, seq_len = describe(run.dense), run.seq_len
-    least = least_cost(
-        architecture, seq_len,
-        multiple_of=settings.multiple_of, plain=run.format == "plain", allow_empty=settings.allow_empty,
-        ffn=ffn_of(settings, None, architecture, run.format),
-    )  # fmt: skip
+    legal = legal_sizes_of(settings, None, architecture, run.format)
+    least = least_cost(architecture, Prices(seq_len), legal)
     lowest = least / Budget(1.0).dense(architecture, seq_len)
     steps = [round(1 - STEP * i, 4) for i in range(int(1 / STEP))]
     fractions = [fraction for fraction in steps if fraction >= lowest]

@@ -25,7 +25,7 @@ from slimformer.models.ranks import rank_sites
 from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.models.walk import forward
 from slimformer.nn.long_context import require_every_key
-from slimformer.plan import FORMATS, Budget, Plan, allocate
+from slimformer.plan import FORMATS, Budget, Plan, Terms, allocate
 from slimformer.plan.plan import check_fits
 from slimformer.plan.profile import blank_curves
 from slimformer.plan.sensitivity import Probe, sensitivities
@@ -83,11 +83,9 @@ def make_plan(run: Run, budget: Budget, settings: CutSettings) -> Plan:
     """Spread a budget over the sites. Milliseconds."""
     model, statistics = run.dense, run.known
     require_same_model(model, statistics, run.residence)
-    return allocate(
-        describe(model), run.curves, budget=budget, seq_len=run.seq_len, settings=settings,
-        weights=site_weights(statistics, run.curves, settings), format=run.format,
-        fingerprint=statistics.provenance.fingerprint, ranks=rank_sites(model, describe(model)),
-    )  # fmt: skip
+    architecture, weights = describe(model), site_weights(statistics, run.curves, settings)
+    terms = Terms(budget, settings, run.seq_len, weights, run.format, rank_sites(model, architecture))
+    return allocate(architecture, run.curves, terms, fingerprint=statistics.provenance.fingerprint)
 
 
 def priced(run: Run, budget: Budget) -> Budget:
@@ -165,10 +163,9 @@ def even_plan(
     require_every_key(model)
     architecture = describe(model)
     blank = {name: curve for site in architecture for name, curve in blank_curves(site, settings.selector).items()}
-    return allocate(
-        architecture, blank, budget=budget, seq_len=sequence_length(model, architecture, seq_len),
-        settings=settings.model_copy(update={"allocation": "uniform", "ffn": "neurons"}), weights={}, format=format,
-    )  # fmt: skip
+    even = settings.model_copy(update={"allocation": "uniform", "ffn": "neurons"})
+    length = sequence_length(model, architecture, seq_len)
+    return allocate(architecture, blank, Terms(budget, even, length, format=format))
 
 
 def replay(

@@ -32,7 +32,7 @@ from slimformer.files.reading import read_bytes
 from slimformer.files.versions import versions
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.short import Short
-from slimformer.models.architecture import Architecture, describe
+from slimformer.models import Architecture, describe
 from slimformer.models.opening import Opening
 from slimformer.models.stream import Skeleton, sketch
 from slimformer.models.walk import ending_in, last_states

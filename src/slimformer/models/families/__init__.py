@@ -3,6 +3,7 @@
 Architectures that live in the lab add theirs when they register (`lab.architectures`).
 """
 
+from dataclasses import replace
 from typing import Any
 
 from slimformer.errors import UnknownArchitecture
@@ -37,4 +38,10 @@ def family_of(kind: Any) -> Family:
             "(docs/adding-a-family.md says how to add one)"
         )
     family = FAMILIES[model_type]
-    return family if isinstance(kind, str) or family.of_config is None else family.of_config(kind)
+    if isinstance(kind, str) or not any(isinstance(stack.image, str) for stack in family.stacks):
+        return family
+    stacks = tuple(
+        replace(stack, image=bool(getattr(kind, stack.image))) if isinstance(stack.image, str) else stack
+        for stack in family.stacks
+    )
+    return replace(family, stacks=stacks)

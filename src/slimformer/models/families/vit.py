@@ -1,24 +1,35 @@
 """ViT: pre-norm image encoder."""
 
-from slimformer.models.family import Derived, Family
+from slimformer.models.family import AttentionPart, Derived, Family, FeedForwardPart, StackLayout
 
 VIT = Family(
     name="vit",
     model_types=("vit",),
-    blocks="layers",
-    query="attention.q_proj",
-    key="attention.k_proj",
-    value="attention.v_proj",
-    attn_out="attention.o_proj",
-    ffn_in=("mlp.fc1",),
-    ffn_out="mlp.fc2",
-    head_dim="attention.head_dim",
-    heads_key="num_attention_heads",
-    ffn_key="intermediate_size",
-    ffn_norm="layernorm_after",
-    mlp="mlp",
-    final_norm="layernorm",
-    derived=(Derived("attention.num_attention_heads", "heads"),),
-    image=True,
-    plain_heads=True,
+    stacks=(
+        StackLayout(
+            blocks="layers",
+            final_norm="layernorm",
+            image=True,
+            parts=(
+                AttentionPart(
+                    query="attention.q_proj",
+                    key="attention.k_proj",
+                    value="attention.v_proj",
+                    out="attention.o_proj",
+                    head_dim="attention.head_dim",
+                    heads_key="num_attention_heads",
+                    norm="layernorm_before",
+                    derived=(Derived("attention.num_attention_heads", "heads"),),
+                    plain_heads=True,
+                ),
+                FeedForwardPart(
+                    writers=("mlp.fc1",),
+                    out="mlp.fc2",
+                    neurons_key="intermediate_size",
+                    norm="layernorm_after",
+                    mlp="mlp",
+                ),
+            ),
+        ),
+    ),
 )

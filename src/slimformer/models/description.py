@@ -1,0 +1,139 @@
+"""From a model to its architecture: sizes are read off the modules a family names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from slimformer.errors import UnknownArchitecture
+from slimformer.messages.arguments import IN_MEMORY, check_arguments
+from slimformer.models.architecture import (
+    HEADS,
+    NEURONS,
+    Architecture,
+    Block,
+    Fixed,
+    Site,
+    Stack,
+    Writer,
+    base_path,
+    has_bias,
+    out_in,
+    weight_of,
+)
+from slimformer.models.families import family_of
+from slimformer.models.family import AttentionPart, FeedForwardPart, Part, StackLayout
+
+
+def is_pre_norm(model: PreTrainedModel, part: Part) -> bool:
+    """Is the stream itself normed only before it is read, never after it was added to? OPT comes both ways."""
+    return part.norm_after is None or (part.norm is not None and bool(model.config.do_layer_norm_before))
+
+
+@check_arguments(model=IN_MEMORY)
+def describe(model: PreTrainedModel) -> Architecture:
+    """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
+    family = family_of(model.config)
+    stacks: list[Stack] = []
+    try:
+        for layout in family.stacks:
+            stacks.append(_stack(model, layout, sum(len(stack.blocks) for stack in stacks), len(family.stacks) > 1))
+    except AttributeError as error:  # code of somebody else under a known model_type
+        raise UnknownArchitecture(
+            f"{type(model).__name__}: its modules are not those of the {family.name} family ({error})"
+        ) from error
+    for stack in stacks:
+        if not stack.blocks:
+            raise UnknownArchitecture(
+                f"{type(model).__name__}: there is no block under {stack.path!r}, so there is nothing to shrink"
+            )
+    return Architecture(family, model.config.model_type, tuple(stacks))
+
+
+def _stack(model: PreTrainedModel, layout: StackLayout, first: int, named: bool) -> Stack:
+    path = base_path(model) + layout.blocks
+    prefix = f"{layout.name}." if named else ""
+    blocks = [
+        Block(first + n, f"{prefix}blocks.{n}", f"{path}.{n}", ())
+        for n, _ in enumerate(model.get_submodule(path).children())
+    ]
+    return Stack(layout, path, tuple(replace(block, sites=_sites(model, layout, block)) for block in blocks))
+
+
+def _sites(model: PreTrainedModel, layout: StackLayout, block: Block) -> tuple[Site, ...]:
+    out = []
+    for n, part in enumerate(layout.parts):
+        site = _heads(model, part, block) if isinstance(part, AttentionPart) else _neurons(model, part, block)
+        norm = f"{block.path}.{part.norm}" if part.norm and is_pre_norm(model, part) else ""
+        first_writer = site.writers[0].module if site.writers else site.module
+        out.append(replace(site, norm=norm, entry=block.path if n == 0 else norm or first_writer))
+    return tuple(out)
+
+
+def _heads(model: PreTrainedModel, part: AttentionPart, block: Block) -> Site:
+    module = model.get_submodule(block.path)
+    name, reader_path = f"{block.name}.{part.name}.heads", f"{block.path}.{part.out}"
+    attention: Any = module.get_submodule(part.module)
+    if getattr(attention, "fixed", ""):  # its form has no rows and columns for each head
+        params = sum(parameter.numel() for parameter in attention.parameters())
+        return Site(
+            name, HEADS, block.index, attention.num_attention_heads, attention.head_dim, 1,
+            attention.config.hidden_size, (), reader_path, False, part, block.path,
+            fixed=Fixed(attention.macs, params, attention.fixed),
+        )  # fmt: skip
+    ranks = getattr(attention, "ranks", None)  # of nn.ragged.RankAttention, be it the package's or a checkpoint's own
+    qk, vo = (ranks["qk"], ranks["vo"]) if ranks else (dense_head_dim(part, module),) * 2
+    reader = module.get_submodule(part.out)
+    units, kv_units = _head_counts(part, module, qk + vo)
+    group = units // kv_units if kv_units else 1
+    roles = [(part.query, qk, 1), (part.key, qk, group), (part.value, vo, group)]
+    writers = tuple(
+        Writer(
+            f"{block.path}.{path}", width, has_bias(module.get_submodule(path)), shared,
+            role if part.fused else 0, 3 if part.fused else 1,
+        )
+        for role, (path, width, shared) in enumerate(roles)
+    )  # fmt: skip
+    return Site(
+        name, HEADS, block.index, units, max(1, vo), group, out_in(reader)[0], writers, reader_path, has_bias(reader),
+        part, block.path,
+    )  # fmt: skip
+
+
+def dense_head_dim(part: AttentionPart, block: nn.Module) -> int:
+    """The width of one head of the model as it was trained, whatever ranks were cut to since."""
+    attention: Any = block.get_submodule(part.module)
+    return int(attention.head_dim) if hasattr(attention, "ranks") else _attribute(block, part.head_dim)
+
+
+def _head_counts(part: AttentionPart, block: nn.Module, widths: int) -> tuple[int, int]:
+    """Query heads and key/value heads, from the sizes of the matrices; `widths` is that of a key and a value."""
+    if widths == 0:  # a head without values is none
+        return 0, 0
+    rows = [out_in(block.get_submodule(name))[0] for name in (part.query, part.key, part.value)]
+    columns = out_in(block.get_submodule(part.out))[1]
+    if part.fused:
+        units = (rows[0] + columns) // (2 * widths)
+        return units, units
+    return (rows[0] + columns) // widths, (rows[1] + rows[2]) // widths
+
+
+def _neurons(model: PreTrainedModel, part: FeedForwardPart, block: Block) -> Site:
+    module = model.get_submodule(block.path)
+    reader = module.get_submodule(part.out)
+    outer, units = out_in(reader)
+    writers = tuple(Writer(f"{block.path}.{path}", 1, has_bias(module.get_submodule(path))) for path in part.writers)
+    beside = list(getattr(module.get_submodule(part.module), "bypass", ()))
+    return Site(
+        f"{block.name}.{part.name}.hidden", NEURONS, block.index, units, 1, 1, outer,
+        writers, f"{block.path}.{part.out}", has_bias(reader), part, block.path,
+        beside=sum(weight_of(layer).numel() for layer in beside), path_bias=any(has_bias(layer) for layer in beside),
+    )  # fmt: skip
+
+
+def _attribute(module: nn.Module, path: str) -> int:
+    *parents, name = path.split(".")
+    return int(getattr(module.get_submodule(".".join(parents)), name))

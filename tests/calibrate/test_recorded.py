@@ -81,7 +81,13 @@ WRAPPED = "\n".join([*["word " * 15 + "end"] * 6, "end."])
         ("\n".join(["x"] * 9 + ["<|endoftext|>"]), True, ["x"] * 9),
         ("= A =\n\n" + "\n".join(["x"] * 9), True, ["= A =", *["x"] * 9]),
         (f"{WRAPPED}\n\n{WRAPPED}\n\n{WRAPPED}", True, [WRAPPED] * 3),
-    ],
+        ("\n".join(["x"] * 200 + ["<|endoftext|>"] + ["y"] * 200), True, ["x"] * 200 + ["y"] * 200),
+        ("\n".join(["x" * 60] * 200 + [""] + ["y" * 60] * 200), True, ["x" * 60] * 200 + ["y" * 60] * 200),
+        ("\n".join(["", "= A =", "", *"xxxxxxxxx", "", "= B =", "", *"xxxxxxxxx"]), True,
+         ["= A =", *["x"] * 9, "= B =", *["x"] * 9]),
+        ("a\n\nb\n<|endoftext|>\n", False, ["a", "b"]),
+        ("<|endoftext|>\na\n\nb\n<|endoftext|>\nc", False, ["a\n\nb", "c"]),
+    ],  # fmt: skip
     ids=[
         "lines",
         "running text",
@@ -93,6 +99,11 @@ WRAPPED = "\n".join([*["word " * 15 + "end"] * 6, "end."])
         "a last marker",
         "one title",
         "wrapped paragraphs",
+        "a stray marker in a list",
+        "lines of one width",
+        "two titles in a list",
+        "a last marker of running text",
+        "a first marker",
     ],
 )
 def test_what_a_text_file_holds(text, rows, texts, tmp_path):

@@ -50,7 +50,10 @@ def adapt(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Adapt the head of a language model to the domain of --data, in closed form; perplexity before and after."""
+    """Adapt the head of a language model to the domain of --data, in closed form.
+
+    Perplexity before and after on what was held out of --data, on other text that is built in, and on --source-data.
+    """
     name = joined(data)
     require_adaptation(method)
     if out_folder is not None:
@@ -58,6 +61,7 @@ def adapt(
     require_model(model, opening)
     require_data(name, source_data or None)
 
+    from slimformer.calibrate.builtin import BUILTIN
     from slimformer.calibrate.gather import gather
     from slimformer.heads import adapt as lm_adapt
     from slimformer.models import describe
@@ -68,8 +72,9 @@ def adapt(
         "seq_len": seq_len, "tokens": tokens, "samples": samples, "columns": column_names(columns), "seed": seed
     }  # fmt: skip
     architecture = describe(loaded.model)
-    splits = gather(name, loaded.model, loaded.processor, architecture, **how).splits
-    texts = {"domain": splits["report"]}
+    read = gather(name, loaded.model, loaded.processor, architecture, **how, broad=True)
+    splits = read.splits | read.own  # broad text is measured on, not fitted
+    texts = {"domain": splits["report"], **{f"{BUILTIN}: {source}": part for source, part in read.other.items()}}
     if source_data:
         old = gather(source_data, loaded.model, loaded.processor, architecture, **how, purpose="evaluation")
         texts["source"] = old.splits["report"]
@@ -82,7 +87,8 @@ def adapt(
         measured = lm_adapt.before_and_after(loaded.model, adapted, texts)
         report = {
             "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": found.chosen, "data": name,
-            "source_data": source_data, "tokens": len(fit.t), "perplexity": measured, "warning": warning,
+            "source_data": source_data, "tokens": len(fit.t), "perplexity": measured,
+            "warnings": [*([warning] if warning else ()), *lm_adapt.worse_elsewhere(measured)],
         }  # fmt: skip
         if out_folder is not None:
             _save_adapted(loaded, adapted, out_folder, report, force)

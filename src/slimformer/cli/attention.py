@@ -59,6 +59,7 @@ def attention(
     from slimformer.inspect.rows import row_spaces
     from slimformer.models import describe
     from slimformer.models.load import load_model
+    from slimformer.report.names import source_names
     from slimformer.report.rows import rows_told, show_rows
 
     loaded = load_model(model, opening.resolve())
@@ -77,7 +78,7 @@ def attention(
 
     def tables() -> None:
         for each in found:
-            show_rows(each, out)
+            show_rows(each, out, data=source_names(name), sequences=sequences)
 
     emit(told, as_json, quiet, tables)
 

@@ -23,7 +23,7 @@ from slimformer.cli.options import (
     Stats,
     opens_model,
 )
-from slimformer.cli.output import emit, front_table, out
+from slimformer.cli.output import emit, front_table, out, show_data
 from slimformer.cli.terminal import showing_progress
 
 
@@ -49,13 +49,18 @@ def frontier(
         require_free_file(out_file, force, FRONT)
     asked = front_asked(stats, budgets, recipe, format, (model, opening))
     with showing_progress(hidden=quiet or as_json) as progress:
-        *_, points = planned_front(stats, asked, format, (model, opening), progress)
-    rows = [point.to_json() for point in points]
-    found = {"slimformer_front": 1, "recipe": recipe, "format": format, "points": rows}
+        run, _, points = planned_front(stats, asked, format, (model, opening), progress)
+    rows, made = [point.to_json() for point in points], run.known.provenance
+    found = {"slimformer_front": 1, "recipe": recipe, "format": format, "data": made.data, "points": rows}
     if out_file is not None:
         with writing_file(out_file, force=force, kind=FRONT) as file:
             file.write_text(json.dumps(found, indent=1))
-    emit(found, as_json, quiet, lambda: out.print(front_table(rows)))
+
+    def tables() -> None:
+        show_data(made)
+        out.print(front_table(rows))
+
+    emit(found, as_json, quiet, tables)
 
 
 def front_asked(

@@ -73,6 +73,16 @@ def show_result(report: Any, folder: Path, as_json: bool, quiet: bool) -> None:
     emit(report.to_dict(), as_json, quiet, tables)
 
 
+def show_data(made: Any) -> None:
+    """Above a table of what is planned: the text that statistics are of, and that nothing was measured."""
+    from rich.text import Text
+
+    from slimformer.evaluate.assessment import known_data
+    from slimformer.report.console import measured_line
+
+    out.print(Text(measured_line(known_data(made), [])))
+
+
 def front_table(rows: list[dict[str, Any]]) -> Table:
     """One line for each budget."""
     from rich.table import Table

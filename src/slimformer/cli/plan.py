@@ -25,7 +25,7 @@ from slimformer.cli.options import (
     Stats,
     opens_model,
 )
-from slimformer.cli.output import emit, out
+from slimformer.cli.output import emit, out, show_data
 from slimformer.cli.terminal import showing_progress
 
 
@@ -73,4 +73,9 @@ def plan(
         made = make_plan(run, priced(run, budget_of(**asked)), settings)
         with writing_file(out_file, force=force, kind=PLAN) as file:
             file.write_text(made.to_json())
-    emit(json.loads(made.to_json()), as_json, quiet, lambda: out.print(kept(plan_table(describe(run.dense), made))))
+
+    def tables() -> None:
+        show_data(statistics.provenance)
+        out.print(kept(plan_table(describe(run.dense), made)))
+
+    emit(json.loads(made.to_json()), as_json, quiet, tables)

@@ -7,13 +7,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from slimformer.messages.words import option
+from slimformer.report.names import source_names
 
 
 def show_probe(report: dict[str, Any], folder: Path | None, out: Console) -> None:
     """What was tried, what it scores, and where it is."""
-    tried = Table(title=f"{report['kind']} on {report['rows']:,} rows: leave-one-out", title_justify="left")
+    rows = f"{report['rows']:,} rows of {source_names(report['data'])}"
+    tried = Table(title=Text(f"{report['kind']} on {rows}: leave-one-out"), title_justify="left")
     for name in ("features", "loss", "error", "shrinkage"):
         tried.add_column(name, justify="right")
     for row in report["tried"]:
@@ -45,7 +48,8 @@ def fresh_head_line(head: dict[str, Any]) -> str:
 
 def scores_table(scores: dict[str, Any]) -> Table:
     """Scores with their intervals."""
-    table = Table(title=f"{scores['data']}: {scores['examples']:,} examples", title_justify="left")
+    name = source_names(scores["data"])
+    table = Table(title=Text(f"measured on {name}: {scores['examples']:,} examples"), title_justify="left")
     for name in ("score", "value", "95 % interval"):
         table.add_column(name, justify="right")
     for name, value in scores.items():
@@ -70,10 +74,10 @@ def confusion_table(matrix: dict[str, Any]) -> Table:
 
 def show_match(report: dict[str, Any], folder: Path | None, out: Console) -> None:
     """One line for each method and direction."""
-    title = (
-        f"{report['held_out']:,} held-out pairs, fitted on {report['pairs']:,}; chance {report['chance']['R@1']:.4f}"
-    )
-    table = Table(title=title, title_justify="left")
+    name = source_names(report["data"]) or " and ".join(source_names(report[side]) for side in ("source", "target"))
+    pairs = f"{report['held_out']:,} held-out pairs, fitted on {report['pairs']:,}"
+    title = f"measured on {name}: {pairs}; chance {report['chance']['R@1']:.4f}"
+    table = Table(title=Text(title), title_justify="left")
     for name in ("method", "way", "R@1", "95 %", "R@5", "R@10", "median rank", "R@1 without hubs"):
         table.add_column(name, justify="right")
     for row in report["methods"]:
@@ -90,16 +94,19 @@ def show_match(report: dict[str, Any], folder: Path | None, out: Console) -> Non
 
 
 def show_adapted(report: dict[str, Any], folder: Path | None, out: Console) -> None:
-    """Perplexity before and after on every text."""
-    table = Table(title=f"{report['method']} on {report['tokens']:,} tokens: {report['chosen']}", title_justify="left")
-    for name in ("held-out text", "before", "after", "nats per token", "95 % interval"):
-        table.add_column(name, justify="right")
+    """Perplexity before and after on every text, by its name."""
+    fitted = f"{report['tokens']:,} tokens of {source_names(report['data'])}"
+    table = Table(title=Text(f"{report['method']} on {fitted}: {report['chosen']}"), title_justify="left")
+    for name in ("held-out text", "tokens", "documents", "before", "after", "nats per token", "95 % interval"):
+        table.add_column(name, justify="left" if name == "held-out text" else "right")
+    names = {"domain": source_names(report["data"]), "source": source_names(report["source_data"])}
     for name, found in report["perplexity"].items():
         interval = f"{found['low']:+.3f} … {found['high']:+.3f}" if "low" in found else ""
-        nats = f"{found['nats']:+.3f}" if "nats" in found else ""
-        table.add_row(name, f"{found['before']:.2f}", f"{found['after']:.2f}", nats, interval)
+        amount = (f"{found['tokens']:,}", f"{found['documents']:,}")
+        values = (f"{found['before']:.2f}", f"{found['after']:.2f}", f"{found['nats']:+.3f}")
+        table.add_row(Text(names.get(name, name)), *amount, *values, interval)
     out.print(table)
-    if report["warning"]:
-        out.print(f"note: {report['warning']}", style="yellow")
+    for note in report["warnings"]:
+        out.print(Text(f"note: {note}", style="yellow"))
     if folder is not None:
         out.print(f"\nsaved in {folder}")

@@ -28,10 +28,11 @@ def rows_told(blocks: Sequence[RowSpaces], share: float) -> dict[str, Any]:
     return {"n": n, "share": share, "layers": layers, "identity": identity}
 
 
-def show_rows(found: dict[str, Any], console: Console) -> None:
-    """Means over heads, and what they say."""
+def show_rows(found: dict[str, Any], console: Console, *, data: str, sequences: int) -> None:
+    """Means over heads on sequences of these data, and what they say."""
     n, share = found["n"], found["share"]
-    table = Table(title=f"keys that keep {share:.0%} of attention over {n} tokens", title_justify="left")
+    title = f"keys that keep {share:.0%} of attention over {n} tokens\nmeasured on {data}: {sequences:,} sequences"
+    table = Table(title=Text(title), title_justify="left")
     for column in COLUMNS:
         table.add_column(column, justify="right")
     for each in found["layers"]:

@@ -13,7 +13,10 @@ show too little of a tail:
 
     g(T) = T + k (T² / 3 + 1 / 6) + k² T³ / 27,        bounds where g((x̄ − x) / error) = ± t
 
-Quantities that cannot be negative (KL, 1 − cosine) are bounded on a logarithmic scale. Shares (agreement) have the
+Quantities that cannot be negative (KL, 1 − cosine) have their lower bound on a logarithmic scale. Above, their tail is
+long even where a sample shows none of it, so their γ is taken as min(3, n / 12) at least: a sample without the rare
+documents that suffer most has both too small a mean and too small an error. Few documents need less of it, because
+their t is wide already. Shares (agreement) have the
 interval of Agresti and Coull with the number of examples that would have the same error; differences of two shares
 (accuracy) count half an example more for either side, so that no discordant pair does not mean no doubt. How often
 all of them cover is measured in benchmarks/coverage.py.
@@ -47,6 +50,7 @@ Vector = NDArray[np.float64]
 HALF = 0.5  # of an example, added to either side of a difference of shares
 LONG_SIDE = 2.0  # times the skewness of the sample; by simulation, see benchmarks/coverage.py
 WIDEST = 0.85  # k · t at most: the long side grows by no more than 70 %, and the transformation stays far from its end
+LONG_TAIL, PER_DOCUMENT, WIDER = 3.0, 1 / 12, 0.9  # the same for what is never negative: γ at least, and k · t at most
 
 
 @dataclass(frozen=True)
@@ -72,17 +76,23 @@ class Difference:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A weighted mean, its standard error, the degrees of freedom of the error, and k = γ / √n of its residuals."""
+    """A weighted mean, its standard error, the degrees of freedom of the error, and γ of its residuals."""
 
     value: float
     error: float
     freedom: float
     skewness: float
     documents: int
+    widest: float = WIDEST
+
+    @property
+    def k(self) -> float:
+        limit = self.widest / student.ppf(0.975, self.freedom)
+        return float(np.clip(self.skewness / np.sqrt(self.documents), -limit, limit))
 
     def bounds(self, level: float) -> tuple[float, float]:
         t = self.quantile(level)
-        below, above = (self.error * _inverse_hall(end, self.skewness) for end in (t, -t))
+        below, above = (self.error * _inverse_hall(end, self.k) for end in (t, -t))
         return self.value - max(t * self.error, below), self.value + max(t * self.error, -above)
 
     def quantile(self, level: float) -> float:
@@ -95,7 +105,7 @@ class _Estimate:
         if self.error == 0:
             return least
         T = self.value / self.error
-        closest = min(abs(T), abs(_hall(T, self.skewness)))
+        closest = min(abs(T), abs(_hall(T, self.k)))
         return float(min(1.0, max(least, 2 * student.sf(closest, self.freedom))))
 
 
@@ -274,10 +284,7 @@ def _estimate(x: Vector, w: Vector) -> _Estimate:
     u = h * r
     size = float(np.sqrt((u**2).mean()))
     skewness = float((u**3).mean()) / size**3 if size > 0 else 0.0
-    freedom = _freedom(h)
-    limit = WIDEST / student.ppf(0.975, freedom)
-    k = float(np.clip(LONG_SIDE * skewness / np.sqrt(n), -limit, limit))
-    return _Estimate(value, error, freedom, k, n)
+    return _Estimate(value, error, _freedom(h), LONG_SIDE * skewness, n)
 
 
 def _leverage(h: Vector) -> Vector:
@@ -292,7 +299,8 @@ def _freedom(h: Vector) -> float:
 
 
 def _positive(found: _Estimate, level: float) -> Interval:
-    _, high = found.bounds(level)
+    least = min(LONG_TAIL, PER_DOCUMENT * found.documents)
+    _, high = replace(found, skewness=max(found.skewness, least), widest=WIDER).bounds(level)
     if found.value <= 0:
         return Interval(found.value, min(0.0, found.value), high, level)
     factor = float(np.exp(min(found.quantile(level) * found.error / found.value, 700.0)))

@@ -8,7 +8,8 @@ gives the interval that a report would print, and the value of the whole populat
 `bootstrap` is what was printed before: percentiles over windows of 512 tokens, which are not independent.
 
 The constants of `evaluate.intervals` were chosen with the first three sources in sight, those of KL with stories260K
-alone; MRPC (sentences of news) was not looked at before, stories15M not for KL. Documents are scored one by one, from their start, not across separators as in a run.
+alone; MRPC (sentences of news) was not looked at before, stories15M not for KL. Documents are scored one by one, from
+their start, not across separators as in a run.
 """
 
 from __future__ import annotations

@@ -83,11 +83,14 @@ WRAPPED = "\n".join([*["word " * 15 + "end"] * 6, "end."])
         (f"{WRAPPED}\n\n{WRAPPED}\n\n{WRAPPED}", True, [WRAPPED] * 3),
         ("\n".join(["x"] * 200 + ["<|endoftext|>"] + ["y"] * 200), True, ["x"] * 200 + ["y"] * 200),
         ("\n".join(["x" * 60] * 200 + [""] + ["y" * 60] * 200), True, ["x" * 60] * 200 + ["y" * 60] * 200),
-        ("\n".join(["", "= A =", "", *"xxxxxxxxx", "", "= B =", "", *"xxxxxxxxx"]), True,
-         ["= A =", *["x"] * 9, "= B =", *["x"] * 9]),
+        (
+            "\n".join(["", "= A =", "", *"xxxxxxxxx", "", "= B =", "", *"xxxxxxxxx"]),
+            True,
+            ["= A =", *["x"] * 9, "= B =", *["x"] * 9],
+        ),
         ("a\n\nb\n<|endoftext|>\n", False, ["a", "b"]),
         ("<|endoftext|>\na\n\nb\n<|endoftext|>\nc", False, ["a\n\nb", "c"]),
-    ],  # fmt: skip
+    ],
     ids=[
         "lines",
         "running text",

@@ -146,8 +146,7 @@ def show_table(place: Path, as_json: bool, quiet: bool) -> None:
         table = Table(*map(escape, header))
         for line in lines:
             table.add_row(*map(escape, line))
-        for line in data:
-            out.print(Text(line))
+        out.print(Text("\n".join(data)))
         out.print(table)
         names = ", ".join(file.name for file in files)
         out.print(f"{len(results)} runs are in {place}; table and figures: {names}", markup=False)

@@ -18,7 +18,7 @@ from slimformer.evaluate import assessment as assess
 from slimformer.evaluate.data_notes import unnamed_data
 from slimformer.models import describe
 from slimformer.models.load import load_model
-from slimformer.report.console import measured_line
+from slimformer.report.names import measured_line
 from slimformer.report.page import html_page
 
 WORDS = random.Random(0)

@@ -12,7 +12,7 @@ NONE = "–"
 
 
 def task_table(found: dict[str, Any]) -> RenderableType:
-    """One line for each score: both models, their difference with its interval and test, the recovery."""
+    """One line for each score, below the data: both models, their difference with its interval and test, recovery."""
     table = Table(title=Text(f"{found['task']} · {found['small']} against {found['dense']}"), title_justify="left")
     table.add_column("")
     for column in ("dense", "small", "difference (95 %)", "p", "recovery"):
@@ -26,8 +26,8 @@ def task_table(found: dict[str, Any]) -> RenderableType:
             _within(metric["recovery"], metric["recovery_low"], metric["recovery_high"], ".1f", " %"),
         )
     settings = " · ".join(f"{name} {_plain(value)}" for name, value in found["settings"].items())
-    lines = [f"{found['examples']:,} {found['unit']} of {_scored(found)} · {settings}", *found["notes"]]
-    return Group(table, *(Text(line, style="dim") for line in lines))
+    above = Text(f"measured on {found['examples']:,} {found['unit']} of {_scored(found)}")
+    return Group(above, table, *(Text(line, style="dim") for line in (settings, *found["notes"])))
 
 
 SIDES = ("dense", "small")

@@ -89,6 +89,7 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=700, help="of every kind of file")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--times", type=int, default=16, help="each command is killed")
+    parser.add_argument("--only", nargs="*", default=(), help="commands to kill; what is known of the others stays")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -98,7 +99,8 @@ def main() -> int:
         place = MEMORY if part == "fuzz" and MEMORY.is_dir() else None
         with tempfile.TemporaryDirectory(prefix="hardening-", dir=place) as scratch:
             root = Path(scratch)
-            known[part] = fuzz(asked.examples, root) if part == "fuzz" else kills(asked.times, root)
+            before = known.get("kills", {}).get("jobs", {})
+            known[part] = fuzz(asked.examples, root) if part == "fuzz" else kills(asked.times, root, asked.only, before)
         write_json(asked.results, known, indent=1)
     misread = any(known.get("fuzz", {}).get(name, 0) for name in (MISREAD, TRACEBACK, "slow"))
     return 1 if misread or harmed(known.get("kills", {})) else 0

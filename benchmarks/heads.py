@@ -37,6 +37,7 @@ from slimformer.evaluate.intervals import mcnemar, mean_interval, score_interval
 from slimformer.evaluate.predictions import calibration_error, macro_f1
 from slimformer.evaluate.scores import spearman
 from slimformer.heads.analytic import AnalyticHead
+from slimformer.heads.asked import ADAPTATIONS
 
 RESULTS = Path(__file__).parent / "results"
 HEADS: dict[str, dict[str, Any]] = {
@@ -320,7 +321,7 @@ def lm() -> dict[str, Any]:
     fit, select = (lm_adapt.states_of(loaded.model, part) for part in (valid[:2], valid[2:]))
     before = {name: perplexity(loaded.model, batches) for name, batches in texts.items()}
     rows = []
-    for method in lm_adapt.METHODS:
+    for method in ADAPTATIONS:
         started = time.process_time()
         found = lm_adapt.adapt_head(loaded.model, fit, select, method)
         seconds = time.process_time() - started

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,7 +269,10 @@ def killed(job: Job, arguments: tuple[object, ...], after: float | None, at_chan
         gone, _ = os.waitpid(pid, os.WNOHANG)
         if gone:
             return False
-        os.killpg(pid, signal.SIGKILL)
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:  # so soon that it has no group of its own yet
+            os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     return os.WIFSIGNALED(status)
 
@@ -335,9 +338,12 @@ def refuses_others(job: Job, whole: Path) -> bool:
     return ended.code == 2 and ended.err.count("\n") == 1 and files(job.out.parent) == before
 
 
-def kills(times: int, root: Path, only: tuple[str, ...] = (), seed: int = 0) -> dict[str, Any]:
-    """Kill every command so many times; what is there afterwards is whole or nothing, and nothing is lost."""
-    draw, found = random.Random(seed), dict[str, Any]()
+def kills(times: int, root: Path, only: Sequence[str] = (), known: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Kill every command so many times; what is there afterwards is whole or nothing, and nothing is lost.
+
+    With `only`, these commands; what is `known` of the others stays.
+    """
+    draw, found = random.Random(0), dict(known or {}) if only else dict[str, Any]()
     for name, job in jobs(root).items():
         if not only or name in only:
             found[name] = kill_often(job, times, draw)

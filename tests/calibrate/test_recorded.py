@@ -18,7 +18,7 @@ from slimformer.evaluate import assessment as assess
 from slimformer.evaluate.data_notes import unnamed_data
 from slimformer.models import describe
 from slimformer.models.load import load_model
-from slimformer.report.console import measured_line
+from slimformer.report.names import measured_line
 from slimformer.report.page import html_page
 
 WORDS = random.Random(0)
@@ -81,6 +81,15 @@ WRAPPED = "\n".join([*["word " * 15 + "end"] * 6, "end."])
         ("\n".join(["x"] * 9 + ["<|endoftext|>"]), True, ["x"] * 9),
         ("= A =\n\n" + "\n".join(["x"] * 9), True, ["= A =", *["x"] * 9]),
         (f"{WRAPPED}\n\n{WRAPPED}\n\n{WRAPPED}", True, [WRAPPED] * 3),
+        ("\n".join(["x"] * 200 + ["<|endoftext|>"] + ["y"] * 200), True, ["x"] * 200 + ["y"] * 200),
+        ("\n".join(["x" * 60] * 200 + [""] + ["y" * 60] * 200), True, ["x" * 60] * 200 + ["y" * 60] * 200),
+        (
+            "\n".join(["", "= A =", "", *"xxxxxxxxx", "", "= B =", "", *"xxxxxxxxx"]),
+            True,
+            ["= A =", *["x"] * 9, "= B =", *["x"] * 9],
+        ),
+        ("a\n\nb\n<|endoftext|>\n", False, ["a", "b"]),
+        ("<|endoftext|>\na\n\nb\n<|endoftext|>\nc", False, ["a\n\nb", "c"]),
     ],
     ids=[
         "lines",
@@ -93,6 +102,11 @@ WRAPPED = "\n".join([*["word " * 15 + "end"] * 6, "end."])
         "a last marker",
         "one title",
         "wrapped paragraphs",
+        "a stray marker in a list",
+        "lines of one width",
+        "two titles in a list",
+        "a last marker of running text",
+        "a first marker",
     ],
 )
 def test_what_a_text_file_holds(text, rows, texts, tmp_path):

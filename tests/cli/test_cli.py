@@ -83,7 +83,18 @@ def test_a_sweep_measures_the_models_cut_would_make(stats, shelf):
         done("sweep", stats, "--data", shelf / "text.txt", "--tokens", 600, "--macs", "0.9,0.6", "--json").out
     )
     assert [point["budget"] for point in found["points"]] == [0.9, 0.6]
-    assert all(metric["small"] is not None for point in found["points"] for metric in point["metrics"])
+    metrics = [metric for point in found["points"] for metric in point["metrics"]]
+    assert all(metric["small"] is not None and metric["low"] is not None for metric in metrics)
+    shown = done("sweep", stats, "--data", shelf / "text.txt", "--tokens", 600, "--macs", 0.6).out
+    assert shown.startswith("measured on text.txt: ")
+    assert f"{metrics[-1]['low']:+.2g}" in shown and f"{metrics[-1]['high']:+.2g}" in shown
+
+
+def test_plans_name_the_text_they_rest_on(stats, shelf, tmp_path):
+    for line in (("frontier", stats, "--macs", 0.6), ("plan", stats, "--macs", 0.6, "--out", tmp_path / "plan.json")):
+        assert done(*line).out.startswith("calibrated on text.txt; not measured\n")
+    asked = ("--data", shelf / "text.txt", "--sequences", 2, "--lengths", 8)
+    assert "measured on text.txt: 2 sequences" in done("attention", shelf / "llama", *asked).out
 
 
 @pytest.mark.parametrize(
@@ -321,7 +332,8 @@ def test_a_certificate_is_about_documents(shelf, tmp_path):
     )
     certificate = found["certificate"]
     assert certificate["documents"] >= 12
-    assert f"{certificate['documents']} documents" in certificate["promise"]
+    assert f"if the {certificate['documents']} tested were drawn" in certificate["promise"]
+    assert "over documents like those of text.txt (the first " in certificate["promise"], "the population is named"
 
 
 @pytest.mark.parametrize(

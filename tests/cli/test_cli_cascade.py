@@ -84,6 +84,7 @@ def test_a_language_model_scores_windows(shelf: Path, stats: Path, tmp_path: Pat
     assert found["measure"] == "perplexity" and found["large"]["macs"] <= 0.8
     assert package.load_cascade(tmp_path / "out").scores_text
     said = done("cascade", stats, *data, "--macs", "0.6,0.8", "--out", tmp_path / "out", "--force").out
+    assert said.startswith("measured on ") and "inputs held out" in said.splitlines()[0]
     assert "small alone" in said and "slimformer.load_cascade" in said
 
 

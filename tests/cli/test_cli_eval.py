@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,8 @@ def test_a_task_is_scored_shown_and_recorded(smaller, shelf, tmp_path):
     done("report", smaller)  # the page was made anew with the record
     assert (smaller / "report.html").read_bytes() == before
     assert b"ptb-new" in before
-    assert "recovery" in done(*asked).out
+    said = " ".join(done(*asked).out.split())
+    assert "recovery" in said and re.match(r"measured on [0-9]+ windows of \S*ptb.test.txt ", said)
     assert done(*asked, "-q").out == ""
 
 

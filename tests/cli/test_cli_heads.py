@@ -42,7 +42,8 @@ def test_probe_saves_a_stock_classifier_and_says_how_good_it_is(shelf, rows, tmp
     assert model.config.num_hidden_layers == report["reading"]["layer"]
     assert read_head(tmp_path / "out" / "head.safetensors").classes_.tolist() == ["even", "odd"]
     again = done("probe", shelf / "bert", *how, "--out", tmp_path / "out", "--force")
-    assert "confusion" in again.out
+    assert "confusion" in again.out and f"120 rows of {rows.name}" in again.out
+    assert f"measured on {rows.name}: 120 examples" in again.out
     assert "not held-out figures" in again.out
 
 
@@ -102,7 +103,8 @@ def test_match_of_two_files_and_of_two_models(shelf, tmp_path):
     assert report["pairs"] + report["held_out"] == 12
     assert "name them with --data" in refused("match", *how)
     assert "--method 'magic'" in refused("match", *how[:4], "--data", tmp_path / "pairs.jsonl", "--method", "magic")
-    assert "R@1" in done("match", *how, "--data", tmp_path / "pairs.jsonl").out
+    shown = done("match", *how, "--data", tmp_path / "pairs.jsonl").out
+    assert "R@1" in shown and "measured on pairs.jsonl: " in shown
 
 
 def test_adapt_saves_a_model_that_opens(shelf, tmp_path):
@@ -112,5 +114,9 @@ def test_adapt_saves_a_model_that_opens(shelf, tmp_path):
         found = json.loads(said.out)["perplexity"]
         assert found["domain"]["after"] < 1.02 * found["domain"]["before"]
         assert slimformer.load(tmp_path / method).lm_head.weight.shape == torch.Size([64, 32])
+        assert {name for name in found if name.startswith("builtin: ")}, "other text is measured on"
+        assert all(each["documents"] > 1 and "low" in each for each in found.values())
+    shown = done("adapt", shelf / "llama", *how).out
+    assert "tokens of text.txt" in " ".join(shown.split()) and "builtin: " in shown
     assert "no language-model head" in refused("adapt", save_tiny(tmp_path / "b", "bert", "bare"), *how)
     assert "there is no method" in refused("adapt", shelf / "llama", *how, "--method", "sgd")

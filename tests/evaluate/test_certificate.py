@@ -259,9 +259,10 @@ def test_certificates_are_json_and_one_line() -> None:
         assert again == found.to_json() and again["upper"] == found.upper
         assert set(again["points"][0]) == {"budget", "mean", "upper", "p_value", "clipped", "passed"}
     assert passed.promise() == (
-        "mean of min(KL, 0.4) ≤ 0.1 with probability ≥ 0.95 on the distribution that 50 documents were drawn from, "
-        "if independently"
+        "mean of min(KL, 0.4) ≤ 0.1 with probability ≥ 0.95 over documents of the same kind, if the 50 tested were "
+        "drawn independently"
     )
+    assert "over stories of a.txt, if the 50" in passed.promise(population="stories of a.txt")
     assert failed.promise().startswith(
         "mean of min(KL, 0.4) ≤ 0.1 could not be shown for any model: the largest has 0.3"
     )

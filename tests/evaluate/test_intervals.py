@@ -38,6 +38,28 @@ def test_means_of_unequal_documents_are_covered_as_often_as_said(n: int) -> None
     assert 0.925 <= found <= 0.985  # a little more often with few, never less
 
 
+def test_rare_documents_that_suffer_most_are_allowed_for() -> None:
+    """One in thirty has three times the KL, as in TinyStories: most samples of 37 hold one or none of them. With the
+    skewness of the sample alone this was 91 %."""
+
+    def draw(rng: np.random.Generator) -> tuple[np.ndarray]:
+        usual = 0.15 * rng.lognormal(0, 0.2, 37)
+        return (np.where(rng.random(37) < 1 / 30, 3 * usual, usual),)
+
+    truth = 0.15 * np.exp(0.02) * (1 + 2 / 30)
+    assert 0.925 <= coverage(draw, lambda x: positive_interval(x.tolist()), truth) <= 0.985
+
+
+def test_shares_of_the_positions_of_documents_are_as_skewed_as_documents_are() -> None:
+    """The interval of Agresti and Coull alone, which knows of examples, held it in 91 % of samples."""
+
+    def draw(rng: np.random.Generator) -> tuple[np.ndarray]:
+        return (rng.normal(0.8, 0.02, 37) - np.where(rng.random(37) < 1 / 15, 0.2, 0.0),)
+
+    found = coverage(draw, lambda x: share_interval(x.tolist(), weights=[400.0] * 37), 0.8 - 0.2 / 15)
+    assert 0.925 <= found <= 0.975
+
+
 @pytest.mark.parametrize("n", [12, 40])
 def test_skewed_positive_means_are_covered_and_no_bound_is_negative(n: int) -> None:
     def interval(x: np.ndarray):
@@ -46,7 +68,7 @@ def test_skewed_positive_means_are_covered_and_no_bound_is_negative(n: int) -> N
         return found
 
     found = coverage(lambda rng: (rng.gamma(1.0, 0.1, n),), interval, 0.1)
-    assert 0.925 <= found <= 0.975
+    assert 0.925 <= found <= 0.985  # a little more often: the tail of an exponential is shorter than that of KL
 
 
 @pytest.mark.parametrize(("share", "n"), [(0.98, 100), (0.8, 60), (0.5, 20)])

@@ -115,6 +115,7 @@ STATISTICS: dict[str, tuple[Damage, str]] = {
     "NaN in moments": (tensor(f"{SITE}/gram", first(math.nan)), "NaN or infinite"),
     "a negative square": (tensor(f"{SITE}/gram", first(-1.0)), "a negative square"),
     "whole numbers": (tensor(f"{SITE}/gram", lambda gram: gram.long()), "not float64"),
+    "whole products": (tensor("joint/fit/cross", lambda cross: cross.long()), "joint/fit/cross: numbers are"),
     "no rows": (tensor(f"{SITE}/count", lambda count: 0 * count), "are over 0 rows"),
     "more rows": (tensor(f"{SITE}/count", lambda count: count + 1), "stats.json speaks of"),
     "sums beyond squares": (tensor(f"{SITE}/sum", first(1e9)), "larger than their squares allow"),

@@ -83,6 +83,14 @@ def test_the_table_has_the_means_and_deviations_of_the_runs(finished):
     assert (out / "figures" / "parameters-digits.png").stat().st_size > 5_000
 
 
+def test_above_the_table_stand_the_data_and_their_amount(finished):
+    _, out, said = finished
+    sizes = results(out)["a-seed-0"]["data"]
+    line = f"measured on digits: {sizes['validation']:,} examples held out for validation"
+    assert line in " ".join(said.out.split()) and line in (out / "table.md").read_text()
+    assert "95 % interval of up to ±" in json.loads((out / "table.json").read_text())["data"][0]
+
+
 def test_what_has_ended_is_not_run_again_and_the_table_can_be_made_anew(finished):
     path, out, _ = finished
     before = {file: file.stat().st_mtime_ns for file in (out / "runs").iterdir()}

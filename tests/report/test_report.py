@@ -74,17 +74,29 @@ def test_a_metric_of_a_part_of_the_data_says_so(report):
 
 def test_nothing_is_said_about_metrics_that_were_not_measured(report):
     bare = replace(report, metrics=[])
-    assert "What it does to the outputs" in model_card(report, folder="x")
+    card = model_card(report, folder="x")
+    assert "## What it does to the outputs" in card
+    assert "Measured on text.txt: 1,234 held-out tokens, text that was neither fitted nor used" in card
     card = model_card(bare, folder="x")
-    assert "What it does to the outputs" not in card
-    assert "text.txt" not in card
+    assert "## What it does to the outputs" not in card and "held-out" not in card
+    assert "Fitted on `text.txt`.\nWhat it does to the outputs was not measured." in card
     assert "held-out" not in shown(bare)
 
 
 def test_images_are_not_called_tokens(report):
     seen = replace(report, data={**report.data, "unit": "images"})
     assert "1,234 held-out images" in shown(seen)
-    assert "1,234 images of" in model_card(seen, folder="x")
+    assert "1,234 held-out images" in model_card(seen, folder="x")
+
+
+def test_a_card_says_what_it_was_fitted_on_besides_what_is_promised_and_what_there_is_to_know(report):
+    notes = ["measured on 2 documents of /home/someone/text.txt, which is few"]
+    mixed = replace(report, data={**report.data, "mixed": "builtin"}, warnings=notes)
+    mixed = replace(mixed, certificate={"promise": "mean of min(KL, 1) ≤ 0.2 over documents like those of text.txt"})
+    card = model_card(mixed, folder="x")
+    assert "Fitted on `text.txt` and some broad text that comes with slimformer." in card
+    assert "Certified: mean of min(KL, 1) ≤ 0.2 over documents like those of text.txt." in card
+    assert "- measured on 2 documents of text.txt, which is few" in card
 
 
 def test_a_card_names_a_hub_model_in_full_and_a_folder_by_its_last_name(report, tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ END_OF_TEXT = "<|endoftext|>"
 TITLE = re.compile(r"= (?!=).*[^=] =")  # WikiText: "= Title =" opens an article, "= = Section = =" does not
 
 RECORD_LINES = 3  # on average at most between blank lines, where lines are not wrapped: a question with its answer
+LONGEST_TEXT = 50  # lines on average: longer than what a model of examples reads, so a list of them
 WIDTHS, FULL = (40, 120), 0.7  # of wrapped text: its margin, and how full most lines are
 PASSAGE_CHARACTERS = 1_200  # about 200 English words; characters, so that scripts without spaces are cut too
 ENDLESS_LINE = 20_000  # characters; a longer line is no paragraph and is cut into passages
@@ -94,21 +95,21 @@ def text_layout(lines: Sequence[str], *, rows: bool = False) -> str:
 
     In this order: lines `<|endoftext|>`; WikiText titles, which join the paragraphs below them; blank lines. Without
     any of them running text is grouped into passages of about 200 words. For a model of examples (`rows`) one line is
-    then one example, and so it is where a marker or title separates nothing, or where what stands between blank lines
-    is a list of examples, not a paragraph.
+    then one example, and so it is where what stands between markers, titles or blank lines is a list of examples: more
+    lines than a text has, or unwrapped lines and more of them than a record has.
     """
-    if any(line.strip() == END_OF_TEXT for line in (lines[1:-1] if rows else lines)):
-        return END_OF_TEXT
     blank = sum(not line.strip() for line in lines)
+    marks = sum(line.strip() == END_OF_TEXT for line in lines)
+    if marks and (not rows or len(lines) - blank <= LONGEST_TEXT * (marks + 1)):
+        return END_OF_TEXT
     # a title stands alone; "= x =" inside a paragraph is arithmetic
     titles = sum(
         TITLE.fullmatch(line.strip()) is not None and (i == 0 or not lines[i - 1].strip())
         for i, line in enumerate(lines)
     )
-    if blank and titles > (1 if rows else 0):
-        return "titles"
-    if blank and (not rows or len(lines) - blank <= RECORD_LINES * (blank + 1) or _is_wrapped(lines)):
-        return "blank lines"
+    most = LONGEST_TEXT if _is_wrapped(lines) else RECORD_LINES
+    if blank and (not rows or len(lines) - blank <= most * (blank + 1)):
+        return "titles" if titles > (1 if rows else 0) else "blank lines"
     whole = len(lines) > 1 and max(map(len, lines), default=0) <= ENDLESS_LINE
     return "lines" if rows and whole else "passages"
 
@@ -122,8 +123,10 @@ def _is_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _inner(lines: Iterable[str]) -> list[str]:
+    """Lines without blank ones and markers at either end, which separate nothing."""
     kept = [line.rstrip("\r\n") for line in lines]
-    return "\n".join(kept).strip().split("\n")
+    full = [i for i, line in enumerate(kept) if line.strip() not in ("", END_OF_TEXT)]
+    return "\n".join(kept[full[0] : full[-1] + 1]).strip().split("\n") if full else [""]
 
 
 def parse_labels(values: Sequence[Any]) -> list[Label]:

@@ -186,7 +186,9 @@ def _pack(moments: BlockMoments) -> dict[str, Tensor]:
 
 def _unpack(i: int, tensors: Mapping[str, Tensor]) -> BlockMoments:
     sites: dict[str, SiteMoments] = {}
-    for key in tensors:
+    for key, tensor in tensors.items():
+        if not key.endswith(("/count", "/queries-counted")) and tensor.dtype != torch.float64:
+            raise ValueError(f"{key[:80]}: numbers are {tensor.dtype}, not float64")
         if not key.endswith("/count"):
             continue
         site, split, _ = key.split("/")
@@ -262,8 +264,6 @@ def _symmetric(upper: Tensor, d: int) -> Tensor:
 
 
 def _triangle(upper: Tensor, d: int) -> Tensor:
-    if upper.dtype != torch.float64:
-        raise ValueError(f"numbers are {upper.dtype}, not float64")
     if len(upper) != d * (d + 1) // 2:  # before there is room for d²
         raise ValueError(f"a triangle of {d} rows has {len(upper)} numbers")
     out = torch.zeros(d, d, dtype=torch.float64)

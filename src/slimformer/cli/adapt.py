@@ -30,19 +30,24 @@ def adapt(
     force: opt.Force = False,
     shown: opt.Shown = opt.SHOWN,
 ) -> None:
-    """Adapt the head of a language model to the domain of --data, in closed form; perplexity before and after."""
+    """Adapt the head of a language model to the domain of --data, in closed form.
+
+    Perplexity before and after on what was held out of --data, on other text that is built in, and on --source-data.
+    """
     name = inputs.joined(data)
     require_adaptation(method)
     if out_folder is not None:
         inputs.require_place(out_folder, force, model, *inputs.parts_of(name), source_data)
     inputs.require_inputs(model, name, opening, source_data or None)
 
+    from slimformer.calibrate.builtin import BUILTIN
     from slimformer.heads import adapt as lm_adapt
     from slimformer.models.load import load_model
 
     loaded = load_model(model, opening.resolve())
-    splits = inputs.read_data(loaded, name, reading).splits
-    texts = {"domain": splits["report"]}
+    read = inputs.read_data(loaded, name, reading, broad=True)
+    splits = read.splits | read.own  # broad text is measured on, not fitted
+    texts = {"domain": splits["report"], **{f"{BUILTIN}: {source}": part for source, part in read.other.items()}}
     if source_data:
         texts["source"] = inputs.read_data(loaded, source_data, reading, purpose="evaluation").splits["report"]
     with showing_progress(hidden=shown.hidden) as progress:
@@ -54,7 +59,8 @@ def adapt(
         measured = lm_adapt.before_and_after(loaded.model, adapted, texts)
         report = {
             "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": solved.chosen, "data": name,
-            "source_data": source_data, "tokens": len(fit.t), "perplexity": measured, "warning": warning,
+            "source_data": source_data, "tokens": len(fit.t), "perplexity": measured,
+            "warnings": [*([warning] if warning else ()), *lm_adapt.worse_elsewhere(measured)],
         }  # fmt: skip
         if out_folder is not None:
             _save_adapted(loaded, adapted, out_folder, report, force)

@@ -44,6 +44,7 @@ def attention(
     from slimformer.inspect.rows import row_spaces
     from slimformer.models import describe
     from slimformer.models.load import load_model
+    from slimformer.report.names import source_names
     from slimformer.report.rows import rows_report, show_rows
 
     loaded = load_model(model, opening.resolve())
@@ -64,7 +65,7 @@ def attention(
 
     def tables() -> None:
         for each in by_length:
-            show_rows(each, out)
+            show_rows(each, out, data=source_names(name), sequences=sequences)
 
     emit(report, shown, tables)
 

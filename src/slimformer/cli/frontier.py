@@ -10,7 +10,7 @@ import typer
 
 from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.output import emit, front_table, out
+from slimformer.cli.output import emit, front_table, out, show_data
 from slimformer.cli.terminal import showing_progress
 
 
@@ -42,8 +42,14 @@ def frontier(
     with showing_progress(hidden=shown.hidden) as progress:
         run, settings = inputs.started_from(stats, recipe, format, source, progress)
         rows = [point.to_json() for point in front.frontier(run, settings, fractions)]
-    content = {"slimformer_front": 1, "recipe": recipe, "format": format, "points": rows}
+    provenance = run.known.provenance
+    content = {"slimformer_front": 1, "recipe": recipe, "format": format, "data": provenance.data, "points": rows}
     if out_file is not None:
         with writing_file(out_file, force=force, kind=FRONT) as file:
             file.write_text(json.dumps(content, indent=1))
-    emit(content, shown, lambda: out.print(front_table(rows)))
+
+    def tables() -> None:
+        show_data(provenance)
+        out.print(front_table(rows))
+
+    emit(content, shown, tables)

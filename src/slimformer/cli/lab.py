@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from slimformer.cli import options as opt
 from slimformer.cli.output import emit, err, out
@@ -132,11 +133,12 @@ def show_table(place: Path, shown: opt.Shown) -> None:
     """Write tables and figures into the folder of the runs, and print the table."""
     from slimformer.lab.figures import can_draw, draw
     from slimformer.lab.folder import read_folder
-    from slimformer.lab.table import cells, summarise, write_tables
+    from slimformer.lab.table import cells, data_lines, summarise, write_tables
 
     experiment, rows, results = read_folder(place)
     entries = summarise(results, experiment, rows)
-    files = write_tables(place, experiment, entries)
+    data = data_lines(results)
+    files = write_tables(place, experiment, entries, data)
     files += draw(place, experiment, results, entries) if can_draw() else []
 
     def tables() -> None:
@@ -144,10 +146,11 @@ def show_table(place: Path, shown: opt.Shown) -> None:
         table = Table(*map(escape, header))
         for line in lines:
             table.add_row(*map(escape, line))
+        out.print(Text("\n".join(data)))
         out.print(table)
         names = ", ".join(file.name for file in files)
         out.print(f"{len(results)} runs are in {place}; table and figures: {names}", markup=False)
         if not can_draw():
             err.print("figures need matplotlib; run: pip install 'slimformer[plots]'", markup=False)
 
-    emit({"name": experiment.name, "folder": str(place), "rows": entries}, shown, tables)
+    emit({"name": experiment.name, "folder": str(place), "data": data, "rows": entries}, shown, tables)

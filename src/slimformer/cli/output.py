@@ -74,6 +74,16 @@ def show_result(report: Any, folder: Path, shown: Shown) -> None:
     emit(report.to_dict(), shown, tables)
 
 
+def show_data(made: Any) -> None:
+    """Above a table of what is planned: the text that statistics are of, and that nothing was measured."""
+    from rich.text import Text
+
+    from slimformer.evaluate.assessment import known_data
+    from slimformer.report.names import measured_line
+
+    out.print(Text(measured_line(known_data(made), [])))
+
+
 def front_table(rows: list[dict[str, Any]]) -> Table:
     """One line for each budget."""
     from slimformer.report.tables import number_table
@@ -82,9 +92,15 @@ def front_table(rows: list[dict[str, Any]]) -> Table:
     table = number_table("", "budget", "MACs", "parameters", "predicted KL", *names)
     for row in rows:
         predicted = "" if row["predicted_kl"] is None else f"{row['predicted_kl']:.4g}"
-        measured = [f"{metric['small']:.4g}" for metric in row.get("metrics", [])]
+        measured = [_with_interval(metric) for metric in row.get("metrics", [])]
         table.add_row(f"{row['budget']:g}", f"{row['macs']:.3f}", f"{row['params']:.3f}", predicted, *measured)
     return table
+
+
+def _with_interval(metric: dict[str, Any]) -> str:
+    """A value above the interval of its difference to the dense model, where there is one."""
+    value = f"{metric['small']:.4g}"
+    return value if metric["low"] is None else f"{value}\n{metric['low']:+.2g}\n{metric['high']:+.2g}"
 
 
 def recorded_report(folder: str) -> dict[str, Any]:

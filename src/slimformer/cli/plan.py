@@ -10,7 +10,7 @@ import typer
 
 from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.output import emit, out
+from slimformer.cli.output import emit, out, show_data
 from slimformer.cli.terminal import showing_progress
 
 
@@ -51,5 +51,9 @@ def plan(
         decided = make_plan(run, priced(run, budget_of(**asked)), settings)
         with writing_file(out_file, force=force, kind=PLAN) as file:
             file.write_text(decided.to_json())
-    table = plan_table(describe(run.dense), decided)
-    emit(json.loads(decided.to_json()), shown, lambda: out.print(kept_table(table)))
+
+    def tables() -> None:
+        show_data(run.known.provenance)
+        out.print(kept_table(plan_table(describe(run.dense), decided)))
+
+    emit(json.loads(decided.to_json()), shown, tables)

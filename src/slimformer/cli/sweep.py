@@ -43,7 +43,7 @@ def sweep(
 
     from slimformer.calibrate.recorded import read_again
     from slimformer.evaluate.assessment import held_out_batches, known_data
-    from slimformer.report.console import measured_line
+    from slimformer.report.names import measured_line
     from slimformer.steps import frontier as front
 
     with showing_progress(hidden=shown.hidden) as progress:
@@ -76,6 +76,7 @@ def sweep(
     def tables() -> None:
         out.print(Text(measured_line(content["data"], rows[0]["metrics"] if rows else [])))
         out.print(front_table(rows))
+        out.print(Text("below a value: the 95 % interval of its difference to the dense model", style="dim"))
 
     emit(content, shown, tables)
 

@@ -79,16 +79,15 @@ class Certificate:
         """Upper bound of the mean at the returned point, see `Tested`."""
         return next((point.upper for point in self.points if point.budget == self.budget), None)
 
-    def promise(self, measure: str = "KL") -> str:
-        """The certificate in one line."""
+    def promise(self, measure: str = "KL", population: str = "documents of the same kind") -> str:
+        """The certificate in one line; `population` is what the mean is over."""
         claim, sure = f"mean of min({measure}, {self.clip:g}) ≤ {self.epsilon:g}", f"probability ≥ {1 - self.delta:g}"
         if self.budget is not None:
-            drawn = f"on the distribution that {self.documents:,} documents were drawn from, if independently"
-            return f"{claim} with {sure} {drawn}"
+            return f"{claim} with {sure} over {population}, if the {self.documents:,} tested were drawn independently"
         first = self.points[0]
         return (
             f"{claim} could not be shown for any model: the largest has {first.mean:.3g} on {self.documents:,} "
-            f"documents, so at most {first.upper:.3g} with {sure}"
+            f"of the {population}, so at most {first.upper:.3g} with {sure}"
         )
 
     def to_json(self) -> dict[str, object]:

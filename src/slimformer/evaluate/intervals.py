@@ -13,8 +13,12 @@ show too little of a tail:
 
     g(T) = T + k (T² / 3 + 1 / 6) + k² T³ / 27,        bounds where g((x̄ − x) / error) = ± t
 
-Quantities that cannot be negative (KL, 1 − cosine) are bounded on a logarithmic scale. Shares (agreement) have the
-interval of Agresti and Coull with the number of examples that would have the same error; differences of two shares
+Quantities that cannot be negative (KL, 1 − cosine) are bounded on a logarithmic scale. Above, their tail is long even
+where a sample shows none of it, so there γ is that of the sample, but min(3, n / 12) at least: a sample without the
+rare documents that suffer most has both too small a mean and too small an error. Few documents need less of it,
+because their t is wide already. Below, the γ of the sample draws the bound closer. Shares (agreement) have the
+interval of Agresti and Coull with the number of examples that would have the same error, and where they are of the
+positions of documents at least that of a mean, since documents are skewed; differences of two shares
 (accuracy) count half an example more for either side, so that no discordant pair does not mean no doubt. How often
 all of them cover is measured in benchmarks/coverage.py.
 
@@ -47,6 +51,7 @@ Vector = NDArray[np.float64]
 HALF = 0.5  # of an example, added to either side of a difference of shares
 LONG_SIDE = 2.0  # times the skewness of the sample; by simulation, see benchmarks/coverage.py
 WIDEST = 0.85  # k · t at most: the long side grows by no more than 70 %, and the transformation stays far from its end
+LONG_TAIL, PER_DOCUMENT, WIDER = 3.0, 1 / 12, 0.93  # of what is never negative: γ at least, and k · t at most
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A weighted mean, its standard error, the degrees of freedom of the error, and k = γ / √n of its residuals."""
+    """A weighted mean, its standard error, the degrees of freedom of the error, and γ of its residuals."""
 
     value: float
     error: float
@@ -80,9 +85,13 @@ class _Estimate:
     skewness: float
     documents: int
 
+    def k(self, skewness: float, widest: float) -> float:
+        limit = widest / student.ppf(0.975, self.freedom)
+        return float(np.clip(skewness / np.sqrt(self.documents), -limit, limit))
+
     def bounds(self, level: float) -> tuple[float, float]:
-        t = self.quantile(level)
-        below, above = (self.error * _inverse_hall(end, self.skewness) for end in (t, -t))
+        t, k = self.quantile(level), self.k(LONG_SIDE * self.skewness, WIDEST)
+        below, above = (self.error * _inverse_hall(end, k) for end in (t, -t))
         return self.value - max(t * self.error, below), self.value + max(t * self.error, -above)
 
     def quantile(self, level: float) -> float:
@@ -95,7 +104,7 @@ class _Estimate:
         if self.error == 0:
             return least
         T = self.value / self.error
-        closest = min(abs(T), abs(_hall(T, self.skewness)))
+        closest = min(abs(T), abs(_hall(T, self.k(LONG_SIDE * self.skewness, WIDEST))))
         return float(min(1.0, max(least, 2 * student.sf(closest, self.freedom))))
 
 
@@ -120,11 +129,14 @@ def share_interval(values: Sequence[float], *, weights: Sequence[float] | None =
     variance = p * (1 - p)
     # examples that would have this error; documents all alike say no more than as many examples
     n = variance / estimate.error**2 if variance > 0 and estimate.error > 0 else len(x)
-    n = float(np.clip(n, 1, max(w.sum(), len(x))))
+    most = max(float(w.sum()), len(x))
+    n = float(np.clip(n, 1, most * (t / student.ppf((1 + level) / 2, most)) ** 2))
     centre = (p * n + t**2 / 2) / (n + t**2)
     half = t * np.sqrt(centre * (1 - centre) / (n + t**2))
-    low, high = float(centre - half), float(centre + half)
-    return Interval(p, max(0.0, min(p, low)), min(1.0, max(p, high)), level)
+    ends = [float(centre - half), float(centre + half)]
+    if not np.isin(x, (0.0, 1.0)).all():
+        ends += estimate.bounds(level)
+    return Interval(p, max(0.0, min(p, *ends)), min(1.0, max(p, *ends)), level)
 
 
 def smooth_interval(
@@ -275,10 +287,7 @@ def _estimate(x: Vector, w: Vector) -> _Estimate:
     u = h * r
     size = float(np.sqrt((u**2).mean()))
     skewness = float((u**3).mean()) / size**3 if size > 0 else 0.0
-    freedom = _freedom(h)
-    limit = WIDEST / student.ppf(0.975, freedom)
-    k = float(np.clip(LONG_SIDE * skewness / np.sqrt(n), -limit, limit))
-    return _Estimate(value, error, freedom, k, n)
+    return _Estimate(value, error, _freedom(h), skewness, n)
 
 
 def _leverage(h: Vector) -> Vector:
@@ -293,11 +302,14 @@ def _freedom(h: Vector) -> float:
 
 
 def _positive(estimate: _Estimate, level: float) -> Interval:
-    _, high = estimate.bounds(level)
-    if estimate.value <= 0:
-        return Interval(estimate.value, min(0.0, estimate.value), high, level)
-    factor = float(np.exp(min(estimate.quantile(level) * estimate.error / estimate.value, 700.0)))
-    return Interval(estimate.value, estimate.value / factor, max(high, estimate.value * factor), level)
+    t, value, error = estimate.quantile(level), estimate.value, estimate.error
+    least = min(LONG_TAIL, PER_DOCUMENT * estimate.documents)
+    high = value - error * _inverse_hall(-t, estimate.k(max(estimate.skewness, least), WIDER))
+    if value <= 0:
+        return Interval(value, min(0.0, value), high, level)
+    factor = float(np.exp(min(t * error / value, 700.0)))
+    low = value - error * _inverse_hall(t, estimate.k(max(estimate.skewness, 0.0), WIDER))
+    return Interval(value, max(low, value / factor), max(high, value * factor), level)
 
 
 def _hall(T: float, k: float) -> float:

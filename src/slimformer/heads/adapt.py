@@ -173,8 +173,20 @@ def before_and_after(
     for name, batches in texts.items():
         old = before[name] if before else perplexity(dense, batches)
         new = perplexity(adapted, batches)
-        out[name] = {"tokens": old.tokens, "before": old.ppl, "after": new.ppl}
-        if len(old.nll_per_document) > 1:
+        documents = len(old.nll_per_document)
+        sizes, nats = {"tokens": old.tokens, "documents": documents}, new.nll - old.nll
+        out[name] = {**sizes, "before": old.ppl, "after": new.ppl, "nats": nats}
+        if documents > 1:
             gap = paired_difference(old.nll_per_document, new.nll_per_document, weights=old.tokens_per_document)
             out[name] |= {"nats": gap.value, "low": gap.low, "high": gap.high}
     return out
+
+
+def worse_elsewhere(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A note where text that is not the domain's has lost, beyond doubt."""
+    lost = {name: found["nats"] for name, found in measured.items() if name != "domain" and found.get("low", 0) > 0}
+    if not lost:
+        return []
+    worst = max(lost, key=lambda name: lost[name])
+    most = f"most on {worst}, by {lost[worst]:.3g} nats per token"
+    return [f"the head has got worse on {len(lost)} of {len(measured) - 1} other texts; {most}"]

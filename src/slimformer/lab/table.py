@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slimformer.checkpoint.atomic import replacing
+from slimformer.evaluate.intervals import share_interval
 from slimformer.lab.settings import Experiment
 
 Facts = dict[str, Any]
@@ -47,6 +48,39 @@ def _entry(row: str, runs: Sequence[Facts]) -> Facts:
 def spread(values: Sequence[float]) -> Facts:
     """Mean and standard deviation (of the sample: n − 1; none for a single value)."""
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def data_lines(results: Sequence[Facts]) -> list[str]:
+    """One line for each data set: its name, its amounts, and how far an accuracy may be from that of all examples."""
+    by_data: dict[str, list[Facts]] = {}
+    for each in results:
+        by_data.setdefault(_data_of(each), []).append(each)
+    return [f"{name}{_doubt(runs)}" for name, runs in by_data.items()]
+
+
+def _data_of(run: Facts) -> str:
+    settings, sizes = run["settings"], run["data"]
+    source = settings["data"]["source"]
+    name = settings["dataset"] if settings["dataset"] == source else f"{settings['dataset']} ({source})"
+    unit = "examples" if settings["task"].endswith("classes") else "sequences"
+    seen = min(settings["train_evaluation"], sizes["train"])
+    return (
+        f"measured on {name}: {sizes['validation']:,} {unit} held out for validation; train columns on {seen:,} of the "
+        f"{sizes['train']:,} trained on; ± is the deviation over seeds"
+    )
+
+
+def _doubt(runs: Sequence[Facts]) -> str:
+    """Half of the widest 95 % interval that a run's accuracy has over examples; tokens of a text are no examples."""
+    whole = [run for run in runs if not run["note"] and run["settings"]["task"].endswith("classes")]
+    if not whole or (n := whole[0]["data"]["validation"]) < 2:
+        return ""
+    halves = []
+    for run in whole:
+        right = round(run["validation"]["accuracy"] * n)
+        interval = share_interval([1.0] * right + [0.0] * (n - right))
+        halves.append((interval.high - interval.low) / 2)
+    return f"; over examples a run's validation accuracy has a 95 % interval of up to ± {100 * max(halves):.2g} points"
 
 
 def cells(entries: Sequence[Facts]) -> tuple[list[str], list[list[str]]]:
@@ -95,15 +129,17 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in every) + "\n"
 
 
-def write_tables(folder: Path, experiment: Experiment, entries: Sequence[Facts]) -> list[Path]:
-    """The table as Markdown, as CSV with plain numbers, and as JSON."""
+def write_tables(folder: Path, experiment: Experiment, entries: Sequence[Facts], data: Sequence[str]) -> list[Path]:
+    """The table as Markdown below its data, as CSV with plain numbers, and as JSON."""
     header, lines = cells(entries)
+    above = "".join(f"{line}\n\n" for line in data)
     title = f"# {experiment.name}\n\n{experiment.summary}\n\n" if experiment.summary else f"# {experiment.name}\n\n"
     source = f"\nPublished: {experiment.published.source}\n" if experiment.published else ""
+    facts = {"slimformer_lab_table": 1, "name": experiment.name}
     texts = {
-        "table.md": f"{title}{markdown(header, lines)}{source}",
+        "table.md": f"{title}{above}{markdown(header, lines)}{source}",
         "table.csv": _csv(entries),
-        "table.json": json.dumps({"slimformer_lab_table": 1, "name": experiment.name, "rows": list(entries)}, indent=1),
+        "table.json": json.dumps({**facts, "data": list(data), "rows": list(entries)}, indent=1),
     }
     for name, text in texts.items():
         with replacing(folder / name) as file:

@@ -16,7 +16,7 @@ from slimformer.evaluate.elsewhere import elsewhere_line
 from slimformer.evaluate.report import Report
 from slimformer.models.registered import is_own
 from slimformer.report.heads import fresh_head_line
-from slimformer.report.names import is_hub_id, last_name, source_names
+from slimformer.report.names import is_hub_id, last_name, measured_line, source_names
 
 TASKS = {
     "CausalLM": "text-generation", "LMHead": "text-generation", "MaskedLM": "fill-mask",
@@ -38,7 +38,10 @@ def model_card(report: Report, *, folder: str) -> str:
         "narrow": f", {bits}-bit" if (bits := (report.quantization or {}).get("bits")) else "",
         "narrow_line": narrow_line(report.quantization) if report.quantization else "",
         "fresh_head": fresh_head_line(report.head) if report.head else "",
-        "data": source_names(report.data.get("name", "the data")),
+        "data": source_names(report.data.get("name", "")),
+        "measured": measured_line({**report.data, "read_as": ()}, report.metrics),
+        "broad": bool(report.data.get("mixed") or (report.data.get("reading") or {}).get("broad")),
+        "notes": _notes(report),
         "opened": opening_line(report.opening),
         "elsewhere": elsewhere_line(report.elsewhere) if report.elsewhere else "",
         "unnamed": not (report.data.get("reading") or {}).get("named", True),
@@ -46,6 +49,16 @@ def model_card(report: Report, *, folder: str) -> str:
     return environment.from_string(template).render(
         load_class=report.load_class, own_architecture=is_own(report.model_type), **values
     )
+
+
+def _notes(report: Report) -> list[str]:
+    """What there was to say, without the places of models and data: they are nobody's business."""
+    data = str(report.data.get("name", ""))
+    places = {report.model: last_name(report.model), data: source_names(data)}
+    notes = list(report.warnings)
+    for place, name in places.items():
+        notes = [note.replace(place, name) if place else note for note in notes]
+    return notes
 
 
 def opening_line(opening: dict[str, Any]) -> str:

@@ -59,7 +59,8 @@ def show_routing(report: dict[str, Any], console: Console) -> None:
         table.add_row("", *_cells(point, name), style="dim")
     table.add_section()
     table.add_row("cascade", *_cells(report["cascade"], name), style="bold")
-    console.print(Group(table, Text(_caption(report), style="dim")))
+    above = f"measured on {source_names(str(report['data']['name']))}: {report['inputs']:,} inputs held out"
+    console.print(Group(Text(above), table, Text(_caption(report), style="dim")))
     for warning in report["warnings"]:
         console.print(Text(f"note: {warning}", style="yellow"))
 
@@ -87,8 +88,7 @@ def _cells(point: dict[str, Any], name: str) -> tuple[str, str, str, str]:
 def _caption(report: dict[str, Any]) -> str:
     cascade = report["cascade"]
     nats = "none" if cascade["threshold"] is None else f"{cascade['threshold']:.4g} nats"
-    held_out = f"{report['inputs']:,} held out of {source_names(str(report['data']['name']))}"
-    parts = [f"threshold {nats}, set on {report['select']['inputs']:,} other inputs", held_out]
+    parts = [f"threshold {nats}, set on {report['select']['inputs']:,} other inputs"]
     if cascade["lost"] is not None:
         low, high = cascade["lost_low"], cascade["lost_high"]
         parts.append(f"loss against the large model alone {cascade['lost']:+.4f} ({low:+.4f} … {high:+.4f})")

@@ -20,7 +20,7 @@ from slimformer.plan import Plan
 from slimformer.plan.memory import in_words
 from slimformer.report.card import narrow_line, opening_line
 from slimformer.report.heads import fresh_head_line
-from slimformer.report.names import source_names
+from slimformer.report.names import measured_line
 from slimformer.report.tables import number_table
 
 
@@ -82,20 +82,6 @@ def savings_table(savings: Sequence[dict[str, Any]]) -> Table:
             notes.append(f"{each['implicit']:,} numbers become 0 or 1")
         table.add_row(each["rewrite"], *saved, Text(": ".join(note for note in notes if note)))
     return table
-
-
-def measured_line(data: dict[str, Any], metrics: Sequence[dict[str, Any]]) -> str:
-    """On which text the numbers of a table were measured, how much of it there was, and what it was taken for."""
-    name = source_names(str(data.get("name", "")))
-    if not name:
-        return ""
-    if not metrics:
-        return f"calibrated on {name}; not measured"
-    n, unit = metrics[0].get("documents"), data.get("document", "document")
-    texts = f" of {n:,} {unit}{'' if n == 1 else 's'}" if n else ""
-    tokens = (data.get("tokens") or {}).get("report")
-    amount = f": {tokens:,} held-out {data.get('unit', 'tokens')}{texts}" if tokens else ""
-    return " · ".join([f"measured on {name}{amount}", *data.get("read_as", ())])
 
 
 def before_after(report: Report) -> RenderableType:

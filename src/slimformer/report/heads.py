@@ -7,14 +7,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from slimformer.messages.words import option
+from slimformer.report.names import source_names
 from slimformer.report.tables import number_table
 
 
 def show_probe(report: dict[str, Any], folder: Path | None, out: Console) -> None:
     """What was tried, what it scores, and where it is."""
-    title = f"{report['kind']} on {report['rows']:,} rows: leave-one-out"
+    title = f"{report['kind']} on {report['rows']:,} rows of {source_names(report['data'])}: leave-one-out"
     tried = number_table(title, "features", "loss", "error", "shrinkage")
     for row in report["tried"]:
         best = {"pool": row["pool"], "layer": row["layer"]} == report["reading"]
@@ -45,7 +47,8 @@ def fresh_head_line(head: dict[str, Any]) -> str:
 
 def scores_table(scores: dict[str, Any]) -> Table:
     """Scores with their intervals."""
-    table = number_table(f"{scores['data']}: {scores['examples']:,} examples", "score", "value", "95 % interval")
+    title = f"measured on {source_names(scores['data'])}: {scores['examples']:,} examples"
+    table = number_table(title, "score", "value", "95 % interval")
     for name, value in scores.items():
         if isinstance(value, dict) and "value" in value:
             interval = f"{value['low']:.4f} … {value['high']:.4f}" if "low" in value else ""
@@ -66,11 +69,10 @@ def confusion_table(matrix: dict[str, Any]) -> Table:
 
 def show_match(report: dict[str, Any], folder: Path | None, out: Console) -> None:
     """One line for each method and direction."""
-    title = (
-        f"{report['held_out']:,} held-out pairs, fitted on {report['pairs']:,}; chance {report['chance']['R@1']:.4f}"
-    )
+    name = source_names(report["data"]) or " and ".join(source_names(report[side]) for side in ("source", "target"))
+    pairs = f"{report['held_out']:,} held-out pairs, fitted on {report['pairs']:,}"
     columns = ("method", "way", "R@1", "95 %", "R@5", "R@10", "median rank", "R@1 without hubs")
-    table = number_table(title, *columns)
+    table = number_table(f"measured on {name}: {pairs}; chance {report['chance']['R@1']:.4f}", *columns)
     for row in report["methods"]:
         for way in ("forward", "backward"):
             recalls = row["cosine"][way]
@@ -85,15 +87,18 @@ def show_match(report: dict[str, Any], folder: Path | None, out: Console) -> Non
 
 
 def show_adapted(report: dict[str, Any], folder: Path | None, out: Console) -> None:
-    """Perplexity before and after on every text."""
-    title = f"{report['method']} on {report['tokens']:,} tokens: {report['chosen']}"
-    table = number_table(title, "held-out text", "before", "after", "nats per token", "95 % interval")
+    """Perplexity before and after on every text, by its name."""
+    fitted = f"{report['tokens']:,} tokens of {source_names(report['data'])}"
+    columns = ("held-out text", "tokens", "documents", "before", "after", "nats per token", "95 % interval")
+    table = number_table(f"{report['method']} on {fitted}: {report['chosen']}", *columns)
+    names = {"domain": source_names(report["data"]), "source": source_names(report["source_data"])}
     for name, change in report["perplexity"].items():
         interval = f"{change['low']:+.3f} … {change['high']:+.3f}" if "low" in change else ""
-        nats = f"{change['nats']:+.3f}" if "nats" in change else ""
-        table.add_row(name, f"{change['before']:.2f}", f"{change['after']:.2f}", nats, interval)
+        amount = (f"{change['tokens']:,}", f"{change['documents']:,}")
+        values = (f"{change['before']:.2f}", f"{change['after']:.2f}", f"{change['nats']:+.3f}")
+        table.add_row(Text(names.get(name, name)), *amount, *values, interval)
     out.print(table)
-    if report["warning"]:
-        out.print(f"note: {report['warning']}", style="yellow")
+    for note in report["warnings"]:
+        out.print(Text(f"note: {note}", style="yellow"))
     if folder is not None:
         out.print(f"\nsaved in {folder}")

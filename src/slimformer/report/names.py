@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def is_hub_id(model: str) -> bool:
@@ -25,3 +27,17 @@ def last_name(name: str) -> str:
 def source_names(names: str) -> str:
     """Files by their last names, several between commas. Data have no hub ids: owner/name is a file in a folder."""
     return ", ".join(last_name(f"./{name.strip()}") for name in names.split(",") if name.strip())
+
+
+def measured_line(data: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
+    """On which text the numbers of a table were measured, how much of it there was, and what it was taken for."""
+    name = source_names(str(data.get("name", "")))
+    if not name:
+        return ""
+    if not metrics:
+        return f"calibrated on {name}; not measured"
+    n, unit = metrics[0].get("documents"), data.get("document", "document")
+    texts = f" of {n:,} {unit}{'' if n == 1 else 's'}" if n else ""
+    tokens = (data.get("tokens") or {}).get("report")
+    amount = f": {tokens:,} held-out {data.get('unit', 'tokens')}{texts}" if tokens else ""
+    return " · ".join([f"measured on {name}{amount}", *data.get("read_as", ())])

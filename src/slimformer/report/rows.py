@@ -28,10 +28,11 @@ def rows_report(blocks: Sequence[RowSpaces], share: float) -> dict[str, Any]:
     return {"n": n, "share": share, "layers": layers, "identity": identity}
 
 
-def show_rows(spaces: dict[str, Any], console: Console) -> None:
-    """Means over heads, and what they say."""
+def show_rows(spaces: dict[str, Any], console: Console, *, data: str, sequences: int) -> None:
+    """Means over heads on sequences of these data, and what they say."""
     n, share = spaces["n"], spaces["share"]
-    table = number_table(f"keys that keep {share:.0%} of attention over {n} tokens", *COLUMNS)
+    title = f"keys that keep {share:.0%} of attention over {n} tokens\nmeasured on {data}: {sequences:,} sequences"
+    table = number_table(title, *COLUMNS)
     for each in spaces["layers"]:
         numbers = [mean(each[name]) for name in ("k_sum", "k_null", "k_shared")]
         table.add_row(

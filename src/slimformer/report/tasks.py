@@ -13,7 +13,7 @@ NONE = "–"
 
 
 def task_table(report: dict[str, Any]) -> RenderableType:
-    """One line for each score: both models, their difference with its interval and test, the recovery."""
+    """One line for each score, below the data: both models, their difference with its interval and test, recovery."""
     title = f"{report['task']} · {report['small']} against {report['dense']}"
     table = number_table(title, "", "dense", "small", "difference (95 %)", "p", "recovery")
     for metric in report["metrics"]:
@@ -25,8 +25,8 @@ def task_table(report: dict[str, Any]) -> RenderableType:
             _within(metric["recovery"], metric["recovery_low"], metric["recovery_high"], ".1f", " %"),
         )
     settings = " · ".join(f"{name} {_plain(value)}" for name, value in report["settings"].items())
-    lines = [f"{report['examples']:,} {report['unit']} of {_scored(report)} · {settings}", *report["notes"]]
-    return Group(table, *(Text(line, style="dim") for line in lines))
+    above = Text(f"measured on {report['examples']:,} {report['unit']} of {_scored(report)}")
+    return Group(above, table, *(Text(line, style="dim") for line in (settings, *report["notes"])))
 
 
 SIDES = ("dense", "small")

@@ -10,6 +10,7 @@ from slimformer.evaluate.fidelity import document_harms, harm_name
 from slimformer.messages.words import option
 from slimformer.plan import Budget
 from slimformer.plan.settings import CutSettings
+from slimformer.report.names import source_names
 from slimformer.run import Run
 from slimformer.steps.frontier import budgets_at, frontier, reachable
 from slimformer.steps.make import make
@@ -44,7 +45,16 @@ def smallest_certified(run: Run, settings: CutSettings, max_kl: float) -> Run:
         return document_harms(dense, runs[-1].model, batches)
 
     certificate = certify(((fraction, partial(harms, fraction)) for fraction in budgets), epsilon=max_kl)
+    line = certificate.promise(measure, population(run))
     if certificate.budget is None:
-        raise BudgetOutOfReach(certificate.promise(measure))
+        raise BudgetOutOfReach(line)
     smallest = next(each for each in runs if each.decided.budget == certificate.budget)
-    return smallest.reporting(certificate={**certificate.to_json(), "promise": certificate.promise(measure)})
+    return smallest.reporting(certificate={**certificate.to_json(), "promise": line})
+
+
+def population(run: Run) -> str:
+    """What the mean of a certificate is over: texts like these, as far as they are read."""
+    read = run.data
+    assert read is not None, "a certificate rests on data"
+    name, most = source_names(read.name), f" (the first {read.seq_len:,} tokens of each)"
+    return f"{read.unit}s like those of {name}{'' if read.unit == 'image' else most}"

@@ -327,10 +327,13 @@ def left_over(job: Job) -> list[str]:
     return [name for name in found if name != ".lock"]
 
 
-def refuses_others(job: Job, whole: Path) -> bool:
-    """Is a result with something of a user's in it, or a file of a user's, refused with --force and left as it is?"""
+def refuses_others(job: Job, whole: Path) -> bool | None:
+    """Is a result with something of a user's in it, or a file of a user's, refused with --force and left as it is?
+
+    None where it is not tried: commands that work in a result, or go on with one, do not replace it.
+    """
     if job.works_on or job.resumes:
-        return True
+        return None
     prepare(job, whole, there=True)
     (job.out / NOTES if job.out.is_dir() else job.out).write_text("years of work")
     before = files(job.out.parent)
@@ -358,4 +361,4 @@ def kills(times: int, root: Path, only: Sequence[str] = (), known: dict[str, Any
 def harmed(found: dict[str, Any]) -> bool:
     """Did anything of it go wrong?"""
     ended = found.get("jobs", {}).values()
-    return bool(found.get("bad")) or any(job["next_run"] or job["left"] or not job["refused"] for job in ended)
+    return bool(found.get("bad")) or any(job["next_run"] or job["left"] or job["refused"] is False for job in ended)

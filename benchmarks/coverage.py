@@ -7,8 +7,7 @@ of the default size are then drawn from it with replacement, as fresh documents 
 gives the interval that a report would print, and the value of the whole population either lies in it or does not.
 `bootstrap` is what was printed before: percentiles over windows of 512 tokens, which are not independent.
 
-The constants of `evaluate.intervals` were chosen with the first three sources in sight, those of KL with stories260K
-and stories15M; MRPC (sentences of news) and QNLI (questions) were not looked at before. Documents are scored one by
+The constants of `evaluate.intervals` were chosen with all sources but QNLI (questions) in sight. Documents are scored one by
 one, from their start, not across separators as in a run.
 """
 

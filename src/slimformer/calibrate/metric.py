@@ -24,7 +24,7 @@ from slimformer.errors import NotFinite
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import Architecture, describe
-from slimformer.models.outputs import has_outcomes, outcomes
+from slimformer.models.outputs import draw, has_outcomes, outcomes
 from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.models.walk import Trail, Visit, backward, ending_in, real_rows, record
 
@@ -142,14 +142,7 @@ def _surprise(output: Any, mask: Tensor | None, generator: torch.Generator) -> t
         return _gaussian(output, mask, generator)
     scores, counted = outcomes(output, mask)
     log_p = scores[counted].float().log_softmax(-1)
-    return -log_p.gather(1, _draw(log_p.detach(), generator)).sum(), len(log_p)
-
-
-def _draw(log_p: Tensor, generator: torch.Generator) -> Tensor:
-    """One outcome for every row: the first at which the distribution function exceeds a uniform draw."""
-    below = log_p.exp().cumsum(-1)
-    draws = torch.rand(len(log_p), 1, generator=generator).to(below) * below[:, -1:]
-    return torch.searchsorted(below, draws, right=True).clamp_max(log_p.shape[-1] - 1)
+    return -log_p.gather(1, draw(log_p.detach(), generator)).sum(), len(log_p)
 
 
 def _gaussian(output: Any, mask: Tensor | None, generator: torch.Generator) -> tuple[Tensor, int]:

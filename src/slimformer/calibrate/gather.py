@@ -39,6 +39,7 @@ from slimformer.models import Architecture
 from slimformer.models.architecture import reads_examples, reads_windows
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
+ROW_TOKENS = 65_536  # for encoders of text, which are small for their widths, and lose most with fewer
 SHARE = {"fit": 1.0, "select": 1 / 3, "report": 1 / 2, "certify": 1 / 2}
 CHARACTERS = 4  # per token, about: how long a passage is cut for an encoder that reads seq_len tokens
 
@@ -137,23 +138,20 @@ def gather(
     batch_size = 1 if in_rows and model.config.pad_token_id is None else batch_size
     notes: list[str] = []
     source = source if isinstance(source, str | Path | Tensor) else list(source)  # what gives texts gives them once
+    most = tokens or (TOKENS if reads_windows(model, family) or family.image else ROW_TOKENS)
     if isinstance(source, Tensor):
         data = _from_ids(source, architecture, length, tokens=tokens, samples=samples, seed=seed, batch_size=batch_size)
     else:
         read = partial(read_data, columns=columns, limit=samples, split=purpose, say=notes.append)
-        wanted = int((tokens or TOKENS) / SHARES[0])
+        wanted = int(most / SHARES[0])
         documents = _documents(source, model, architecture, processor, read, samples, seed, wanted)
         parts = numbered(split_documents(documents, seed=seed))
         splits = {
-            split: _batches(
-                parts[split], model, processor, architecture, length, int(share * (tokens or TOKENS)), batch_size
-            )
+            split: _batches(parts[split], model, processor, architecture, length, int(share * most), batch_size)
             for split, share in SHARE.items()
         }
         if not family.image:
-            splits["certify"] = _one_row_each(
-                parts, model, processor, architecture, length, tokens or TOKENS, batch_size
-            )
+            splits["certify"] = _one_row_each(parts, model, processor, architecture, length, most, batch_size)
         windows = reads_windows(model, family)
         if windows:
             splits["report"] = in_turn(splits["report"])
@@ -164,7 +162,7 @@ def gather(
             same = {"model": model, "processor": processor, "architecture": architecture, "length": length}
             make = partial(_batches, **same, batch_size=batch_size)
             builtin = BUILTIN in (named_sources(source) or ())
-            data = _with_broad_text(data, documents, make, tokens or TOKENS, builtin=builtin, batch_size=batch_size)
+            data = _with_broad_text(data, documents, make, most, builtin=builtin, batch_size=batch_size)
     _require_all(data.splits, least=1 if family.image else 2)
     _require_readable(data.splits, model, architecture)
     asked = {"tokens": tokens, "samples": samples, "columns": list(columns) if columns else None, "purpose": purpose}

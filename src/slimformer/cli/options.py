@@ -127,7 +127,9 @@ Memory = Annotated[
         metavar="SIZE", help="read the model block by block within this much memory, e.g. 4GB; the same command goes on"
     ),
 ]
-Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768)")]
+Tokens = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="tokens to fit on (default 32768, for encoders of text 65536)")
+]
 EvalTokens = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="as for compress; a half of it is read of held-out data")
 ]

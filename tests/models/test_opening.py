@@ -127,6 +127,16 @@ def test_a_pooler_may_be_missing_only_where_no_head_reads_it(tmp_path):
         load_model(tmp_path / "classify", CPU)
 
 
+@pytest.mark.parametrize(("model_type", "key"), [("llama", "intermediate_size"), ("gpt2", "n_embd")])
+def test_a_config_of_a_far_larger_model_is_refused_before_it_is_built(model_type, key, tmp_path):
+    """transformers would draw all of it at random first: a turned digit could take minutes and all the memory."""
+    model = save_tiny(tmp_path / "model", model_type)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, key: 1_000_000}))
+    with pytest.raises(ModelBroken, match=r"describes a model of [\d,]+ weights, and its files cannot hold more than"):
+        load_model(model, CPU)
+
+
 @every_head
 def test_a_class_nobody_has_is_told_by_the_weights(model_type, head, tmp_path):
     model = tiny(model_type, head)

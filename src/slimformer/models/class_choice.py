@@ -120,7 +120,7 @@ def require_place_for_all(model: PreTrainedModel, surplus: Iterable[str], *, ask
     left_out = sorted(surplus)
     if not left_out:
         return []
-    known = {name for other in _on_meta(model.config, classes_for(model.config)) for name in other.state_dict()}
+    known = {name for other in on_meta(model.config, classes_for(model.config)) for name in other.state_dict()}
     prefix = f"{model.base_model_prefix}."
     strange = [name for name in left_out if not {name, prefix + name, name.removeprefix(prefix)} & known]
     if asked and is_bare(model):
@@ -172,7 +172,7 @@ def _class_of_weights(config: Any, weights: Sequence[str]) -> type[PreTrainedMod
     decoder = bool(getattr(config, "is_decoder", False)) or not _has_masked_head(config)
     known: set[str] = set()
     fits: list[tuple[Fit, PreTrainedModel]] = []
-    for model in _on_meta(config, classes_for(config)):
+    for model in on_meta(config, classes_for(config)):
         known |= model.state_dict().keys()
         name = type(model).__name__
         if (is_bare(model) or name.endswith(HEADS)) and (decoder or not name.endswith(CAUSAL)):
@@ -189,7 +189,7 @@ def _has_masked_head(config: Any) -> bool:
     return any(one.__name__.endswith("ForMaskedLM") for one in classes_for(config))
 
 
-def _on_meta(config: Any, classes: Iterable[type[PreTrainedModel]]) -> Iterator[PreTrainedModel]:
+def on_meta(config: Any, classes: Iterable[type[PreTrainedModel]]) -> Iterator[PreTrainedModel]:
     """The classes as models of shapes; those the config cannot make are passed over."""
     for one in classes:
         try:

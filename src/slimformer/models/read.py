@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +18,14 @@ from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import read_json
 from slimformer.models import family_of
 from slimformer.models.architecture import is_bare
-from slimformer.models.class_choice import POOLER, Choice, choose_class, require_place_for_all
+from slimformer.models.class_choice import POOLER, Choice, choose_class, on_meta, require_place_for_all
 from slimformer.models.opening import Opening
 from slimformer.models.packed import is_packed, open_packed, plain_names, require_readable
 from slimformer.models.place import Place, require_regular_texts
 from slimformer.models.weight_files import Weights, open_weights
 
 BLOCK_COUNTS, MOST_BLOCKS = ("num_hidden_layers", "n_layer", "n_layers"), 10_000
+SPARE = 10_000_000  # weights a model may have beyond twice those of its files, such as a pooler, before it is built
 OWN_CODE = "modeling_slimformer."
 CONFIG_FILES = ("config.json", "generation_config.json")
 
@@ -75,6 +77,7 @@ def read_weights(
     name, opening = checkpoint.place.name, checkpoint.opening
     if verify:
         checkpoint.weights.require_unchanged()
+    _require_room(checkpoint)
     try:
         with _without_load_report():
             model, found = _from_files(checkpoint)
@@ -94,6 +97,22 @@ def read_weights(
     if not checkpoint.place.local:
         model.config.name_or_path = name  # not where the copy of it lies
     return model, [*checkpoint.notes, *notes]
+
+
+def _require_room(checkpoint: Checkpoint) -> None:
+    """Refuse a config of a far larger model than the files hold, which transformers would first fill at random.
+
+    A turned digit in one size is enough to take all the memory there is. Cost: a model of shapes.
+    """
+    found, packed = checkpoint.weights, is_packed(checkpoint.config)
+    held = 8 * found.size(found.files) if packed else sum(map(math.prod, found.shapes.values()))
+    for model in on_meta(checkpoint.config, [checkpoint.choice.model_class]):
+        asked = sum(parameter.numel() for parameter in model.parameters())
+        if asked > 2 * held + SPARE:
+            raise ModelBroken(
+                f"{checkpoint.place.name}: config.json describes a model of {asked:,} weights, and its files cannot "
+                f"hold more than {held:,}; use the config.json that belongs to these weights"
+            )
 
 
 def _from_files(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:

@@ -425,7 +425,7 @@ def test_what_a_hard_kill_leaves_is_no_result_and_the_next_run_sweeps_it(tmp_pat
 
 
 def test_what_another_living_process_writes_is_not_swept(tmp_path: Path) -> None:
-    other = atomic._beside(tmp_path / "out", "partial", os.getppid())
+    other = atomic._sibling(tmp_path / "out", "partial", os.getppid())
     other.mkdir()
     with _folder(tmp_path / "out", force=False) as partial:
         _fill(partial)

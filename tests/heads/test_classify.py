@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from families import MODEL_TYPES, tiny, tiny_batches, tiny_image_processor, tiny_ragged, tiny_tokenizer
+from families import MODEL_TYPES, attention_part, tiny, tiny_batches, tiny_image_processor, tiny_ragged, tiny_tokenizer
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.stream import stream_documents
 from slimformer.errors import ColumnNotFound, DataEmpty, HeadDoesNotFit, RowsUnusable, UnknownRecipe
@@ -85,7 +85,7 @@ def test_the_stock_classifier_gives_the_scores_of_the_head(model_type, layer):
         logits = classifier(**batch.inputs).logits
     expected = head.predict_proba(X)
     assert describe(classifier).n_blocks == layer
-    rough = family_of(model_type).rotary  # no bias after RMSNorm: only nearly the same
+    rough = attention_part(model_type).rotary  # no bias after RMSNorm: only nearly the same
     np.testing.assert_allclose(logits.softmax(1), expected, atol=0.2 if rough else 2e-3)
     assert classifier.config.id2label == {0: "0", 1: "1", 2: "2"}
 

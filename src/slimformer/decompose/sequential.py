@@ -34,7 +34,7 @@ from slimformer.linalg.damped import damped
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.residuals import Residuals
 
-RHOS = (0.03, 0.3, 3.0, 30.0)
+RHOS = (0.01, 0.1, 1.0, 10.0)
 
 
 @dataclass(frozen=True)

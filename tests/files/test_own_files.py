@@ -50,7 +50,7 @@ def test_a_plan_beside_a_thesis_does_not_make_a_result_of_it(
     before = files(project)
     assert set(before) == {"plan.json", "thesis.tex", "checkpoints/last.pt"}
     line = refused("cut", stats, "--macs", 0.7, "--out", project, "--force")
-    assert "neither empty nor a result" in line
+    assert "neither empty nor a result" in line and "checkpoints/last.pt" in line and "thesis.tex" in line
     assert files(project) == before
 
 

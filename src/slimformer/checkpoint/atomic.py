@@ -163,16 +163,15 @@ def _regret(target: Path) -> str | None:
     strangers = manifest.strangers(target)
     if not strangers:
         return None
+    more = f" and {len(strangers) - SHOWN} more" if len(strangers) > SHOWN else ""
+    names = f"{', '.join(strangers[:SHOWN])}{more}"
     if manifest.NAME in strangers or not (target / manifest.NAME).is_file():
         return (
-            f"it is neither empty nor a result of slimformer with the list of its files ({manifest.NAME}); "
-            f"remove it by hand, or {elsewhere}"
+            f"it is neither empty nor a result of slimformer with the list of its files ({manifest.NAME}), and holds "
+            f"{names}; remove it by hand, or {elsewhere}"
         )
-    more = f" and {len(strangers) - SHOWN} more" if len(strangers) > SHOWN else ""
-    return (
-        "it holds what slimformer did not write, or what has been changed since: "
-        f"{', '.join(strangers[:SHOWN])}{more}; move that away, or {elsewhere}"
-    )
+    changed = "it holds what slimformer did not write, or what has been changed since"
+    return f"{changed}: {names}; move that away, or {elsewhere}"
 
 
 def _is_working_in(place: Path) -> bool:

@@ -3,8 +3,8 @@
 A curve in nats is a quadratic form of the Fisher metric, and what it leaves out (a softmax, a gate, a norm after it)
 differs between kinds of sites far more than between blocks. So there is one probe for each kind: neurons, heads, ranks
 of scores, ranks of values. All sites of the kind are cut together, to about `KNEE` of their units, where harms are
-small enough to add up; the harm h is shared out by their errors, h e_s / Σ e. A probe for every site costs a hundred
-times as much and tells no more (docs/methods/allocation.md).
+small enough to add up; the harm h is shared out by their errors, h e_s / Σ e. A probe for every site costs
+n/2 times as much in n blocks and tells no more (docs/methods/allocation.md).
 
 All probes are made in one forward walk, one stream for each kind, so the weights of a block are needed once.
 """

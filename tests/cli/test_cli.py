@@ -250,7 +250,12 @@ def test_help_teaches(command, monkeypatch):
     assert f"Example: slimformer {' '.join(command)}" in said.out
     assert "Traceback" not in said.err
     if command in (["compress"], ["calibrate"]):
-        for default in ("[default: (builtin)]", "(default 32768)", "(default 512 for decoders", "[default: auto]"):
+        for default in (
+            "[default: (builtin)]",
+            "(default 32768, for encoders of text 65536)",
+            "(default 512 for decoders",
+            "[default: auto]",
+        ):
             assert default in said.out
 
 

@@ -7,8 +7,8 @@ of the default size are then drawn from it with replacement, as fresh documents 
 gives the interval that a report would print, and the value of the whole population either lies in it or does not.
 `bootstrap` is what was printed before: percentiles over windows of 512 tokens, which are not independent.
 
-The constants of `evaluate.intervals` were chosen with all sources but QNLI (questions) in sight. Documents are scored one by
-one, from their start, not across separators as in a run.
+The constants of `evaluate.intervals` were chosen with all sources but QNLI (questions) in sight. Documents are scored
+one by one, from their start, not across separators as in a run.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ CODE = ("argparse", "inspect", "tarfile", "mailbox", "statistics", "asyncio.base
 
 @dataclass(frozen=True)
 class Amount:
-    """Tokens to fit on (without broad text added them), and tokens, pairs or questions of every text measured on."""
+    """Tokens to fit on (none: the default), and tokens, pairs or questions of every text that is measured on."""
 
-    fit: int = 32_768
+    fit: int | None = None
     tokens: int = 16_384
     pairs: int = 1_500
     questions: int = 1_000

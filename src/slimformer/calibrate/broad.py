@@ -26,8 +26,6 @@ OTHER_SHARE = 1 / 16  # the same for every source that is only measured on
 PIECES, LEAST_PIECE = 24, 120  # of one such source, each of another document; characters
 SENTENCE = re.compile(r"(?<=[.!?;:])\s")
 LONG_SENTENCE = 60  # characters
-BETWEEN = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'])|\n\n+")
-WHOLE = re.compile(r"[A-Z\"'][^\n{}=<>]{18,300}[.!?]")
 
 
 def everything(_: Document) -> bool:
@@ -36,23 +34,10 @@ def everything(_: Document) -> bool:
 
 
 def broad_documents(role: Role, *, rows: bool, allowed: Callable[[Document], bool] = everything) -> list[Document]:
-    """Built-in text of every kind in equal shares; for models that read rows, half of it single sentences.
-
-    These are the kind `sentences` and those of every second document of the other kinds, which is then no passage.
-    """
+    """Built-in text of every kind in equal shares; for models that read rows, half of it single sentences."""
     passages = builtin_documents(TEXT_KINDS, role, allowed=allowed)
-    if not rows:
-        return passages
-    single = [sentence for document in passages[::2] for sentence in whole_sentences(document)]
-    sentences = [*builtin_documents(("sentences",), role, allowed=allowed), *single]
-    return mix_documents([part for part in (passages[1::2], sentences) if part])
-
-
-def whole_sentences(document: Document) -> list[Document]:
-    """The sentences of a text that stand on their own, as documents that stay together; of code there are none."""
-    texts = (" ".join(each.split()) for each in BETWEEN.split(document.text))
-    group = document.group or document.text[:80]
-    return [replace(document, text=text, group=group) for text in texts if WHOLE.fullmatch(text)]
+    sentences = builtin_documents(("sentences",), role, allowed=allowed) if rows else []
+    return mix_documents([part for part in (passages, sentences) if part])
 
 
 def other_documents(*, rows: bool, allowed: Callable[[Document], bool] = everything) -> dict[str, list[Document]]:

@@ -67,12 +67,12 @@ def token_weighted(bench: Bench) -> Statistics:
     the moments of the quality benchmark. Cost: one more pass.
     """
     folder = bench.statistics.folder.with_name(bench.statistics.folder.name + "-token-weights")
-    if (folder / "loudness.json").is_file():
+    if (folder / "error_weights.json").is_file():
         return open_statistics(folder)
     (folder / "moments").mkdir(parents=True, exist_ok=True)
     shutil.copy(bench.statistics.folder / "stats.json", folder)
     model, splits = bench.subject.model, bench.subject.calibration
-    architecture, loudness = describe(model), bench.statistics.weights()
+    architecture, error_weight = describe(model), bench.statistics.weights()
     stages = [stage for split in ("fit", "select") for stage in rehearse(model, architecture, splits[split], split)]
     for i, block in enumerate(model.get_submodule(architecture.stacks[0].path).children()):
         known = bench.statistics.block(i)
@@ -84,11 +84,11 @@ def token_weighted(bench: Bench) -> Statistics:
                 stage.state = through(block, stage.state, stage.calls[i])
             stream = real_rows(stage.state, stage.rows).double()
             for name, X in heard.items():
-                ω = 1 / stream.square().sum(-1).clamp_min(1e-12) / loudness[name]
+                ω = 1 / stream.square().sum(-1).clamp_min(1e-12) / error_weight[name]
                 new = weighted_moments(real_rows(X, stage.rows), ω)
                 sites[name][stage.split] = sites[name][stage.split] + new if stage.split in sites[name] else new
         write_block(folder, replace(known, sites=sites))
-    shutil.copy(bench.statistics.folder / "loudness.json", folder)
+    shutil.copy(bench.statistics.folder / "error_weights.json", folder)
     return open_statistics(folder)
 
 

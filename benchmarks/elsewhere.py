@@ -40,7 +40,7 @@ from cells import HERE, write_json
 from recipes import shared_file
 from slimformer.calibrate import gather as gathering
 from slimformer.calibrate.documents import Document, read_documents
-from slimformer.calibrate.gather import Data, gather
+from slimformer.calibrate.gather import Data, Reading, gather
 from slimformer.calibrate.splits import split_documents
 from slimformer.calibrate.text import Batch, packed_batches
 from slimformer.evaluate.intervals import mean_interval, paired_difference, score_interval
@@ -298,10 +298,8 @@ def data_of(fit: Fit, loaded: Loaded, amount: Amount) -> Data:
     default = gathering.FIT_SHARE
     try:
         gathering.FIT_SHARE = default if fit.share is None else fit.share
-        return gather(
-            fit.source, loaded.model, loaded.processor, describe(loaded.model), tokens=fit.tokens or amount.fit,
-            seed=SEED, broad=fit.broad,
-        )  # fmt: skip
+        reading = Reading(tokens=fit.tokens or amount.fit, seed=SEED, broad=fit.broad)
+        return gather(fit.source, loaded.model, loaded.processor, describe(loaded.model), reading)
     finally:
         gathering.FIT_SHARE = default
 

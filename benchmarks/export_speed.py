@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from slimformer import compress
-from slimformer.calibrate.gather import gather
+from slimformer.calibrate.gather import Reading, gather
 from slimformer.calibrate.text import Batch
 from slimformer.evaluate.speed import Rounds, compare_latency
 from slimformer.export.compare import TOLERANCE
@@ -147,7 +147,11 @@ def main() -> None:
     print(f"compressed to {small.report.macs_kept:.3f}", flush=True)
     loaded = load_model(MODEL)
     data = gather(
-        "builtin", loaded.model, loaded.processor, describe(loaded.model), seq_len=LENGTH, tokens=TOKENS, seed=0
+        "builtin",
+        loaded.model,
+        loaded.processor,
+        describe(loaded.model),
+        Reading(seq_len=LENGTH, tokens=TOKENS, seed=0),
     )
     held_out = list(data.splits["report"])
     pooling = Pooling("mean", True)

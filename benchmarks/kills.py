@@ -30,6 +30,7 @@ from slimformer.evaluate.report_file import read_report
 from slimformer.files import manifest
 from slimformer.heads.match_file import read_match
 from slimformer.lab.folder import read_folder
+from slimformer.models.families import read_family
 from slimformer.plan import Plan
 from slimformer.report.page import is_page
 from slimformer.steps.cascade import load_cascade
@@ -100,6 +101,11 @@ def jobs(root: Path) -> dict[str, Job]:
         "cascade": made("cascade", ("cascade", stats, *brief, "--macs", "0.6,1"), load_cascade),
         "quantize": made("quantize", ("quantize", llama, *brief, "--bits", 8, *unproved), whole_model),
         "sparsify": made("sparsify", ("sparsify", llama, *brief, *unproved), whole_model),
+        "heal": Job(
+            ("heal", small, "--teacher", llama, *data, "--epochs", 2, *unproved, "--no-timing", "--out", out("heal")),
+            out("heal"), whole_model, resumes=True,
+        ),
+        "families discover": made("families", ("families", "discover", llama), read_family),
         "probe": made("probe", ("probe", given / "bert", "--data", given / "table.tsv", "--pool", "cls"), load),
         "adapt": made("adapt", ("adapt", llama, *brief), load),
         "match": made("match", ("match", *features), lambda folder: read_match(folder / "match.safetensors")),

@@ -31,7 +31,7 @@ from cells import HERE, deciding_code, weights_hash, write_json
 from models import model_folder
 from recipes import shared_file
 from slimformer import compress
-from slimformer.calibrate.gather import gather
+from slimformer.calibrate.gather import Reading, gather
 from slimformer.calibrate.metric import fisher_metric
 from slimformer.calibrate.store import open_statistics
 from slimformer.cli.inputs import loaded_for
@@ -84,7 +84,7 @@ def measured(name: str, tokens: int | None, console: Console) -> dict[str, Any]:
         stats = Path(scratch) / "stats"
         with clock(once):
             loaded = load_model(model)
-            read = gather(str(data), loaded.model, loaded.processor, describe(loaded.model), **how)
+            read = gather(str(data), loaded.model, loaded.processor, describe(loaded.model), Reading(**how))
             metric = fisher_metric(loaded.model, read.splits["fit"], seed=read.seed)
             keep_probes(loaded.model, calibrate(loaded, read, stats, metric=metric), read.splits["select"])
         console.print(f"calibrate: {once[0]['cpu']:.1f} s")

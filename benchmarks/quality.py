@@ -116,7 +116,7 @@ def statistics_of(subject: Subject, say: Say) -> Statistics:
         }
     )
     folder = quality_folder(subject.name) / f"moments-{key}"
-    if not (folder / "loudness.json").is_file():  # written last
+    if not (folder / "error_weights.json").is_file():  # written last
         say("calibrate")
         splits = {split: list(batches) for split, batches in subject.calibration.items()}
         data = Data(splits, subject.data, key, subject.settings()["seed"], subject.seq_len)

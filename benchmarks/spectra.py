@@ -34,7 +34,7 @@ from torch import Tensor
 
 from cells import write_json
 from recipes import shared_file
-from slimformer.calibrate.gather import Data, gather
+from slimformer.calibrate.gather import Data, Reading, gather
 from slimformer.evaluate.fidelity import state_similarity
 from slimformer.evaluate.perplexity import perplexity
 from slimformer.inspect.activations import StreamSpectrum, observe
@@ -80,7 +80,7 @@ def opened(subject: Subject) -> tuple[Loaded, Architecture, Data]:
     architecture = describe(loaded.model)
     file = str(shared_file(*subject.data))
     how = {"seq_len": LENGTH, "tokens": subject.tokens, "seed": SEED}
-    data = gather(file, loaded.model, loaded.processor, architecture, **how)
+    data = gather(file, loaded.model, loaded.processor, architecture, Reading(**how))
     return loaded, architecture, data
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import scipy.linalg
 import torch
 
-from slimformer.calibrate.gather import gather
+from slimformer.calibrate.gather import Reading, gather
 from slimformer.evaluate.bench import random_inputs
 from slimformer.evaluate.speed import Rounds, model_latency
 from slimformer.linalg.moments import Moments
@@ -58,7 +58,7 @@ def calibration(model: str = "demo:smollm2", tokens: int = 16_384) -> dict[str, 
     """Seconds of calibrate + profile over the bound."""
     loaded = load_model(model)
     architecture = describe(loaded.model)
-    data = gather("builtin", loaded.model, loaded.processor, architecture, tokens=tokens)
+    data = gather("builtin", loaded.model, loaded.processor, architecture, Reading(tokens=tokens))
     counted = data.tokens["fit"] + data.tokens["select"]
     forward = 2 * block_cost(architecture, data.seq_len).macs * counted
     grams = sum(2 * site.width**2 for site in architecture) * counted
@@ -96,7 +96,7 @@ def latency(model: str = "demo:smollm2", macs: float = 0.5, seq_len: int = 512, 
     """Body latency ratio over MAC ratio, at several batch sizes, ragged and plain."""
     loaded = load_model(model)
     architecture = describe(loaded.model)
-    data = gather("builtin", loaded.model, loaded.processor, architecture, tokens=2048, seq_len=seq_len)
+    data = gather("builtin", loaded.model, loaded.processor, architecture, Reading(tokens=2048, seq_len=seq_len))
     # sizes matter here, not quality
     settings = cut_settings("balanced").model_copy(update={"selector": "interpolative"})
     out = []

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from slimformer.messages.words import option, shell_words
 from slimformer.steps import APART, STEPS
 from slimformer.steps.step import Step
 from tables import NothingToRender, markdown
@@ -25,7 +26,8 @@ def _described(name: str, step: type[Step]) -> str:
     fields = {key: field for key, field in step.model_fields.items() if key != "name"}
     if not fields:
         return f"**`{name}`**: {summary} It has no settings."
-    flags = {field: f"`--{flag.replace('_', '-')}`" for flag, field in step.flags.items()}
+    with shell_words():
+        flags = {field: f"`{option(flag)}`" for flag, field in step.flags.items()}
     rows = [[f"`{key}`", _default(field), flags.get(key, ""), _meaning(field)] for key, field in fields.items()]
     return f"**`{name}`**: {summary}\n\n{_of_words(['setting', 'default', 'flag', 'meaning'], rows)}"
 

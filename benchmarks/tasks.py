@@ -31,7 +31,7 @@ from models import model_folder
 from reading import xquad_split
 from recipes import shared_file
 from slimformer.calibrate.documents import Document, read_documents
-from slimformer.calibrate.gather import gather
+from slimformer.calibrate.gather import Reading, gather
 from slimformer.calibrate.tasks import spread
 from slimformer.evaluate.task import Options, evaluate_task
 from slimformer.models import describe
@@ -102,10 +102,8 @@ SUBJECTS: dict[str, Callable[[], Any]] = {"sst2": sst2, "xquad": xquad, "sentenc
 def calibrated(subject: Subject, folder: Path, seconds: dict[str, float]) -> Run:
     """All that is needed for every budget, from one pass."""
     loaded = subject.loaded
-    data = gather(
-        subject.calibration, loaded.model, loaded.processor, describe(loaded.model), seq_len=subject.seq_len,
-        tokens=TOKENS, seed=SEED,
-    )  # fmt: skip
+    reading = Reading(seq_len=subject.seq_len, tokens=TOKENS, seed=SEED)
+    data = gather(subject.calibration, loaded.model, loaded.processor, describe(loaded.model), reading)
     after = load_recipe(RECIPE).after_cut
     start = Run(loaded, loaded.model, data=data, folder=folder, seconds=seconds, after=after)
     return calibration.calibrated(start, cut_settings(RECIPE))

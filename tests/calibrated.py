@@ -9,10 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.mistral.modeling_mistral import MistralRMSNorm
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from families import LENGTH, tiny, tiny_batches
 from slimformer.calibrate.collect import BlockMoments, collect
@@ -32,12 +28,16 @@ from slimformer.rewrite.apply import apply
 def _norm(self: Any, hidden_states: Tensor) -> Tensor:
     """Root mean square norm in single precision, as it was, but in double precision for double precision."""
     wide = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-    return self.weight * wide.to(hidden_states.dtype)
+    eps = self.eps if hasattr(self, "eps") else self.variance_epsilon
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (self.weight + ("Gemma" in type(self).__name__)) * wide.to(hidden_states.dtype)
 
 
-for _class in (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm):
-    _class.forward = _norm  # type: ignore[method-assign]
+def exact(model: PreTrainedModel) -> PreTrainedModel:
+    """The model in double precision, norms included."""
+    for kind in {type(module) for module in model.modules() if type(module).__name__.endswith("RMSNorm")}:
+        kind.forward = _norm  # type: ignore[method-assign]
+    return model.double()
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class Calibrated:
         return found
 
     def plan(self, macs: float, recipe: CutSettings, *, format: str = "ragged") -> Plan:
-        weights = {name: block.loudness for block in self.blocks for name in block.sites}
+        weights = {name: block.error_weight for block in self.blocks for name in block.sites}
         curves = self.curves(recipe)
         ranks = rank_sites(self.model, self.architecture) if recipe.attention != "heads" else ()
         return allocate(self.architecture, curves, Terms(Budget(macs), recipe, LENGTH, weights, format, ranks))
@@ -84,7 +84,7 @@ class Calibrated:
 
 def calibrated(model: PreTrainedModel, *, n: int = 3) -> Calibrated:
     """`model` in double precision, with the moments of random data."""
-    model = model.double()
+    model = exact(model)
     data = {"fit": doubled(tiny_batches(model, n)), "select": doubled(tiny_batches(model, 1, seed=1))}
     architecture = describe(model)
     return Calibrated(model, architecture, data, list(collect(model, architecture, data)))

@@ -7,6 +7,7 @@ everything is the same in every run. Nothing here needs a network.
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from slimformer.checkpoint.reload import checksums
 from slimformer.decompose import Curve
 from slimformer.models import FAMILIES, Architecture, describe
 from slimformer.models.architecture import weight_of
-from slimformer.models.family import AttentionPart, FeedForwardPart
+from slimformer.models.family import AttentionPart, Family, FeedForwardPart
 from slimformer.models.registered import class_named
 from slimformer.plan import Budget, Plan, Terms, allocate
 from slimformer.plan.profile import site_curves
@@ -28,7 +29,10 @@ from slimformer.recipe import cut_settings
 from slimformer.rewrite.apply import apply
 
 VOCABULARY, LENGTH, CLASSES = 64, 16, 5
-MODEL_TYPES = tuple(FAMILIES)
+# Laws of every method run over one type of each kind; `TYPES=phi3,gemma2` runs them over others, and
+# tests/test_types.py runs a few laws over all.
+CORE = ("bert", "roberta", "distilbert", "gpt2", "llama", "mistral", "qwen2", "qwen3", "opt", "vit", "minimal")
+MODEL_TYPES = tuple(os.environ["TYPES"].split(",")) if os.environ.get("TYPES") else CORE
 OWN_TYPES = ("minimal",)  # architectures of the package itself: nobody opens them without it
 STOCK_TYPES = tuple(name for name in MODEL_TYPES if name not in OWN_TYPES)
 
@@ -48,13 +52,31 @@ SIZES: dict[str, dict[str, Any]] = {
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": {**_LLAMA, "head_dim": 8},
+    "xlm-roberta": {**_BERT, **_TEXT, "pad_token_id": 1},
+    "camembert": {**_BERT, **_TEXT, "pad_token_id": 1},
+    "electra": {**_BERT, **_TEXT, "embedding_size": 16},
+    "mpnet": {**_BERT, **_TEXT, "pad_token_id": 1},
+    "modernbert": {**_BERT, **_TEXT, "local_attention": 8, "global_attn_every_n_layers": 2},
+    "phi3": {**_LLAMA, "attention_dropout": 0.0},
+    "granite": {**_LLAMA, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},
+    "smollm3": {**_LLAMA, "no_rope_layer_interval": 2},
+    "olmo2": _LLAMA,
+    "gpt_neox": {**_BERT, **_TEXT, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default",
+                                                        "partial_rotary_factor": 0.5}},
+    "gemma2": {**_LLAMA, "head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 16},
+    "gemma3_text": {**_LLAMA, "head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 16,
+                    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "deit": {**_BERT, "image_size": 16, "patch_size": 4, "num_labels": CLASSES},
+    "dinov2": {**_BERT, "image_size": 16, "patch_size": 4, "num_labels": CLASSES, "mlp_ratio": 2},
     "vit": {**_BERT, "image_size": 16, "patch_size": 4, "num_labels": CLASSES},
     "minimal": {**_BERT, "image_size": 16, "patch_size": 4, "num_channels": 3, "num_labels": CLASSES},
 }  # fmt: skip
 _STEM = {
     "bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "opt": "OPT", "gpt2": "GPT2",
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "vit": "ViT",
-    "minimal": "Minimal",
+    "minimal": "Minimal", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "electra": "Electra", "mpnet": "MPNet",
+    "modernbert": "ModernBert", "phi3": "Phi3", "granite": "Granite", "smollm3": "SmolLM3", "olmo2": "Olmo2",
+    "gpt_neox": "GPTNeoX", "gemma2": "Gemma2", "gemma3_text": "Gemma3", "deit": "DeiT", "dinov2": "Dinov2",
 }  # fmt: skip
 _SUFFIX = {
     "bare": "Model",
@@ -65,12 +87,19 @@ _SUFFIX = {
 }
 
 
+LACKING = {
+    *((model_type, "answer") for model_type in ("phi3", "granite", "olmo2", "gemma2", "gemma3_text")),
+    ("granite", "classify"),
+}
+
+
 def heads(model_type: str) -> tuple[str, ...]:
     """The heads a family has, the customary one first."""
     family = FAMILIES[model_type]
     if family.image:
         return ("classify", "bare")
-    return ("causal" if family.causal else "masked", "bare", "classify", "answer")
+    usual = ("causal" if family.causal else "masked", "bare", "classify", "answer")
+    return tuple(head for head in usual if (model_type, head) not in LACKING)
 
 
 # Every family once and every head it can have somewhere, for laws of what lies below the head.
@@ -80,19 +109,30 @@ HEADS = (
 )
 
 
-def model_class(model_type: str, head: str) -> Any:
+def model_class(model_type: str, head: str, family: Family | None = None) -> Any:
     """The stock class of a family and a head."""
     name = _STEM[model_type] + _SUFFIX[head]
-    if FAMILIES[model_type].image:
+    if (family or FAMILIES[model_type]).image:
         name = name.replace("ForSequence", "ForImage")
-    return class_named({"GPT2ForCausalLM": "GPT2LMHeadModel"}.get(name, name))
+    return class_named(RENAMED.get(name, name))
 
 
-def tiny(model_type: str, head: str | None = None, *, seed: int = 0, **sizes: Any) -> PreTrainedModel:
+RENAMED = {
+    "GPT2ForCausalLM": "GPT2LMHeadModel",
+    "Gemma3Model": "Gemma3TextModel",
+    "Gemma3ForSequenceClassification": "Gemma3TextForSequenceClassification",
+}
+
+
+def tiny(
+    model_type: str, head: str | None = None, *, seed: int = 0, family: Family | None = None, **sizes: Any
+) -> PreTrainedModel:
     """A random model of three blocks, width 32 and four heads (two key/value heads where the family groups them)."""
-    kind = model_class(model_type, head or heads(model_type)[0])
+    kind = model_class(model_type, head or heads(model_type)[0], family)
     labels = {"num_labels": 2 if head == "answer" else CLASSES}
-    special = {} if FAMILIES[model_type].image else {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    special = (
+        {} if (family or FAMILIES[model_type]).image else {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    )
     config = kind.config_class(**{**labels, **special, **SIZES[model_type], **sizes})
     return _filled(kind(config), seed).eval()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from families import attention_part, tiny, tiny_batches
+from families import MODEL_TYPES, attention_part, tiny, tiny_batches
 from slimformer.models import FAMILIES, describe
 from slimformer.models.ranks import heads_of
 from slimformer.rewrite.ranks import cut_ranks, rotary_rows
@@ -39,8 +39,8 @@ def settings(model_type: str) -> list[str]:
 
 # Every family once, and every setting, among grouped queries and among others.
 DEALT = [
-    *zip((t for t in FAMILIES if attention_part(t).kv_key), itertools.cycle(reversed(SETTINGS))),
-    *zip((t for t in FAMILIES if not attention_part(t).kv_key), itertools.cycle(settings("bert"))),
+    *zip((t for t in MODEL_TYPES if attention_part(t).kv_key), itertools.cycle(reversed(SETTINGS))),
+    *zip((t for t in MODEL_TYPES if not attention_part(t).kv_key), itertools.cycle(settings("bert"))),
 ]
 
 

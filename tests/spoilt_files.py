@@ -69,7 +69,7 @@ def targets(root: Path) -> dict[str, Target]:
     model = save_tiny(root / "llama", "llama")
     statistics, result = _statistics(root, model)
     found = [*_single(root, result), *_data(root), *_strangers(root, model)]
-    names = ["stats.json", "loudness.json", "probes.json", "moments/block-000.safetensors"]
+    names = ["stats.json", "error_weights.json", "probes.json", "moments/block-000.safetensors"]
     found += [_beside(name, statistics, _read_statistics) for name in names]
     (curves,) = statistics.glob("curves-*.json")
     found.append(Target(curves.name, curves.read_bytes(), _read_statistics, statistics, "curves.json", fresh=True))

@@ -65,7 +65,7 @@ MACARON = Family(
                 FeedForwardPart(("up.0",), "down.0", "first_size", name="first", norm="norms.0"),
                 AttentionPart(
                     "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out_proj", "attn.head_dim", "heads",
-                    norm="norms.1", ranks=False, derived=(Derived("attn.num_heads", "heads"),),
+                    norm="norms.1", no_ranks="a product of its own", derived=(Derived("attn.num_heads", "heads"),),
                 ),
                 FeedForwardPart(("up.1",), "down.1", "second_size", name="second", norm="norms.2"),
             ),

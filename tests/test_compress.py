@@ -27,7 +27,7 @@ from slimformer.errors import (
     UnknownRecipe,
 )
 from slimformer.models import FAMILIES
-from terminal import save_tiny, texts, write_images, write_table, write_texts
+from terminal import done, save_tiny, texts, write_images, write_table, write_texts
 
 TEXT_TYPES = tuple(name for name in MODEL_TYPES if not FAMILIES[name].image)
 
@@ -263,3 +263,15 @@ def test_no_scratch_is_left(tmp_path, monkeypatch):
     with pytest.raises(TooFewTokens):
         shrink(tiny("llama"), token_ids(3))
     assert not list(tmp_path.iterdir())
+
+
+def test_budgets_nobody_asked_for_need_not_be_within_reach_of_the_tokens(tmp_path):
+    """Few tokens fit the budget that was asked for, and not all of those that the page shows beside it."""
+    save_tiny(tmp_path / "qwen3", "qwen3")
+    data, few = write_texts(tmp_path / "text.txt"), ("--only-data", "--tokens", 40)
+    done("compress", tmp_path / "qwen3", "--macs", 0.5, "--recipe", "linear-mlp", "--data", data, *few, "--no-timing",
+         "--out", tmp_path / "small", "-q")  # fmt: skip
+    points = json.loads((tmp_path / "small" / "report.json").read_text())["front"]["points"]
+    assert 0.5 in [point["budget"] for point in points] and 0.7 not in [point["budget"] for point in points]
+    done("calibrate", tmp_path / "qwen3", "--data", data, *few, "--out", tmp_path / "stats", "-q")
+    done("frontier", tmp_path / "stats", "--recipe", "linear-mlp")

@@ -49,6 +49,7 @@ eval --task          .     .     .     .     .     .     .      .      .      . 
 bench                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
 quantize             .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
 sparsify             .     .     .     .     .     .     .      .      .      R     R      R      .       .        .       .       C       .        .
+heal                 .     .     .     .     .     .     .      .      G      H     H      H      .       .        .       .       C       .        G
 probe                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
 match                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
 adapt                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       L        L
@@ -64,6 +65,7 @@ REFUSALS = {
     "E": "is the report of a cascade, of which no page is made",
     "F": "GGUF is for language models of the types",
     "G": "runs over groups of keys (the recipe long-context), and cuts do not follow that; start from the dense model",
+    "H": "its weights are in fewer bits already, and training would leave them; heal first, then quantize",
     "K": "is a cascade of two models, and push sends one with its report",
     "L": "has no language-model head to adapt",
     "M": "its weights are packed in fewer bits, and unpacked whole; leave --memory out",
@@ -291,6 +293,10 @@ def _stored(cell: Cell, found: Any) -> None:
     assert found["small"]["params"] == _parameters(package.load(cell.place)) == found["dense"]["params"]
 
 
+def _stored_small(cell: Cell, found: Any) -> None:
+    assert found["small"]["params"] == _parameters(package.load(cell.place)) and found["healing"]["won"]
+
+
 def _sparse(cell: Cell, found: Any) -> None:
     weight = describe(cell.model).blocks[0].neurons[0].reader + ".weight"
     values = load_file(cell.place / "model.safetensors")[weight]
@@ -380,6 +386,13 @@ COMMANDS: dict[str, Command] = {
     ),
     "quantize": Command(_out("quantize"), _stored),
     "sparsify": Command(_out("sparsify"), _sparse),
+    "heal": Command(
+        lambda c: (
+            "heal", c.folder, "--teacher", c.shop.source(c.name), *c.data, "--tokens", 400, "--rate", 1e-3, "--set",
+            "heal.text=600", "--out", c.place,
+        ),
+        _stored_small,
+    ),
     "probe": Command(lambda c: ("probe", c.folder, "--data", c.shop.root / "table.tsv", "--out", c.place)),
     "match": Command(
         lambda c: ("match", "--source", c.folder, "--target", c.folder, *c.data, "--method", "procrustes")

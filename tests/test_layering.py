@@ -15,8 +15,8 @@ FILES = sorted(SRC.rglob("*.py"))
 # Each folder, and each file at the top, may import what stands before it, and itself.
 LAYERS = (
     "start", "errors", "messages", "files", "recipes", "linalg", "decompose", "models", "calibrate", "plan", "nn",
-    "rewrite", "checkpoint", "evaluate", "inspect", "report", "heads", "lab", "export", "run", "steps", "recipe",
-    "compress", "slimformer", "cli", "__main__",
+    "rewrite", "checkpoint", "evaluate", "inspect", "report", "heads", "lab", "heal", "export", "run", "steps",
+    "recipe", "compress", "slimformer", "cli", "__main__",
 )  # fmt: skip
 RANK = {name: i for i, name in enumerate(LAYERS)}
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from slimformer.checkpoint.load import load as load
     from slimformer.compress import compress as compress
     from slimformer.compress import compress_streamed as compress_streamed
+    from slimformer.compress import heal as heal
     from slimformer.compress import quantize as quantize
     from slimformer.compress import sparsify as sparsify
     from slimformer.errors import SlimformerError as SlimformerError
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Cascade", "Plan", "Recipe", "Result", "SlimformerError", "compress", "compress_streamed", "describe",
-    "load", "load_cascade", "make_cascade", "quantize", "sparsify",
+    "heal", "load", "load_cascade", "make_cascade", "quantize", "sparsify",
 ]  # fmt: skip
 
 make_lazy(
@@ -49,6 +50,7 @@ make_lazy(
         "compress": "slimformer.compress",
         "compress_streamed": "slimformer.compress",
         "describe": "slimformer.models",
+        "heal": "slimformer.compress",
         "load": "slimformer.checkpoint.load",
         "load_cascade": "slimformer.steps.cascade",
         "make_cascade": "slimformer.steps.cascade",

@@ -12,15 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from slimformer.calibrate.distributed import lead_only
 from slimformer.calibrate.documents import UNNAMED, Source
-from slimformer.calibrate.gather import Data, gather
+from slimformer.calibrate.gather import Data, Reading, gather
 from slimformer.calibrate.narrowness import narrowness_noted
 from slimformer.calibrate.tasks import Purpose
 from slimformer.evaluate.assessment import with_other_data
-from slimformer.messages.arguments import MODEL, ON_DISK, Kind, check_arguments
+from slimformer.inspect.discovery import open_or_discover
+from slimformer.messages.arguments import ANYTHING, MODEL, ON_DISK, PATH, Kind, check_arguments
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import describe
 from slimformer.models.load import Loaded, open_for_work
@@ -32,12 +35,15 @@ from slimformer.recipe import RECIPE, Recipe, cut_settings, load_recipe, recipe_
 from slimformer.run import Run, timed
 from slimformer.steps import NAMES
 from slimformer.steps.cut import Cut
+from slimformer.steps.heal import Heal
+from slimformer.steps.healing import belonging_to, healing_run, healing_work
 from slimformer.steps.refine import Refine
 from slimformer.steps.result import Result, assess
 from slimformer.steps.streaming import Foreseen, Request, Streamed, foresee, stream
 from slimformer.steps.streaming_limits import require_streamable, require_streaming_possible
 
 MODEL_OR_LOADED = Kind(MODEL.wanted, lambda x: isinstance(x, Loaded) or MODEL.accepts(x))
+HEALING = {name: ANYTHING for name in Heal.model_fields if name not in ("name", "tokens")}  # the step checks them
 READING = ("seq_len", "tokens", "samples", "columns", "seed")
 
 
@@ -45,7 +51,8 @@ class Arguments(OpeningOptions, total=False):
     """What `compress` takes by name besides model, data and recipe.
 
     Short for settings of steps: one budget (`macs`, `params`, `latency`, `max_kl`, `size`), `bits` and `group`,
-    `refine`, `head_data`, and for long texts `k`, `kind`, `window`, `keep_exact`, `steps`. Every other setting is
+    `refine`, `heal` (minutes), `head_data`, `vocab` (tokens to keep, or as a float the share of the text they cover)
+    and `vocab_data`, and for long texts `k`, `kind`, `window`, `keep_exact`, `steps`. Every other setting is
     `settings={"cut.ridge": 0.01}`. Of the data: `tokens` to fit on, `samples`, `columns`, `seq_len`, `seed`,
     `only_data` (no broad text is added), `eval_data` to measure on as well. `format` is ragged or plain; `timing`
     measures latency.
@@ -60,6 +67,9 @@ class Arguments(OpeningOptions, total=False):
     group: int | None
     refine: bool | None
     head_data: str | Path | None
+    vocab: int | float | None
+    vocab_data: str | Path | None
+    heal: float | None
     k: int | None
     kind: str | None
     window: int | None
@@ -78,6 +88,7 @@ class Arguments(OpeningOptions, total=False):
 
 
 @check_arguments(model=MODEL_OR_LOADED, recipe=RECIPE)
+@torch.inference_mode(False)  # gradients are needed, whatever the caller is in
 def compress(
     model: str | Path | PreTrainedModel | Loaded,
     data: Source | Tensor = UNNAMED,
@@ -109,8 +120,9 @@ def compress(
     run, report = assess(run, chosen.name, fitted=any(step.fits for step in chosen.steps), timing=timing)
     for step in chosen.steps:
         run, report = step.finish(run, report)
-    report = with_other_data(report, run.loaded, run.model, measured, known=report.data)
-    return Result(run.model, run.decided, report, run.loaded, run.quantized)
+    small = replace(run.loaded, model=run.model)
+    report = with_other_data(report, run.original or run.loaded, small, measured, known=report.data)
+    return Result(run.model, run.decided, report, run.loaded, run.quantized, run.parts)
 
 
 def preview(
@@ -134,8 +146,8 @@ def _opened(
     for step in chosen.steps:
         step.require_complete()
     with timed(seconds, "load"):
-        loaded = open_for_work(model, processor, opening)
-    run = Run(loaded, loaded.model, format, length, seconds=seconds, after=chosen.after_cut)
+        loaded = open_or_discover(model, processor, opening)
+    run = Run(loaded, loaded.model, format, length, seconds=seconds, before=chosen.before_cut, after=chosen.after_cut)
     for step in chosen.steps:
         step.require_possible(run)
     return run, chosen
@@ -216,6 +228,50 @@ def sparsify(
     return compress(model, data, recipe=recipe_of(f"sparse-{pattern}", "zeros, all widths kept", step), **arguments)
 
 
+@check_arguments(model=MODEL_OR_LOADED, teacher=MODEL_OR_LOADED, out=replace(PATH, optional=True), **HEALING)
+def heal(
+    model: str | Path | PreTrainedModel | Loaded,
+    data: Source | Tensor = UNNAMED,
+    *,
+    teacher: str | Path | PreTrainedModel | Loaded,
+    out: str | Path | None = None,
+    progress: Progress = silent,
+    **arguments: Any,
+) -> Result:
+    """Win back what cutting lost: let `model` learn from the dense `teacher` it came from, on text without labels.
+
+    `arguments` are the settings of `steps.heal.Heal` (`minutes`, `tokens` or `epochs`, `phases`, `train`, …), those of
+    the data but `tokens`, `timing`, `processor`, `force` and `verify`. With `out` the result is saved there, and the
+    same call goes on where a killed one was. Where nothing is better, the weights are those that were given.
+
+    >>> heal("smaller", "text.txt", teacher="demo:smollm2", minutes=10, out="healed")  # doctest: +SKIP
+    """
+    given = dict(arguments)
+    own = {name: given.pop(name) for name in Heal.model_fields if name in given and name != "name"}
+    chosen = recipe_of("heal", "learned from the dense model", {"heal": own})
+    step = chosen.steps[0]
+    step.require_complete()
+    opening = Opening(**{name: given.pop(name) for name in OPTIONS if name in given})
+    processor, timing = given.pop("processor", None), given.pop("timing", False)
+    writing = {name: given.pop(name) for name in ("force", "verify") if name in given}
+    small, dense = (
+        open_for_work(model, processor, replace(opening, revision=None)),
+        open_for_work(teacher, processor, opening),
+    )
+    run = healing_run(small, dense, length=given.get("seq_len"))
+    run = replace(run, source=data, progress=progress)
+    broad = not given.pop("only_data", False)
+    run, _ = _with_data(run, chosen, {**given, "broad": broad}, ())
+    with healing_work(run, step, out) as folder:
+        run = step.run(replace(run, folder=folder))
+        lead_only()
+        run, report = assess(run, run.decided.recipe, fitted=True, timing=timing)
+        result = Result(run.model, run.decided, report, belonging_to(small, dense))
+        if out is not None:
+            result.save(out, **writing)
+    return result
+
+
 def run_steps(run: Run, recipe: Recipe) -> Run:
     """The run after all steps; those after a cut are carried out by it, at every budget it tries."""
     for step in recipe.steps:
@@ -234,10 +290,8 @@ def _with_data(run: Run, recipe: Recipe, reading: dict[str, Any], others: Sequen
     how = {**reading, "seq_len": lengths[0] if lengths else None}
 
     def read(source: Source | Tensor, purpose: Purpose = "calibration") -> Data:
-        mixed = broad and purpose == "calibration"
-        return gather(
-            source, run.dense, run.loaded.processor, architecture, purpose=purpose, broad=mixed, **how
-        )  # fmt: skip
+        asked = Reading(purpose=purpose, broad=broad and purpose == "calibration", **how)
+        return gather(source, run.dense, run.loaded.processor, architecture, asked)
 
     with run.timed("data"):
         data, measured = read(run.source), [read(each, purpose="evaluation") for each in others]

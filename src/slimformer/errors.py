@@ -26,6 +26,10 @@ class UnknownArchitecture(SlimformerError):
     """The model is of a type no family describes."""
 
 
+class UnknownType(UnknownArchitecture):
+    """The package has no family for models of this type; one may be discovered."""
+
+
 class ModelNotFound(SlimformerError):
     """The folder, hub id or demo package is not there, or holds no model."""
 

@@ -19,7 +19,7 @@ from slimformer.steps.cut import Cut
 from slimformer.steps.refine import Refine
 from slimformer.steps.step import Step
 
-APPENDED = ("quantize", "head")  # steps that an argument of theirs adds to a recipe
+APPENDED = ("vocabulary", "heal", "quantize", "head", "embedding")  # steps that an argument of theirs adds to a recipe
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ class Recipe:
     @property
     def reads_data(self) -> bool:
         return any(step.reads_data for step in self.steps)
+
+    @property
+    def before_cut(self) -> tuple[Step, ...]:
+        """The steps that are carried out before the cut: it cuts what they leave."""
+        at = next((i for i, step in enumerate(self.steps) if isinstance(step, Cut)), 0)
+        return self.steps[:at]
 
     @property
     def after_cut(self) -> tuple[Step, ...]:
@@ -94,8 +100,12 @@ def _validated(recipe: str, name: str, settings: Mapping[str, Any]) -> Step:
 
 def with_arguments(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
     """The recipe with what arguments of `compress` are short for: `macs=0.5` is the budget of its cut, `bits=8` adds
-    `quantize`, `refine=False` takes `refine` out. What none of its steps takes is refused here."""
+    `quantize`, `vocab=16000` adds `vocabulary`, `refine=False` takes `refine` out. What none of its steps takes is
+    refused here."""
     given = {name: value for name, value in given.items() if value is not None}
+    vocab = given.get("vocab")
+    if vocab is not None:  # below 1 a share of the text, else tokens; what a file says gives way
+        given |= {"vocab": None, "vocab_cover": vocab} if isinstance(vocab, float) else {"vocab_cover": None}
     recipe = _with_refine(recipe, given.pop("refine", None))
     if "group" in given and not given.keys() & {"bits", "size"} and not _has(recipe, "quantize"):
         raise BudgetOutOfReach(

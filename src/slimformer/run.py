@@ -32,9 +32,12 @@ from slimformer.rewrite.quantize import Quantized
 class Run:
     """`loaded` is the dense model, `model` what has become of it; `sections` are what steps say in the report.
 
+    Where the dense model lost tokens first, `original` is what it was, and `loaded` what all later steps start from.
+
     `source` is what the data were read from, `folder` where statistics are written, `residence` where weights live
-    while a model is walked, `length` the sequence length that was asked for, if any, and `after` are the steps that
-    follow the cut: a size or a divergence that is asked for is that of the finished model.
+    while a model is walked, `length` the sequence length that was asked for, if any, `before` are the steps
+    before the cut, and `after` those that follow it: a size or a divergence that is asked for is that of the finished
+    model.
     """
 
     loaded: Loaded
@@ -53,7 +56,10 @@ class Run:
     corrections: tuple[Correction, ...] = ()
     quantized: Quantized | None = None
     sections: Mapping[str, Any] = field(default_factory=dict)
+    before: tuple[Any, ...] = ()
     after: tuple[Any, ...] = ()
+    original: Loaded | None = None
+    parts: Mapping[str, bytes] = field(default_factory=dict)  # files that are saved beside the model
 
     @property
     def dense(self) -> PreTrainedModel:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from calibrated import doubled, outputs, recipe
+from calibrated import doubled, exact, outputs, recipe
 from families import LENGTH, tiny, tiny_batches
 from slimformer.calibrate.collect import collect
 from slimformer.models import describe
@@ -28,7 +28,7 @@ FAMILIES = ("llama", "qwen2", "gpt2", "opt", "bert", "vit")  # grouped and rotar
 
 def evidence_of(model: PreTrainedModel | str) -> Evidence:
     """What the methods are given on a model, or on a tiny one of a type: hardly any ridge, neurons one by one."""
-    model = (tiny(model) if isinstance(model, str) else model).double()
+    model = exact(tiny(model) if isinstance(model, str) else model)
     architecture = describe(model)
     data = {"fit": doubled(tiny_batches(model)), "select": doubled(tiny_batches(model, 1, seed=1))}
     moments = cache(lambda: list(collect(model, architecture, data)))  # only MoDeGPT asks for them

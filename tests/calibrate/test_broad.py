@@ -11,7 +11,7 @@ from families import tiny
 from slimformer.calibrate.broad import broad_documents, shares_nothing_with, shuffled
 from slimformer.calibrate.builtin import KINDS, builtin_documents, role_of
 from slimformer.calibrate.documents import Document
-from slimformer.calibrate.gather import Data, gather
+from slimformer.calibrate.gather import Data, Reading, gather
 from slimformer.calibrate.text import Batch
 from slimformer.models import describe
 from terminal import texts
@@ -20,7 +20,7 @@ from vocabularies import of_bytes
 
 def gathered(model_type: str, source: object, **how: object) -> Data:
     model = tiny(model_type, vocab_size=384)
-    return gather(source, model, of_bytes(), describe(model), tokens=600, seq_len=32, **how)  # type: ignore[arg-type]
+    return gather(source, model, of_bytes(), describe(model), Reading(tokens=600, seq_len=32, **how))  # type: ignore[arg-type]
 
 
 def read(batches: list[Batch], tokenizer=of_bytes()) -> str:  # noqa: B008
@@ -83,7 +83,9 @@ def test_nothing_held_out_is_fitted_when_the_builtin_text_is_one_of_several(
     mine = tmp_path / "mine.txt"
     mine.write_text("\n\n".join(" ".join(f"{word}{i}" for word in "abcdefghijklmnopqrstuvwxyz" * 9) for i in range(90)))
     model = tiny(model_type, vocab_size=384, max_position_embeddings=256)
-    data = gather(sources.format(mine=mine), model, of_bytes(), describe(model), tokens=60_000, seq_len=256, broad=True)
+    data = gather(
+        sources.format(mine=mine), model, of_bytes(), describe(model), Reading(tokens=60_000, seq_len=256, broad=True)
+    )
     fitted = words_in_a_row(read([*data.splits["fit"], *data.splits["select"]]), 12)
     for split in ("report", "certify"):
         held_out = words_in_a_row(read(data.splits[split]), 12)
@@ -112,7 +114,7 @@ def test_text_that_is_the_users_own_is_not_called_other_text(tmp_path: Path) -> 
 def test_other_text_is_of_many_documents_of_every_source(model_type: str) -> None:
     model = tiny(model_type, vocab_size=384)
     own = [Document(text) for text in texts(80)]
-    data = gather(own, model, of_bytes(), describe(model), tokens=32_768, seq_len=64, broad=True)
+    data = gather(own, model, of_bytes(), describe(model), Reading(tokens=32_768, seq_len=64, broad=True))
     for name, batches in data.other.items():
         numbers = torch.cat([batch.documents.flatten() for batch in batches])  # type: ignore[union-attr]
         assert len(numbers[numbers >= 0].unique()) >= 5, name  # of bytes; of usual tokens four times as many

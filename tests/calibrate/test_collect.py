@@ -138,7 +138,7 @@ def test_loudness_is_the_mean_inverse_energy_after_the_block(model_type):
             out = found.model.base_model(**batch.inputs, output_hidden_states=True)
         states.append(real_rows(out.hidden_states[1], batch.mask))
     expected = (1 / torch.cat(states).square().sum(1)).mean()
-    assert found.blocks[0].loudness == pytest.approx(float(expected), rel=1e-6)
+    assert found.blocks[0].error_weight == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_nan_activations_are_named():

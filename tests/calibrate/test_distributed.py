@@ -55,7 +55,7 @@ def test_two_processes_give_the_moments_and_the_plan_of_one(shelf, tmp_path):
     assert one.provenance == two.provenance
     for i in range(one.provenance.n_blocks):
         ours, theirs = one.block(i), two.block(i)
-        assert ours.loudness == pytest.approx(theirs.loudness, rel=1e-9)
+        assert ours.error_weight == pytest.approx(theirs.error_weight, rel=1e-9)
         for name, splits in ours.sites.items():
             for split, moments in splits.items():
                 other = theirs.sites[name][split]

@@ -6,7 +6,7 @@ import pytest
 
 from families import tiny, tiny_tokenizer
 from slimformer.calibrate.documents import Document
-from slimformer.calibrate.gather import Data, gather
+from slimformer.calibrate.gather import Data, Reading, gather
 from slimformer.calibrate.splits import one_of_each, split_documents
 from slimformer.calibrate.text import Batch, packed_batches, padded_batches, unread
 from slimformer.models import describe
@@ -31,7 +31,7 @@ def rows(batches: list[Batch]) -> list[str]:
 
 def gathered(model_type: str, documents: list[Document], **how: object) -> Data:
     model = tiny(model_type)
-    return gather(documents, model, TOKENIZER, describe(model), tokens=400, **how)  # type: ignore[arg-type]
+    return gather(documents, model, TOKENIZER, describe(model), Reading(tokens=400, **how))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
@@ -58,7 +58,7 @@ def test_documents_that_were_left_unread_are_certified_on() -> None:
     documents, model = [Document(text) for text in texts(120)], tiny("llama")
     aside = len(split_documents(documents, seed=0)["certify"])
     for tokens, more in ((1000, True), (100_000, False)):
-        data = gather(documents, model, TOKENIZER, describe(model), tokens=tokens, seq_len=16)
+        data = gather(documents, model, TOKENIZER, describe(model), Reading(tokens=tokens, seq_len=16))
         assert (len(rows(data.splits["certify"])) > aside) == more
 
 

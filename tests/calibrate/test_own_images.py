@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from families import tiny
-from slimformer.calibrate.gather import gather
+from slimformer.calibrate.gather import Reading, gather
 from slimformer.calibrate.own_images import dead_leaves, own_images
 from slimformer.errors import CannotWrite
 from slimformer.models import describe
@@ -35,7 +35,7 @@ def test_the_same_seed_draws_the_same_pictures_and_another_others() -> None:
 
 def test_a_vision_model_is_calibrated_on_drawn_pictures() -> None:
     model = tiny("vit")
-    data, again = (gather("self", model, None, describe(model), tokens=60) for _ in range(2))
+    data, again = (gather("self", model, None, describe(model), Reading(tokens=60)) for _ in range(2))
     assert all(data.splits.values())
     assert data.hash == again.hash and data.reading["sources"] == ["self"]
     pixels = data.splits["fit"][0].inputs["pixel_values"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from families import tiny, tiny_tokenizer
-from slimformer.calibrate.gather import gather
+from slimformer.calibrate.gather import Reading, gather
 from slimformer.calibrate.own_text import cache_folder, own_documents
 from slimformer.errors import DataNotFound
 from slimformer.models import describe
@@ -54,7 +54,7 @@ def test_a_model_that_is_read_block_by_block_is_told_so() -> None:
 def test_its_own_text_is_one_source_of_several(tmp_path: Path) -> None:
     model, mine = tiny("llama", vocab_size=384), tmp_path / "mine.txt"
     mine.write_text("\n\n".join(f"zebra {i} " * 6 for i in range(90)))
-    data = gather(f"self,{mine}", model, of_bytes(), describe(model), tokens=600, seq_len=32)
+    data = gather(f"self,{mine}", model, of_bytes(), describe(model), Reading(tokens=600, seq_len=32))
     fitted = of_bytes().decode(torch.cat([batch.inputs["input_ids"].flatten() for batch in data.splits["fit"]]))
     assert 0.2 < fitted.count("zebra") * 9 / len(fitted) < 0.8
     assert data.reading["sources"] == ["self", str(mine)]

@@ -10,7 +10,7 @@ import torch
 import slimformer
 from families import tiny, tiny_tokenizer
 from slimformer.calibrate.documents import UNNAMED, Document, read_documents
-from slimformer.calibrate.gather import gather
+from slimformer.calibrate.gather import Reading, gather
 from slimformer.calibrate.recorded import read_again
 from slimformer.calibrate.splits import split_documents
 from slimformer.errors import DataNotFound
@@ -20,6 +20,7 @@ from slimformer.models import describe
 from slimformer.models.load import load_model
 from slimformer.report.names import measured_line
 from slimformer.report.page import html_page
+from terminal import done
 
 WORDS = random.Random(0)
 LINES = [" ".join(f"w{WORDS.randrange(60)}" for _ in range(6 + i % 9)) for i in range(400)]  # no two alike
@@ -120,7 +121,7 @@ def test_what_a_text_file_holds(text, rows, texts, tmp_path):
 def test_masked_models_read_running_text(lines):
     for head, unit in (("masked", "document"), ("bare", "example")):
         model = tiny("bert", head)
-        data = gather(str(lines), model, tiny_tokenizer(), describe(model), seq_len=16, tokens=4000)
+        data = gather(str(lines), model, tiny_tokenizer(), describe(model), Reading(seq_len=16, tokens=4000))
         assert data.unit == unit
 
 
@@ -143,7 +144,9 @@ def test_a_result_is_measured_again_on_what_was_held_out_of_its_own_data(lines, 
     report = assess.evaluate_pair(loaded, small, data, timing=False)
     first = {metric["name"]: metric["small"] for metric in result.report.metrics}
     assert {metric["name"]: metric["small"] for metric in report.metrics} == pytest.approx(first, rel=1e-4)
-    other = gather("../lines.txt", loaded.model, loaded.processor, describe(loaded.model), seq_len=16, samples=6)
+    other = gather(
+        "../lines.txt", loaded.model, loaded.processor, describe(loaded.model), Reading(seq_len=16, samples=6)
+    )
     notes = assess.evaluate_pair(loaded, small, other, timing=False).warnings
     assert any(
         "was calibrated on documents of" in note for note in notes
@@ -155,7 +158,7 @@ def test_a_result_is_measured_again_on_what_was_held_out_of_its_own_data(lines, 
 def test_data_that_cannot_be_read_again_are_refused_in_one_line(lines):
     model = tiny("llama")
     again = {"model": model, "processor": tiny_tokenizer(), "owner": "small"}
-    data = gather(str(lines), model, tiny_tokenizer(), describe(model), seq_len=16, tokens=4000)
+    data = gather(str(lines), model, tiny_tokenizer(), describe(model), Reading(seq_len=16, tokens=4000))
     known = assess.data_provenance(describe(model), data)
     same = read_again(known, **again)
     assert torch.equal(same.splits["report"][0].inputs["input_ids"], data.splits["report"][0].inputs["input_ids"])
@@ -173,8 +176,8 @@ def test_data_that_cannot_be_read_again_are_refused_in_one_line(lines):
 
 def test_data_that_nobody_named_are_said_to_be_so():
     model = tiny("llama")
-    data = gather(UNNAMED, model, tiny_tokenizer(), describe(model), seq_len=16, tokens=4000)
-    named = gather("builtin", model, tiny_tokenizer(), describe(model), seq_len=16, tokens=4000)
+    data = gather(UNNAMED, model, tiny_tokenizer(), describe(model), Reading(seq_len=16, tokens=4000))
+    named = gather("builtin", model, tiny_tokenizer(), describe(model), Reading(seq_len=16, tokens=4000))
     assert "no data were named" in unnamed_data(data.reading, data.name)[0]
     assert unnamed_data(named.reading, named.name) == []
     assert data.hash == named.hash
@@ -184,5 +187,46 @@ def test_a_list_of_files_is_recorded_as_its_files(lines, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join(LINES[:200]))
     model = tiny("llama")
-    data = gather([lines, str(other)], model, tiny_tokenizer(), describe(model), tokens=400, seq_len=16)
+    data = gather([lines, str(other)], model, tiny_tokenizer(), describe(model), Reading(tokens=400, seq_len=16))
     assert data.name == f"{lines},{other}" and data.reading["sources"] == [str(lines), str(other)]
+
+
+# --- data that may have been fitted are not called held out ---------------------------------------------------
+
+
+@pytest.fixture
+def fitted(lines, tmp_path):
+    """A decoder, its statistics on lines and broad text, and a cut made from them."""
+    dense = tmp_path / "dense"
+    tiny("llama").save_pretrained(dense)
+    tiny_tokenizer().save_pretrained(dense)
+    done("calibrate", dense, "--data", lines, "--tokens", 600, "--out", tmp_path / "stats", "-q")
+    done("cut", tmp_path / "stats", "--macs", 0.8, "--out", tmp_path / "small", "--no-verify", "-q")
+    return tmp_path
+
+
+@pytest.mark.parametrize("data", ["builtin", "builtin:code", "lines.txt"])
+def test_text_that_was_fitted_perhaps_is_not_called_held_out(data, fitted):
+    """Broad text is fitted beside a user's own, and a file that has grown still holds what was fitted."""
+    with (fitted / "lines.txt").open("a") as file:
+        file.write("\n\nw7 w8 w9 w10")
+    source = fitted / data if data.endswith(".txt") else data
+    asked = ("--data", source, "--tokens", 600)
+    for command in (
+        ("eval", fitted / "small", "--against", fitted / "dense", "--no-timing"),
+        ("sweep", fitted / "stats"),
+    ):
+        more = ("--macs", 0.8) if command[0] == "sweep" else ()
+        said = done(*command, *more, *asked)
+        assert "held-out" not in said.out and "measured on" in said.out
+        assert "perhaps on some of these" in " ".join((said.out + said.err).split())
+
+
+def test_a_sweep_says_when_it_rests_on_few_texts(fitted):
+    said = done("sweep", fitted / "stats", "--macs", 0.8)
+    assert "held-out tokens" in said.out and "which is few" in said.err
+
+
+def test_a_sweep_counts_images(shelf, tmp_path):
+    done("calibrate", shelf / "vit", "--data", shelf / "images", "--tokens", 600, "--out", tmp_path / "stats", "-q")
+    assert "held-out images" in done("sweep", tmp_path / "stats", "--macs", 0.8).out

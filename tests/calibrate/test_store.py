@@ -30,7 +30,7 @@ def test_moments_come_back_bit_for_bit(model_type, tmp_path):
     statistics = written(tmp_path, found)
     for i, block in enumerate(found.blocks):
         read = statistics.block(i)
-        assert (read.block, read.loudness) == (block.block, block.loudness)
+        assert (read.block, read.error_weight) == (block.block, block.error_weight)
         assert read.sites.keys() == block.sites.keys()
         for name, splits in block.sites.items():
             assert read.sites[name].keys() == splits.keys()

@@ -7,7 +7,6 @@ from conftest import SHARED, needs
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.text import (
     Batch,
-    batches,
     data_hash,
     packed_batches,
     padded_batches,
@@ -195,20 +194,6 @@ def test_labels_are_numbers_or_absent(labels, expected):
 # -- batches, ids, hash, limits
 
 
-def test_causal_models_get_windows_and_others_get_rows():
-    tok = tokenizer(eos_token="</s>")
-    causal = batches(DOCUMENTS, tok, windows=True, seq_len=16)
-    assert flat(causal) == flat(packed_batches(DOCUMENTS, tok, seq_len=16))
-    other = batches(DOCUMENTS, tok, windows=False, seq_len=16)
-    assert flat(other) == flat(padded_batches(DOCUMENTS, tok, seq_len=16))
-
-
-@pytest.mark.parametrize("windows", [True, False])
-def test_samples_limits_the_documents(windows):
-    found = batches(DOCUMENTS, tokenizer(), windows=windows, seq_len=1, samples=2)
-    assert total(found) == (sum(LENGTHS[:2]) if windows else 2)
-
-
 def test_token_ids_need_no_tokenizer():
     ids = torch.arange(30).view(10, 3)
     found = token_batches(ids, 4)
@@ -220,11 +205,6 @@ def test_token_ids_need_no_tokenizer():
 def test_token_ids_are_a_table_of_integers(ids):
     with pytest.raises(DataUnreadable, match="token ids must be integers, sequences × length; got"):
         token_batches(ids)
-
-
-def test_a_model_without_tokenizer_cannot_read_text():
-    with pytest.raises(DataUnreadable, match="has no tokenizer, so it cannot read text; give it token ids"):
-        batches(DOCUMENTS, None, windows=True, seq_len=8)
 
 
 def test_a_batch_moves_as_a_whole():

@@ -45,13 +45,18 @@ def stranger(folder: Path, model_type: str, head: str | None = None) -> Path:
     auto = "AutoImageProcessor" if model_type == "vit" else "AutoTokenizer"
     reference = f"{MARK}.T" if model_type == "vit" else [f"{MARK}.T", None]
     change(folder / processor, auto_map={auto: reference})
-    change(folder / "generation_config.json", auto_map={"GenerationConfig": f"{MARK}.G"}, trust_remote_code=True)
+    change(
+        folder / "generation_config.json",
+        auto_map={"GenerationConfig": f"{MARK}.G"},
+        trust_remote_code=True,
+        custom_generate=MARK,
+    )
     return folder
 
 
 def mentions(folder: Path) -> list[str]:
     """Files that name or hold the code of the stranger; the name of the model in reports is no code."""
-    code = re.compile(rf'{MARK}\.[A-Z]|{MARK}/kernel|"trust_remote_code": true')
+    code = re.compile(rf'{MARK}\.[A-Z]|{MARK}/kernel|"trust_remote_code": true|"custom_generate"')
     found = [path for path in folder.rglob("*") if path.is_file() and path.suffix in (".json", ".py", ".md", ".yaml")]
     named = [path.name for path in found if code.search(path.read_text(encoding="utf-8"))]
     return named + [path.name for path in found if path.suffix == ".py" and path.name != ragged.CODE]

@@ -12,12 +12,15 @@ import torch
 from test_sentence import MODULES
 from transformers import PreTrainedModel
 
+import slimformer
 from families import MODEL_TYPES, tiny, tiny_batches, tiny_ragged, tiny_tokenizer
 from ranked import ranked
 from slimformer.checkpoint.save import Belongings, save
+from slimformer.heads.features import pool, pooled, readings_of
 from slimformer.models import describe
 from slimformer.nn.ragged import put_bypass
 from slimformer.rewrite.sizes import state_sizes
+from terminal import texts
 
 
 def odd(model_type: str, head: str | None = None) -> PreTrainedModel:
@@ -40,6 +43,28 @@ def test_every_family_comes_back_from_a_pickle(model_type: str) -> None:
     with torch.no_grad():
         assert torch.equal(again(**inputs)[0], small(**inputs)[0])
     assert [type(part) for part in again.modules()] == [type(part) for part in small.modules()]
+
+
+@pytest.mark.parametrize(("model_type", "head"), [("llama", "causal"), ("gpt2", "causal"), ("bert", "bare")])
+def test_a_model_that_was_just_made_can_be_pickled_and_the_given_one_still_can(model_type: str, head: str) -> None:
+    """States asked of transformers by `output_hidden_states` leave hooks behind that no pickle takes."""
+    dense = tiny(model_type, head)
+    result = slimformer.compress(dense, texts(60), macs=0.7, processor=tiny_tokenizer(), tokens=600, timing=False)
+    inputs = tiny_batches(dense, 1)[0].inputs
+    with torch.no_grad():
+        for model in (result.model, dense, pickle.loads(pickle.dumps(result)).model):
+            torch.testing.assert_close(pickle.loads(pickle.dumps(model))(**inputs)[0], model(**inputs)[0])
+
+
+def test_reading_features_leaves_no_hooks() -> None:
+    model = tiny("bert", "bare")
+    readings = readings_of(model, layers=(0, 1, 3))
+    batch = tiny_batches(model, 1)[0]
+    found = pooled(model, batch, readings)
+    pickle.dumps(model)
+    states = model(**batch.inputs, output_hidden_states=True).hidden_states
+    for reading, features in found.items():
+        torch.testing.assert_close(features, pool(states[reading.layer], batch.mask, reading.pool))
 
 
 @pytest.fixture(scope="module")

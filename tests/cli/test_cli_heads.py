@@ -120,3 +120,8 @@ def test_adapt_saves_a_model_that_opens(shelf, tmp_path):
     assert "tokens of text.txt" in " ".join(shown.split()) and "builtin: " in shown
     assert "no language-model head" in refused("adapt", save_tiny(tmp_path / "b", "bert", "bare"), *how)
     assert "there is no method" in refused("adapt", shelf / "llama", *how, "--method", "sgd")
+
+
+def test_adapt_of_an_image_model_is_one_line(shelf, tmp_path):
+    line = refused("adapt", shelf / "vit", "--data", shelf / "images", "--out", tmp_path / "out")
+    assert "ViTForImageClassification has no language-model head to adapt" in line

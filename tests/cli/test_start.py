@@ -87,6 +87,8 @@ REFUSED = {
     "bench x --against y --batch-sizes none": "is not a list of whole numbers",
     "quantize ./nope --out y": "there is no folder",
     "sparsify x --out taken": "exists already",
+    "heal ./nope --teacher x --out y": "there is no folder",
+    "compress x --macs 0.5 --heal soon --out y": "is no time",
     "probe x --data nope.tsv": "there is no file 'nope.tsv'",
     "probe x --data nope.tsv --pool best": "--pool 'best' is not known",
     "adapt x --data nope.txt": "there is no file 'nope.txt'",

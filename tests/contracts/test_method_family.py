@@ -10,7 +10,7 @@ from calibrated import Calibrated, calibrated, outputs, recipe, stock
 from families import MODEL_TYPES, tiny
 from slimformer.decompose import METHODS, select
 from slimformer.models import FAMILIES, describe
-from slimformer.models.architecture import weight_of
+from slimformer.models.architecture import own_rows, weight_of
 from slimformer.plan.profile import site_width
 from slimformer.rewrite.apply import cut_site
 
@@ -78,11 +78,11 @@ def copy_neurons(model, scale: float) -> None:
             continue
         half = site.units // 2
         for writer in site.writers:
-            layer = model.get_submodule(writer.module)
+            layer, rows = model.get_submodule(writer.module), own_rows(site, writer).flatten()
             factor = scale if writer is site.writers[-1] else 1.0  # of a gated pair the linear one
-            weight_of(layer)[half:] = factor * weight_of(layer)[:half]
-            if layer.bias is not None:
-                layer.bias[half:] = factor * layer.bias[:half]
+            for tensor in (weight_of(layer), layer.bias):
+                if tensor is not None:
+                    tensor[rows[half:]] = factor * tensor[rows[:half]]
 
 
 @functools.cache
@@ -115,13 +115,12 @@ def copy_head(model, to: int, of: int, scale: float = 1.0) -> None:
         if site.kind != "attn.heads":
             continue
         for part, writer in enumerate(site.writers):
-            layer = model.get_submodule(writer.module)
-            start = writer.part * (site.units // writer.shared) * writer.rows
-            there, here = (start + (head // writer.shared) * writer.rows for head in (to, of))
-            factor = scale if part == 2 and there != here else 1.0
+            layer, rows = model.get_submodule(writer.module), own_rows(site, writer)
+            there, here = (rows[head // writer.shared] for head in (to, of))
+            factor = scale if part == 2 and not torch.equal(there, here) else 1.0
             for tensor in (weight_of(layer), layer.bias):
                 if tensor is not None:
-                    tensor[there : there + writer.rows] = factor * tensor[here : here + writer.rows]
+                    tensor[there] = factor * tensor[here]
 
 
 @functools.cache
@@ -139,7 +138,7 @@ def test_copied_heads_are_removed_exactly(method, model_type, scale):
     """Heads 2 and 3 are heads 0 and 1 again: two are enough. Under grouped queries these are two groups, and one query
     of each must stay: not any, but one of each kind."""
     found, how = with_copied_heads(model_type, (2, 0), (3, 1), scale=scale), exact(method)
-    two = {site.name: (2, 2) for site in found.architecture if site.kind == "attn.heads"}
+    two = {site.name: (2, 2) for site in found.architecture if site.kind == "attn.heads" and not site.stays}
     assert distance(found, keeping(found, how, two)) <= 1e-8
 
 
@@ -147,7 +146,7 @@ def test_copied_heads_are_removed_exactly(method, model_type, scale):
 @every_method
 def test_copied_queries_of_a_group_are_removed_exactly(method, model_type):
     found, how = with_copied_heads(model_type, (1, 0), (3, 2)), exact(method)
-    two = {site.name: (2, 2) for site in found.architecture if site.kind == "attn.heads"}
+    two = {site.name: (2, 2) for site in found.architecture if site.kind == "attn.heads" and not site.stays}
     small = keeping(found, how, two)
     assert all(site.group == 1 for site in describe(small))
     assert distance(found, small) <= 1e-8
@@ -157,12 +156,11 @@ def test_copied_queries_of_a_group_are_removed_exactly(method, model_type):
 def silence(model, site, units) -> None:
     """Nothing that these units write ever differs from zero: values of heads, all writers of neurons."""
     for writer in site.writers[-1:] if site.kind == "attn.heads" else site.writers:
-        layer = model.get_submodule(writer.module)
+        layer, rows = model.get_submodule(writer.module), own_rows(site, writer)
         for unit in units:
-            start = (writer.part * (site.units // writer.shared) + unit // writer.shared) * writer.rows
             for tensor in (weight_of(layer), layer.bias):
                 if tensor is not None:
-                    tensor[start : start + writer.rows] = 0
+                    tensor[rows[unit // writer.shared]] = 0
 
 
 DEAD = {"ffn.hidden": {1, 2, 5, 7, 11, 20, 30, 47}, "attn.heads": {2, 3}}
@@ -181,7 +179,7 @@ def with_dead_units(model_type: str) -> Calibrated:
 def test_dead_units_go_first_and_are_not_missed(method, model_type):
     found, how = with_dead_units(model_type), exact(method)
     sizes = {}
-    for site in found.architecture:
+    for site in (site for site in found.architecture if not site.stays):
         order = found.curves(how)[site.name].order
         silent = set(range(site.units)) if site.group > 1 else _silent(found, site)
         assert DEAD[site.kind] <= silent
@@ -224,7 +222,7 @@ def test_the_error_in_the_model_is_the_one_on_the_curve(method, model_type, abso
     """Cut one site of the first block: its inputs are the same in both models, so the difference of what its reader
     puts out must be the error the curve promised, on fitted and on held data alike."""
     found, how = stock(model_type), exact(method).model_copy(update={"absorb_mean": absorb, "ridge": ridge})
-    for site in found.architecture.blocks[0].sites:
+    for site in (site for site in found.architecture.blocks[0].sites if not site.stays):
         curve = found.curves(how)[site.name]
         size = 2 if site.kind == "attn.heads" else 16
         i = curve.sizes.index(size)

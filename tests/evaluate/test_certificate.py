@@ -258,15 +258,15 @@ def test_certificates_are_json_and_one_line() -> None:
         again = json.loads(json.dumps(found.to_json(), allow_nan=False))
         assert again == found.to_json() and again["upper"] == found.upper
         assert set(again["points"][0]) == {"budget", "mean", "upper", "p_value", "clipped", "passed"}
-    assert passed.promise() == (
+    assert passed.statement() == (
         "mean of min(KL, 0.4) ≤ 0.1 with probability ≥ 0.95 over documents of the same kind, if the 50 tested were "
         "drawn independently"
     )
-    assert "over stories of a.txt, if the 50" in passed.promise(population="stories of a.txt")
-    assert failed.promise().startswith(
+    assert "over stories of a.txt, if the 50" in passed.statement(population="stories of a.txt")
+    assert failed.statement().startswith(
         "mean of min(KL, 0.4) ≤ 0.1 could not be shown for any model: the largest has 0.3"
     )
-    assert passed.promise("change") == passed.promise().replace("KL", "change")
+    assert passed.statement("change") == passed.statement().replace("KL", "change")
 
 
 def test_fronts_and_numbers_that_promise_nothing_are_refused() -> None:

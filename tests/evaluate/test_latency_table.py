@@ -60,4 +60,4 @@ def test_the_smallest_certified_model_is_the_last_that_passed():
     points = result.report.certificate["points"]
     assert result.plan.budget == [point["budget"] for point in points if point["passed"]][-1]
     assert all(point["passed"] for point in points[:-1])
-    assert "with probability" in result.report.certificate["promise"]
+    assert "with probability" in result.report.certificate["statement"]

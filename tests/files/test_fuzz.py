@@ -16,7 +16,7 @@ from spoilt_files import targets
 NAMES = (
     "plan.json", "recipe.yaml", "lab.yaml", "head.safetensors", "match.safetensors", "state.safetensors", "note.json",
     "rows.jsonl", "rows.json", "rows.tsv", "rows.csv", "rows.parquet", "text.txt", "config.json", "model.safetensors",
-    "model.safetensors.index.json", "tokenizer.json", "stats.json", "loudness.json", "probes.json",
+    "model.safetensors.index.json", "tokenizer.json", "stats.json", "error_weights.json", "probes.json",
     "moments/block-000.safetensors", "curves.json", "config.json, plain", "model.safetensors, plain",
     "config.json, ragged", "model.safetensors, ragged", "config.json, four bits", "model.safetensors, four bits",
     "report.json, result", "plan.json, result", "tokenizer.json, result", "cascade.json",

@@ -66,8 +66,8 @@ def first(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def first_weight(value: float) -> Damage:
     def damage(folder: Path) -> None:
-        found = json.loads((folder / "loudness.json").read_text())
-        (folder / "loudness.json").write_text(json.dumps({**found, next(iter(found)): value}))
+        found = json.loads((folder / "error_weights.json").read_text())
+        (folder / "error_weights.json").write_text(json.dumps({**found, next(iter(found)): value}))
 
     return damage
 
@@ -104,11 +104,11 @@ STATISTICS: dict[str, tuple[Damage, str]] = {
     "read at any length": (says("stats.json", reading={"seq_len": 10**15}), "reading.seq_len: Input should be less"),
     "a field too many": (says("stats.json", x=1), "x: Unexpected keyword"),
     "a number as text": (says("stats.json", seed="0"), "seed: Input should be a valid integer"),
-    "no weights": (text("loudness.json", "{}"), "loudness.json cannot be read"),
-    "NaN for weights": (text("loudness.json", '{"blocks.0.ffn.hidden": NaN}'), "it holds NaN"),
+    "no weights": (text("error_weights.json", "{}"), "error_weights.json cannot be read"),
+    "NaN for weights": (text("error_weights.json", '{"blocks.0.ffn.hidden": NaN}'), "it holds NaN"),
     "a negative weight": (first_weight(-1.0), "Input should be greater than 0"),
     "another weight": (first_weight(1.0), "it is not what block-000.safetensors says"),
-    "weights of other blocks": (says("loudness.json", **{"blocks.7.ffn.hidden": 1.0}), "blocks.7.ffn.hidden"),
+    "weights of other blocks": (says("error_weights.json", **{"blocks.7.ffn.hidden": 1.0}), "blocks.7.ffn.hidden"),
     "a probe of nothing": (says("probes.json", zzz={"site": "z", "keep": 1, "error": 1, "harm": 1}), "zzz is no site"),
     "a probe of another size": (first_probe(keep=10**6), "cannot keep 1000000 units"),
     "a negative probe": (first_probe(harm=-7), "are no probe"),
@@ -119,7 +119,7 @@ STATISTICS: dict[str, tuple[Damage, str]] = {
     "no rows": (tensor(f"{SITE}/count", lambda count: 0 * count), "are over 0 rows"),
     "more rows": (tensor(f"{SITE}/count", lambda count: count + 1), "stats.json speaks of"),
     "sums beyond squares": (tensor(f"{SITE}/sum", first(1e9)), "larger than their squares allow"),
-    "no weight": (tensor("loudness", lambda weight: 0 * weight), "the weight of the block is 0.0"),
+    "no weight": (tensor("error_weight", lambda weight: 0 * weight), "the weight of the block is 0.0"),
     "squares of no rows": (tensor(f"{SITE}/gram", indefinite), "moments"),
 }  # fmt: skip
 
@@ -191,7 +191,7 @@ def row(name: str, small: float, better: str = "lower", **more: Any) -> dict[str
 
 PACE = {"dense": 1.0, "small": 0.5, "ratio": 0.5}
 LATENCY = {"body": PACE, "end_to_end": {**PACE, "ratio": -1}, "repeats": 5, "threads": 1}
-PROMISE = {"epsilon": 0.1, "delta": 0.05, "clip": 0.4, "documents": -4, "promise": "all is well"}
+PROMISE = {"epsilon": 0.1, "delta": 0.05, "clip": 0.4, "documents": -4, "statement": "all is well"}
 REPORTS = {
     "a budget of nothing known": ({"budget_by": "zzz"}, "budget_by: should be macs or params or latency"),
     "less than no tokens": ({"data": {"tokens": {"fit": -5}}}, "data.tokens.fit: Input should be greater"),

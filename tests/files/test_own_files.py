@@ -90,11 +90,11 @@ def test_one_bit_in_a_checkpoint_is_found(name: str, small: Path, shelf: Path) -
         assert slimformer.load(small, verify=False) is not None
 
 
-@pytest.mark.parametrize("name", ["stats.json", "loudness.json", "probes.json", "moments/block-001.safetensors"])
+@pytest.mark.parametrize("name", ["stats.json", "error_weights.json", "probes.json", "moments/block-001.safetensors"])
 def test_one_bit_in_statistics_is_found(name: str, stats: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stats, tmp_path / "stats", ignore=shutil.ignore_patterns("curves-*"))
     flip(folder / name)
-    recipe = ("--recipe", "uniform") if name == "loudness.json" else ()
+    recipe = ("--recipe", "uniform") if name == "error_weights.json" else ()
     line = refused("cut", folder, "--macs", 0.7, *recipe, "--out", tmp_path / "out")
     assert f"{name} is not what slimformer wrote there" in line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -289,3 +290,16 @@ def test_a_report_names_the_device(shelf):
 def test_a_tokenizer_alone_makes_no_model(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     assert "holds no config.json" in refused("inspect", tmp_path)
+
+
+@pytest.mark.parametrize("said", [7, "int8"])
+def test_a_config_with_no_precision_of_weights_is_one_line(said, tmp_path):
+    folder = save_tiny(tmp_path / "odd", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": said}))
+    assert "which is no precision of weights" in refused("inspect", folder)
+
+
+def test_why_a_device_cannot_be_used_is_not_cut_inside_a_word(shelf):
+    line = refused("inspect", shelf / "llama", "--device", "tpu")
+    assert re.search(r"cannot be used here \(Expected one of cpu, .*(\w| …)\);", line)

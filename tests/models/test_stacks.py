@@ -99,7 +99,7 @@ def test_the_walk_ends_where_the_model_does(name):
 @every_model
 def test_moments_are_stored_and_read_again(name, tmp_path):
     found = calibrated(MODELS[name]())
-    weights = {site: block.loudness for block in found.blocks for site in block.sites}
+    weights = {site: block.error_weight for block in found.blocks for site in block.sites}
     made = Provenance("m", "f", found.architecture.model_type, "d", "h", 0, LENGTH, {"fit": 1, "select": 1},
                       "float64", found.architecture.n_blocks, {})  # fmt: skip
     begin(tmp_path, made)

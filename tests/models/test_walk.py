@@ -105,7 +105,7 @@ def test_moments_do_not_depend_on_the_residence_nor_on_a_stop(kind, tmp_path):
         walk = collect(model, describe(model), data, metric, joint=True, residence=residence)
         for block in walk:
             found.append(block)
-            residence.finish("calibrate", block.loudness)
+            residence.finish("calibrate", block.error_weight)
             if len(found) == stop:
                 break
         walk.close()

@@ -16,7 +16,7 @@ from families import LENGTH, MODEL_TYPES, attention_part, feed_forward_part, tin
 from slimformer.errors import BudgetOutOfReach
 from slimformer.models import describe
 from slimformer.plan import Budget, Terms, check_budget, choices
-from slimformer.plan.allocate import even, greedy, plain, uniform
+from slimformer.plan.allocate import even, exchange, greedy, plain, uniform
 from slimformer.plan.cost import block_cost
 from slimformer.plan.plan import check_fits
 from slimformer.plan.profile import Legal, Prices, ladders, site_sizes
@@ -111,6 +111,23 @@ def test_what_is_left_of_the_budget_buys_nothing(way):
                 assert i + 1 == len(rung.sizes) or rung.cost[i + 1] - rung.cost[i] > left
 
 
+def test_a_dear_rung_is_bought_with_cheap_ones_where_that_does_less_harm():
+    """Heads cost seven neurons: greedy leaves up to a head of the budget; exchanging never does more harm, and often
+    less."""
+    rng = random.Random(0)
+    rungs = [convex(b, 4, macs=7, kind="attn.heads", rng=rng) for b in range(3)]
+    rungs += [convex(b, 16, rng=rng) for b in range(3)]
+    least, most = (sum(rung.cost[i] for rung in rungs) for i in (0, -1))
+    better = 0
+    for budget in range(least, most + 1):
+        sizes = greedy(rungs, budget=budget)
+        after = exchange(rungs, sizes, budget)
+        assert spent(rungs, after) <= budget
+        assert harm_of(rungs, after) <= harm_of(rungs, sizes) + 1e-12
+        better += harm_of(rungs, after) < harm_of(rungs, sizes) - 1e-9
+    assert better >= 5
+
+
 def test_a_larger_budget_never_keeps_less():
     for seed in range(10):
         rng = random.Random(seed)
@@ -164,7 +181,7 @@ def grouped(model_type):
 
 
 def chosen_from(found, how, budget, format):
-    weights = {name: block.loudness for block in found.blocks for name in block.sites}
+    weights = {name: block.error_weight for block in found.blocks for name in block.sites}
     return choices(found.architecture, found.curves(how), Terms(Budget(budget), how, LENGTH, weights, format)).fixed
 
 

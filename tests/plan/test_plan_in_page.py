@@ -10,9 +10,9 @@ import pytest
 from test_choice import problem
 
 from chromium import browser
-from slimformer.plan.allocate import greedy
-from slimformer.plan.choice import NEAR, STEPS, greedy_ways
+from slimformer.plan.choice import NEAR, STEPS
 from slimformer.plan.cost import Size
+from slimformer.plan.planning import Choices, spend
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,13 @@ def test_the_page_allocates_as_python_on_any_ladders(page):
         most = sum(rung.cost[-1] for rung in [*fixed, *(rung for part in parts for rung in part[0])])
         front = {
             "allocation": "greedy", "near": NEAR, "steps": STEPS, "dense": {"price": most},
-            "menus": [
+            "tables": [
                 {"units": [s.units for s in rung.sizes], "groups": [s.groups for s in rung.sizes], "price": rung.cost}
                 for rung in rungs
             ],
             "sites": [
                 {"site": rung.site.name, "block": rung.site.block, "kind": rung.site.kind, "of": rung.site.units,
-                 "menu": i, "harm": rung.harm}
+                 "table": i, "harm": rung.harm}
                 for i, rung in enumerate(rungs)
             ],
             "fixed": [at[rung.site.name] for rung in fixed],
@@ -47,13 +47,13 @@ def test_the_page_allocates_as_python_on_any_ladders(page):
         }  # fmt: skip
         for fraction in (0.45, 0.6, 0.8, 1.0):
             found = page.evaluate(f"(f => planAt(f, laddersOf(f), {fraction}))({json.dumps(front)})")
-            sizes = greedy_ways(fixed, parts, budget=int(fraction * most))
+            sizes = spend(Choices("greedy", fixed, parts), int(fraction * most))
             whole = {site for site in at if site.endswith(("qk", "vo")) and not _cut(site, sizes, rungs)}
             assert found == [None if name in whole else sizes[name].units for name in at], (seed, fraction)
         alone = {**front, "fixed": front["fixed"], "parts": []}
         found = page.evaluate(f"(f => planAt(f, laddersOf(f), 0.4))({json.dumps(alone)})")
         if sum(rung.cost[0] for rung in fixed) <= int(0.4 * most):
-            sizes = greedy(fixed, budget=int(0.4 * most))
+            sizes = spend(Choices("greedy", fixed, []), int(0.4 * most))
             assert found[: len(fixed)] == [sizes[rung.site.name].units for rung in fixed]
 
 
@@ -67,13 +67,13 @@ def test_the_page_tells_sizes_with_a_path_from_those_without(page):
     most = sum(rung.cost[-1] for rung in rungs)
     front = {
         "allocation": "greedy", "near": NEAR, "steps": STEPS, "dense": {"price": most},
-        "menus": [
+        "tables": [
             {"units": [s.units for s in rung.sizes], "ranks": [s.rank for s in rung.sizes], "price": rung.cost}
             for rung in rungs
         ],
         "sites": [
-            {"site": rung.site.name, "block": rung.site.block, "kind": rung.site.kind, "of": rung.site.units, "menu": i,
-             "harm": rung.harm}
+            {"site": rung.site.name, "block": rung.site.block, "kind": rung.site.kind, "of": rung.site.units,
+             "table": i, "harm": rung.harm}
             for i, rung in enumerate(rungs)
         ],
         "fixed": list(range(len(rungs))), "parts": [],
@@ -81,7 +81,8 @@ def test_the_page_tells_sizes_with_a_path_from_those_without(page):
     paths = 0
     for fraction in (0.45, 0.6, 0.75, 0.9):
         found = page.evaluate(f"(f => planAt(f, laddersOf(f), {fraction}))({json.dumps(front)})")
-        sizes = [greedy(rungs, budget=int(fraction * most))[rung.site.name] for rung in rungs]
+        bought = spend(Choices("greedy", rungs, []), int(fraction * most))
+        sizes = [bought[rung.site.name] for rung in rungs]
         assert found == [f"{size.units}+{size.rank}" if size.rank else size.units for size in sizes]
         rows = page.evaluate(
             f"(f => laddersOf(f).map((l, i) => rungOf(l, {json.dumps(found)}[i])))({json.dumps(front)})"

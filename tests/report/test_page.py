@@ -244,7 +244,7 @@ def test_the_front_and_the_spectra_can_be_read_as_tables(page, report, tmp_path)
     )
     assert len(cells) == len(sites) > 0
     for (block, *found), site in zip(cells, sorted(sites, key=lambda each: each["block"]), strict=True):
-        units, floor = front["menus"][site["menu"]]["units"], site["floor"]
+        units, floor = front["tables"][site["table"]]["units"], site["floor"]
         fewest = [next(u for u, left in zip(units, floor, strict=True) if left <= tail) for tail in (0.1, 0.01, 0.001)]
         assert (int(block), found) == (site["block"], [f"{u}/{site['of']}" for u in fewest])
 

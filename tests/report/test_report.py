@@ -92,7 +92,7 @@ def test_images_are_not_called_tokens(report):
 def test_a_card_says_what_it_was_fitted_on_besides_what_is_promised_and_what_there_is_to_know(report):
     notes = ["measured on 2 documents of /home/someone/text.txt, which is few"]
     mixed = replace(report, data={**report.data, "mixed": "builtin"}, warnings=notes)
-    mixed = replace(mixed, certificate={"promise": "mean of min(KL, 1) ≤ 0.2 over documents like those of text.txt"})
+    mixed = replace(mixed, certificate={"statement": "mean of min(KL, 1) ≤ 0.2 over documents like those of text.txt"})
     card = model_card(mixed, folder="x")
     assert "Fitted on `text.txt` and some broad text that comes with slimformer." in card
     assert "Certified: mean of min(KL, 1) ≤ 0.2 over documents like those of text.txt." in card

@@ -309,10 +309,7 @@ def ids(rows=80):
 def bench(tmp_path_factory):
     """A tiny LLaMA calibrated once, with joint moments."""
     loaded = in_memory(tiny("llama"))
-    data = gather(
-        ids(), model=loaded.model, processor=None, architecture=describe(loaded.model), seq_len=None, tokens=None,
-        samples=None, columns=None, seed=0,
-    )  # fmt: skip
+    data = gather(ids(), loaded.model, None, describe(loaded.model))
     return loaded, calibrate(loaded, data, tmp_path_factory.mktemp("stats") / "joint", joint=True), data
 
 

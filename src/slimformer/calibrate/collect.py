@@ -36,7 +36,7 @@ class BlockMoments:
 
     block: int
     sites: dict[str, SiteMoments]
-    loudness: (
+    error_weight: (
         float  # mean over tokens of 1 / ‖h‖² after the block: errors count relative to the stream they are added to
     )
     responses: dict[Split, Response] = field(default_factory=dict)  # of attention to its scores, where they may be cut

@@ -68,9 +68,9 @@ class World:
         joint = self._joint(block, architecture, splits)
         responses = {s: found for s in splits if (found := _response(block.responses.get(s))) is not None}
         tokens = sum(m.count for m in next(iter(block.sites.values())).values())
-        energy = _sum(torch.tensor([block.loudness * tokens, float(tokens)], dtype=torch.float64))
-        loudness = float(energy[0]) / max(float(energy[1]), 1.0)
-        return BlockMoments(block.block, sites, loudness, responses, block.metric, joint)
+        energy = _sum(torch.tensor([block.error_weight * tokens, float(tokens)], dtype=torch.float64))
+        error_weight = float(energy[0]) / max(float(energy[1]), 1.0)
+        return BlockMoments(block.block, sites, error_weight, responses, block.metric, joint)
 
     def _joint(self, block: BlockMoments, architecture: Architecture, splits: Sequence[str]) -> dict[str, Moments]:
         """Those of neurons with their input; asked for everywhere or nowhere, but a rank may have had no batch."""

@@ -149,7 +149,7 @@ def _label(value: Any, kind: Callable[[str], Label]) -> Label:
 
 
 def _names_a_source(item: Any) -> bool:
-    if isinstance(item, Path) or names_builtin(item) or item == SELF:
+    if isinstance(item, Path) or names_builtin(item) or (isinstance(item, str) and item == SELF):
         return True
     if not isinstance(item, str) or len(item) > 1_000 or "\n" in item:
         return False
@@ -162,7 +162,10 @@ def _in_memory(items: Sequence[Any]) -> list[Document]:
         raise DataEmpty("the list of texts is empty; give at least one text or file")
     for item in items:
         if not isinstance(item, str | Document):
-            raise DataUnreadable(f"texts in memory must be strings, and one is a {type(item).__name__}")
+            raise DataUnreadable(
+                f"texts in memory must be strings, and one is a {type(item).__name__} (token ids are given as one "
+                "tensor of torch, sequences × length)"
+            )
     documents = [item if isinstance(item, Document) else Document(_encodable(item)) for item in items]
     documents = [document for document in documents if document.text.strip()]
     if not documents:

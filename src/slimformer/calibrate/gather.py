@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,22 +26,21 @@ from slimformer.calibrate.broad import (
 from slimformer.calibrate.builtin import BUILTIN, names_builtin
 from slimformer.calibrate.document import mix_documents
 from slimformer.calibrate.documents import SELF, Document, Source, Unnamed, named_sources
-from slimformer.calibrate.images import image_batches, read_images
+from slimformer.calibrate.images import read_images
 from slimformer.calibrate.own_images import own_images
 from slimformer.calibrate.own_text import own_documents
-from slimformer.calibrate.splits import SHARES, SPLITS, cut_documents, numbered, one_of_each, split_documents
+from slimformer.calibrate.reader import CHARACTERS, SHARE, Reader, sides
+from slimformer.calibrate.splits import SHARES, SPLITS, numbered, split_documents
 from slimformer.calibrate.tasks import TASKS, Purpose, read_data, require_there, spread
-from slimformer.calibrate.text import Batch, batches, data_hash, in_turn, padded_batches, token_batches, unread
+from slimformer.calibrate.text import Batch, data_hash, in_turn, token_batches
 from slimformer.errors import DataNotFound, DataUnreadable, SequenceTooLong, TooFewTokens
 from slimformer.messages.short import Short
 from slimformer.messages.words import option
-from slimformer.models import Architecture
+from slimformer.models import Architecture, family_of
 from slimformer.models.architecture import reads_examples, reads_windows
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
 ROW_TOKENS = 65_536  # for encoders of text, which are small for their widths, and lose most with fewer
-SHARE = {"fit": 1.0, "select": 1 / 3, "report": 1 / 2, "certify": 1 / 2}
-CHARACTERS = 4  # per token, about: how long a passage is cut for an encoder that reads seq_len tokens
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,6 +65,8 @@ class Data(Short):
     other: dict[str, list[Batch]] = field(default_factory=dict)
     mixed: str | None = None
     own: dict[str, list[Batch]] = field(default_factory=dict)  # fit and select without the broad text
+    texts: dict[str, list[Document]] = field(default_factory=dict)  # by split, for models that read other tokens
+    other_texts: dict[str, list[Document]] = field(default_factory=dict)  # the same of `other`
 
     def facts(self) -> dict[str, str]:
         """Where it came from, and how much there is in every split."""
@@ -82,8 +83,8 @@ def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: i
     """The length to calibrate at and to count MACs for: 512 for decoders, 128 for encoders, patches for images."""
     config = model.config
     if architecture.family.image:
-        height, width = _sides(config.image_size)
-        rows, columns = _sides(config.patch_size)
+        height, width = sides(config.image_size)
+        rows, columns = sides(config.patch_size)
         patches = (height // rows) * (width // columns) + (getattr(config, "pool", "cls") == "cls")
         if asked not in (None, patches):
             raise SequenceTooLong(
@@ -100,9 +101,10 @@ def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: i
 
 
 def positions(config: Any) -> int:
-    """How many tokens the model can read at once; RoBERTa spends the first positions on padding."""
+    """How many tokens the model can read at once; RoBERTa, for one, spends the first positions on padding."""
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512
-    return int(most) - (config.pad_token_id + 1 if config.model_type == "roberta" else 0)
+    taken = config.model_type in family_of(config).positions_after_padding
+    return int(most) - (config.pad_token_id + 1 if taken else 0)
 
 
 def vocabulary(model: PreTrainedModel) -> int:
@@ -111,86 +113,100 @@ def vocabulary(model: PreTrainedModel) -> int:
     return int(table.weight.shape[0])
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What is asked of data. `tokens` limits what is fitted on, `samples` the documents read, `purpose` says which part
+    of a named data set. With `broad`, text to calibrate on gets broad text beside it (`calibrate.broad`)."""
+
+    seq_len: int | None = None
+    tokens: int | None = None
+    samples: int | None = None
+    columns: Sequence[str] | None = None
+    seed: int = 0
+    purpose: Purpose = "calibration"
+    broad: bool = False
+    batch_size: int = 8
+
+
 def gather(
     source: Source | Tensor,
     model: PreTrainedModel,
     processor: Any,
     architecture: Architecture,
-    *,
-    seq_len: int | None = None,
-    tokens: int | None = None,
-    samples: int | None = None,
-    columns: Sequence[str] | None = None,
-    seed: int = 0,
-    purpose: Purpose = "calibration",
-    broad: bool = False,
-    batch_size: int = 8,
+    reading: Reading | None = None,
 ) -> Data:
-    """Read `source` and deal it to the four splits.
-
-    `tokens` limits what is fitted on, `samples` the documents read, `purpose` says which part of a named data set.
-    With `broad`, text to calibrate on gets broad text beside it (`calibrate.broad`).
-    """
-    length = sequence_length(model, architecture, seq_len)
-    family = architecture.family
-    in_rows = family.causal and not reads_windows(model, family)
-    # without a padding token a decoder cannot tell where a row ends, so it reads one at a time
-    batch_size = 1 if in_rows and model.config.pad_token_id is None else batch_size
-    notes: list[str] = []
+    """Read `source` and deal it to the four splits."""
+    asked = reading or Reading()
     source = source if isinstance(source, str | Path | Tensor) else list(source)  # what gives texts gives them once
-    most = tokens or (TOKENS if reads_windows(model, family) or family.image else ROW_TOKENS)
-    if isinstance(source, Tensor):
-        data = _from_ids(source, architecture, length, tokens=tokens, samples=samples, seed=seed, batch_size=batch_size)
-    else:
-        read = partial(read_data, columns=columns, limit=samples, split=purpose, say=notes.append)
-        wanted = int(most / SHARES[0])
-        documents = _documents(source, model, architecture, processor, read, samples, seed, wanted)
-        parts = numbered(split_documents(documents, seed=seed))
-        splits = {
-            split: _batches(parts[split], model, processor, architecture, length, int(share * most), batch_size)
-            for split, share in SHARE.items()
-        }
-        if not family.image:
-            splits["certify"] = _one_row_each(parts, model, processor, architecture, length, most, batch_size)
-        windows = reads_windows(model, family)
-        if windows:
-            splits["report"] = in_turn(splits["report"])
-        unit = "image" if family.image else "example" if reads_examples(model, family) else "document"
-        data = Data(splits, describe_source(source), data_hash(documents), seed, length, windows, unit, tuple(notes))
-        if broad and not family.image:
-            _require_all(data.splits, least=2)  # of the user's own text
-            same = {"model": model, "processor": processor, "architecture": architecture, "length": length}
-            make = partial(_batches, **same, batch_size=batch_size)
-            builtin = BUILTIN in (named_sources(source) or ())
-            data = _with_broad_text(data, documents, make, most, builtin=builtin, batch_size=batch_size)
+    family, windows = architecture.family, reads_windows(model, architecture.family)
+    # without a padding token a decoder cannot tell where a row ends, so it reads one at a time
+    one_by_one = family.causal and not windows and model.config.pad_token_id is None
+    length = sequence_length(model, architecture, asked.seq_len)
+    reader = Reader(model, processor, architecture, length, 1 if one_by_one else asked.batch_size)
+    data = _from_ids(source, reader, asked) if isinstance(source, Tensor) else _from_documents(source, reader, asked)
     _require_all(data.splits, least=1 if family.image else 2)
     _require_readable(data.splits, model, architecture)
-    asked = {"tokens": tokens, "samples": samples, "columns": list(columns) if columns else None, "purpose": purpose}
-    named = not isinstance(source, Unnamed)
-    facts = {"sources": places(source), "named": named, "seq_len": length, "broad": broad}
-    return replace(data, reading=facts | asked)
+    facts = {"sources": places(source), "named": not isinstance(source, Unnamed), "seq_len": length}
+    facts |= {name: getattr(asked, name) for name in ("broad", "tokens", "samples", "purpose")}
+    return replace(data, reading=facts | {"columns": list(asked.columns) if asked.columns else None})
 
 
-def _with_broad_text(
-    data: Data, documents: Sequence[Document], make: Callable[..., list[Batch]], tokens: int, *, builtin: bool,
-    batch_size: int,
-) -> Data:  # fmt: skip
+def _from_documents(source: Source, reader: Reader, asked: Reading) -> Data:
+    """Texts or images: whole documents are dealt to the splits."""
+    image, notes = reader.architecture.family.image, list[str]()
+    most = asked.tokens or (TOKENS if reader.windows or image else ROW_TOKENS)
+    documents = _documents(source, reader, asked, int(most / SHARES[0]), notes)
+    parts = numbered(split_documents(documents, seed=asked.seed))
+    splits = {split: reader.batches(parts[split], int(share * most)) for split, share in SHARE.items()}
+    if not image:
+        splits["certify"] = reader.one_row_each(parts, most)
+    if reader.windows:
+        splits["report"] = in_turn(splits["report"])
+    unit = "image" if image else "example" if reads_examples(reader.model, reader.architecture.family) else "document"
+    name, digest = describe_source(source), data_hash(documents)
+    data = Data(splits, name, digest, asked.seed, reader.length, reader.windows, unit, tuple(notes))
+    if not image:
+        texts = {
+            split: first_characters(parts[split], int(CHARACTERS * share * most)) for split, share in SHARE.items()
+        }
+        data = replace(data, texts=texts)
+    if not asked.broad or image:
+        return data
+    _require_all(data.splits, least=2)  # of the user's own text
+    names = named_sources(source if isinstance(source, str | Path) else list(source)) or ()
+    return _with_broad_text(data, documents, reader, most, builtin=BUILTIN in names)
+
+
+def _with_broad_text(data: Data, documents: Sequence[Document], reader: Reader, tokens: int, *, builtin: bool) -> Data:
     """The data with broad text fitted beside them, chosen on and measured on, without what the data hold themselves.
 
     Where all of the `builtin` text is among the sources, no more of it is fitted: what was held out of it stays so.
     """
     allowed, own = shares_nothing_with(documents), data.splits
     broad = partial(broad_documents, rows=not data.windows, allowed=allowed)
-    parts = {"select": [own["select"], make(broad("select"), tokens=int(SELECT_SHARE * SHARE["select"] * tokens))]}
+    parts = {"select": [own["select"], reader.batches(broad("select"), int(SELECT_SHARE * SHARE["select"] * tokens))]}
     if not builtin:
-        parts["fit"] = [own["fit"], make(broad("fit"), tokens=int(FIT_SHARE * tokens))]
-    mixed = {split: shuffled(part, seed=data.seed, batch_size=batch_size) for split, part in parts.items()}
+        parts["fit"] = [own["fit"], reader.batches(broad("fit"), int(FIT_SHARE * tokens))]
+    mixed = {split: shuffled(part, seed=data.seed, batch_size=reader.batch_size) for split, part in parts.items()}
     amount = max(int(OTHER_SHARE * tokens), 2 * data.seq_len)
     others = other_documents(rows=not data.windows, allowed=allowed)
     pieces = {name: pieces_of(each, characters=CHARACTERS * amount) for name, each in others.items()}
-    other = {name: batches for name, each in pieces.items() if (batches := make(each, tokens=amount))}
+    other = {name: batches for name, each in pieces.items() if (batches := reader.batches(each, amount))}
     alone = {} if builtin else {split: own[split] for split in ("fit", "select")}
-    return replace(data, splits=own | mixed, other=other, mixed=None if builtin else BUILTIN, own=alone)
+    return replace(
+        data, splits=own | mixed, other=other, mixed=None if builtin else BUILTIN, own=alone, other_texts=pieces
+    )
+
+
+def first_characters(documents: Iterable[Document], characters: int) -> list[Document]:
+    """The first documents, until they hold so many characters; the last one is cut there."""
+    chosen: list[Document] = []
+    for document in documents:
+        if characters <= 0:
+            break
+        chosen.append(replace(document, text=document.text[:characters]))
+        characters -= len(chosen[-1].text) + len(document.pair or "")
+    return chosen
 
 
 def describe_source(source: Any) -> str:
@@ -217,85 +233,38 @@ def _names_no_place(name: str | Path) -> bool:
     return known or not Path(name).exists()
 
 
-def _documents(
-    source: Source, model: PreTrainedModel, architecture: Architecture, processor: Any,
-    read: Callable[..., list[Document]], samples: int | None, seed: int, wanted: int,
-) -> list[Document]:  # fmt: skip
+def _documents(source: Source, reader: Reader, asked: Reading, wanted: int, notes: list[str]) -> list[Document]:
     """Documents to deal; `wanted` is how many tokens a model that writes its own should write."""
+    model, family = reader.model, reader.architecture.family
     if isinstance(source, str):
         require_there(source)
-    if architecture.family.image:
-        return read_images(_folder(source, model.config, wanted, seed), samples=samples, seed=seed)
-    if processor is None:
+    if family.image:
+        return read_images(_folder(source, model.config, wanted, asked.seed), samples=asked.samples, seed=asked.seed)
+    if reader.processor is None:
         raise DataUnreadable(
             "there is no tokenizer with the model, so it cannot read text; put its tokenizer.json beside config.json "
             "(from Python: give a tokenizer as `processor`, or token ids as data)"
         )
-    read = partial(read, rows=reads_examples(model, architecture.family))
+    rows = reads_examples(model, family)
+    read = partial(
+        read_data, columns=asked.columns, limit=asked.samples, split=asked.purpose, rows=rows, say=notes.append
+    )
     made: dict[str, Callable[[], list[Document]]] = {
-        SELF: partial(own_documents, model, processor, tokens=wanted, seed=seed)
+        SELF: partial(own_documents, model, reader.processor, tokens=wanted, seed=asked.seed)
     }
-    if not reads_windows(model, architecture.family):
+    if not reader.windows:
         made[BUILTIN] = partial(broad_documents, "fit", rows=True)
     names = named_sources(source if isinstance(source, str | Path) else list(source)) or []
     if not any(name in made for name in names):
         return read(source)
-    return spread(mix_documents([made[name]() if name in made else read(name) for name in names]), samples)
-
-
-def _batches(
-    documents: Sequence[Document], model: PreTrainedModel, processor: Any, architecture: Architecture, length: int,
-    tokens: int, batch_size: int,
-) -> list[Batch]:  # fmt: skip
-    """One split for one model: images, windows of running text, or rows."""
-    config = model.config
-    label_ids = {str(name): int(i) for name, i in (getattr(config, "label2id", None) or {}).items()}
-    if architecture.family.image:
-        size = _sides(config.image_size)[0]
-        return image_batches(
-            documents[: max(1, tokens // length)], processor, batch_size=batch_size,
-            image_size=size, channels=config.num_channels, label_ids=label_ids,
-        )  # fmt: skip
-    windows = reads_windows(model, architecture.family)
-    passages = documents if windows else cut_documents(documents, size=length * CHARACTERS)
-    return batches(
-        passages, processor, windows=windows, seq_len=length, tokens=tokens, batch_size=batch_size, label_ids=label_ids
-    )
-
-
-def _one_row_each(
-    parts: dict[str, list[Document]], model: PreTrainedModel, processor: Any, architecture: Architecture, length: int,
-    tokens: int, batch_size: int,
-) -> list[Batch]:  # fmt: skip
-    """The certify split: one row for each document, its first `length` tokens, so that rows are independent draws.
-
-    A certificate needs documents more than tokens, so what fit and select left unread is certified on as well.
-    """
-    windows = reads_windows(model, architecture.family)
-    left = [
-        document
-        for split in ("fit", "select")
-        for document in unread(
-            parts[split], processor, tokens=int(SHARE[split] * tokens), seq_len=None if windows else length
-        )
-    ]
-    if windows and processor.padding_side == "left":
-        batch_size = 1  # padding on the left would move every token to other positions
-    label_ids = {str(name): int(i) for name, i in (getattr(model.config, "label2id", None) or {}).items()}
-    return padded_batches(
-        one_of_each([*parts["certify"], *left]), processor, seq_len=length, tokens=int(SHARE["certify"] * tokens),
-        batch_size=batch_size, label_ids=label_ids,
-    )  # fmt: skip
-
-
-def _sides(size: Any) -> tuple[int, int]:
-    return (int(size[0]), int(size[1])) if isinstance(size, list | tuple) else (int(size), int(size))
+    parts = [made[name]() if name in made else read(name) for name in names]
+    return spread(mix_documents(parts), asked.samples)
 
 
 def _folder(source: Any, config: Any, wanted: int, seed: int) -> str | Path:
     """The folder of images that is meant; drawn ones, so many positions of them, where there are none."""
     if source == SELF and not Path(SELF).is_dir():
-        (height, width), (rows, columns) = _sides(config.image_size), _sides(config.patch_size)
+        (height, width), (rows, columns) = sides(config.image_size), sides(config.patch_size)
         count = -(-wanted // ((height // rows) * (width // columns)))
         return own_images(count, channels=config.num_channels, sides=(height, width), seed=seed)
     if not isinstance(source, str | Path) or names_builtin(source):
@@ -305,28 +274,28 @@ def _folder(source: Any, config: Any, wanted: int, seed: int) -> str | Path:
     return source
 
 
-def _from_ids(
-    ids: Tensor, architecture: Architecture, length: int, *, tokens: int | None, samples: int | None, seed: int,
-    batch_size: int,
-) -> Data:  # fmt: skip
+def _from_ids(ids: Tensor, reader: Reader, asked: Reading) -> Data:
     """Token ids, sequences × length: the rows are dealt to the splits."""
-    if architecture.family.image:
+    if reader.architecture.family.image:
         raise DataUnreadable("a vision model is calibrated on images; give a folder of them instead of a tensor")
+    if ids.is_meta or ids.layout is not torch.strided:
+        raise DataUnreadable("token ids must be a dense tensor with values; this one is sparse, or holds none")
     if ids.ndim != 2 or len(ids) < len(SPLITS) or ids.shape[1] < 2:
         raise TooFewTokens(f"token ids must be sequences × length, at least {len(SPLITS)} × 2; got {tuple(ids.shape)}")
-    length = min(length, ids.shape[1])
+    length = min(reader.length, ids.shape[1])
     digest = hashlib.sha256(ids.cpu().contiguous().numpy().tobytes()).hexdigest()
     name, ids = describe_source(ids), _each_once(ids)
-    rows = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))][:samples, :length]
+    rows = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(asked.seed))][: asked.samples, :length]
     n = len(rows)
     shares = ((1, 0.55), (2, 0.75), (3, 0.9))
     cuts = [0, *(max(i, min(int(share * n), n - len(SPLITS) + i)) for i, share in shares), n]  # no split is empty
-    most = {split: None if tokens is None else max(1, int(share * tokens) // length) for split, share in SHARE.items()}
+    limit = asked.tokens
+    most = {split: None if limit is None else max(1, int(share * limit) // length) for split, share in SHARE.items()}
     splits = {
-        split: token_batches(rows[a:b][: most[split]], batch_size)
+        split: token_batches(rows[a:b][: most[split]], reader.batch_size)
         for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)
     }
-    return Data(splits, name, digest, seed, length)
+    return Data(splits, name, digest, asked.seed, length)
 
 
 def _each_once(ids: Tensor) -> Tensor:
@@ -351,7 +320,7 @@ def _require_readable(splits: dict[str, list[Batch]], model: PreTrainedModel, ar
     """Refuse what a tokenizer or image processor of another model makes, before it fails deep inside this one."""
     inputs = [batch.inputs for part in splits.values() for batch in part]
     if architecture.family.image:
-        asked = (model.config.num_channels, *_sides(model.config.image_size))
+        asked = (model.config.num_channels, *sides(model.config.image_size))
         found = {tuple(given["pixel_values"].shape[1:]) for given in inputs}
         if found != {asked}:
             other = "×".join(map(str, next(iter(found - {asked}))))

@@ -27,6 +27,8 @@ from transformers import PreTrainedModel
 from slimformer.calibrate.gather import Data
 from slimformer.calibrate.text import Batch
 from slimformer.linalg.moments import Moments
+from slimformer.models import describe
+from slimformer.models.hooks import listening
 
 TOKENS = 4096  # of each text
 UNSEEN = 0.1  # of the variance of broad text along a direction: below it the calibration text hardly shows it
@@ -114,7 +116,9 @@ def _moments(model: PreTrainedModel, batches: Sequence[Batch]) -> list[Moments]:
         if sums and sums[0].count >= TOKENS:
             break
         here = batch.to(model.device)
-        states = model(**here.inputs, output_hidden_states=True).hidden_states[:-1]
+        states: list[Tensor] = []
+        with listening(model, inputs={block.path: states.append for block in describe(model).blocks}):
+            model(**here.inputs)
         found = [Moments.of(_unit_rows(state, here.mask).cpu().double()) for state in states]
         sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
     model.train(was_training)

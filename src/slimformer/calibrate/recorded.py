@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.gather import Data, gather
+from slimformer.calibrate.gather import Data, Reading, gather
 from slimformer.errors import DataNotFound, SlimformerError
 from slimformer.messages.words import option
 from slimformer.models import describe
@@ -34,11 +34,11 @@ def read_again(
         raise DataNotFound(f"{owner} was calibrated on {name}, and {gone[0]} is not there any longer; {other}")
     asked: dict[str, Any] = {part: reading.get(part) for part in ("samples", "columns")}
     try:
-        data = gather(
-            ",".join(map(str, sources)), model, processor, describe(model), seq_len=seq_len or reading.get("seq_len"),
-            tokens=tokens or reading.get("tokens"), seed=int(known["seed"]),
+        as_then = Reading(
+            seq_len=seq_len or reading.get("seq_len"), tokens=tokens or reading.get("tokens"), seed=int(known["seed"]),
             purpose=reading.get("purpose", "calibration"), broad=bool(reading.get("broad")), **asked,
         )  # fmt: skip
+        data = gather(",".join(map(str, sources)), model, processor, describe(model), as_then)
     except (SlimformerError, TypeError, ValueError, KeyError) as error:
         raise DataNotFound(f"{owner} was calibrated on {name}, which cannot be read now: {error}; {other}") from error
     if data.hash != known["hash"]:

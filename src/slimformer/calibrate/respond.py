@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from slimformer.decompose.response import Response, evened, response
 from slimformer.decompose.rotary import turned
 from slimformer.models import Site
-from slimformer.models.architecture import Block, weight_of
+from slimformer.models.architecture import Block, own_rows, weight_of
 from slimformer.models.walk import Stream, Visit
 
 SEQUENCES = 8  # of a split at least
@@ -63,7 +63,7 @@ def block_response(
     for n in range(len(q)):
         real = torch.arange(q.shape[2]) if stream.rows is None else stream.rows[n].nonzero().flatten().cpu()
         if len(real) > 1:
-            found = _of_sequence(q[n], k[n], v[n], real, W_o, float(attention.scaling), causal)
+            found = _of_sequence(q[n] * float(attention.scaling), k[n], v[n], real, W_o, causal)
             total = found if total is None else total + found
     return total
 
@@ -74,12 +74,12 @@ def _reader(W_o: Tensor, width: int) -> Tensor:
     return torch.cat([torch.linalg.qr(part, mode="r").R for part in parts], dim=1)
 
 
-def _of_sequence(q: Tensor, k: Tensor, v: Tensor, real: Tensor, W_o: Tensor, scaling: float, causal: bool) -> Response:
+def _of_sequence(q: Tensor, k: Tensor, v: Tensor, real: Tensor, W_o: Tensor, causal: bool) -> Response:
     chosen = torch.linspace(1 if causal else 0, len(real) - 1, min(QUERIES, len(real) - 1)).round().long().unique()
     total: Response | None = None
     for some in chosen.tensor_split(min(WINDOWS, len(chosen))) if causal else (chosen,):
         seen = real[: int(some[-1]) + 1] if causal else real
-        found = _at(q[:, real[some]] * scaling, k[:, seen], v[:, seen], some if causal else None, W_o)
+        found = _at(q[:, real[some]], k[:, seen], v[:, seen], some if causal else None, W_o)
         total = found if total is None else total + found
     assert total is not None  # there are at least two positions
     return total
@@ -95,8 +95,5 @@ def _at(q: Tensor, k: Tensor, v: Tensor, last: Tensor | None, W_o: Tensor) -> Re
 
 
 def _split(heads: Site, outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = (outputs[writer.module] for writer in heads.writers)
-    if not heads.attention.fused:
-        return query, key, value
-    a, b, c = query.chunk(3, dim=-1)
-    return a, b, c
+    q, k, v = (outputs[writer.module][..., own_rows(heads, writer).flatten()] for writer in heads.writers)
+    return q, k, v

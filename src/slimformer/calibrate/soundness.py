@@ -27,8 +27,8 @@ def require_sound(block: BlockMoments) -> None:
     stack, number = next(iter(places)) if len(places) == 1 else ("", -1)
     if number > block.block or number < (0 if stack else block.block):  # a stack that is named may not be the first
         raise ValueError(f"they are not those of block {block.block}")
-    if not (math.isfinite(block.loudness) and block.loudness > 0):
-        raise ValueError(f"the weight of the block is {block.loudness}, and weights are above 0")
+    if not (math.isfinite(block.error_weight) and block.error_weight > 0):
+        raise ValueError(f"the weight of the block is {block.error_weight}, and weights are above 0")
     for site, splits in block.sites.items():
         for split, moments in splits.items():
             _require_gram(f"{site}, {split}", moments)

@@ -74,7 +74,7 @@ class Statistics(Short):
 
     def weights(self) -> dict[str, float]:
         """What an error at each site counts for: the inverse energy of the residual stream it is added to."""
-        path = self.folder / "loudness.json"
+        path = self.folder / "error_weights.json"
         require_unchanged(self.folder, path.name)
         try:
             found = checked(dict[str, Weight], read_own_json(path))
@@ -91,7 +91,7 @@ class Statistics(Short):
                 continue
             with safe_open(path, framework="pt") as tensors:
                 sites = {key.split("/")[0] for key in tensors.keys() if key.endswith("/count")}  # noqa: SIM118
-                recorded = float(tensors.get_tensor("loudness"))
+                recorded = float(tensors.get_tensor("error_weight"))
             here = {block_of(site) for site in sites} or {("", i)}
             said = {site: weight for site, weight in weights.items() if block_of(site) in here}
             if said != dict.fromkeys(sites, recorded):
@@ -137,7 +137,7 @@ def write_probes(folder: Path, probes: Mapping[str, Mapping[str, Any]]) -> None:
 def write_weights(folder: Path, weights: Mapping[str, float]) -> None:
     """What an error at each site counts for; see `Statistics.weights`."""
     with _room(folder):
-        (folder / "loudness.json").write_text(json.dumps(dict(weights), indent=1))
+        (folder / "error_weights.json").write_text(json.dumps(dict(weights), indent=1))
 
 
 def open_statistics(folder: str | Path) -> Statistics:
@@ -164,7 +164,7 @@ def _room(folder: Path) -> Iterator[None]:
 
 
 def _pack(moments: BlockMoments) -> dict[str, Tensor]:
-    out = {"loudness": torch.tensor([moments.loudness], dtype=torch.float64)}
+    out = {"error_weight": torch.tensor([moments.error_weight], dtype=torch.float64)}
     for site, splits in moments.sites.items():
         for split, m in splits.items():
             out[f"{site}/{split}/count"] = torch.tensor([m.count])
@@ -196,7 +196,7 @@ def _unpack(i: int, tensors: Mapping[str, Tensor]) -> BlockMoments:
         gram = _symmetric(tensors[f"{site}/{split}/gram"], len(total))
         sites.setdefault(site, {})[split] = Moments(_count(tensors[key]), total, gram)
     joint = _joint(tensors, _neurons(sites)) if any(key.startswith("joint/") for key in tensors) else {}
-    found = BlockMoments(i, sites, float(tensors["loudness"]), _responses(tensors), _metric(tensors), joint)
+    found = BlockMoments(i, sites, float(tensors["error_weight"]), _responses(tensors), _metric(tensors), joint)
     if other := sorted(tensors.keys() ^ _names(found)):
         raise ValueError(f"{other[0][:80]} is {'there' if other[0] in tensors else 'not there'}")
     return found
@@ -206,7 +206,7 @@ def _names(moments: BlockMoments) -> set[str]:
     """What the tensors of a block are called in its file."""
     of_sites = {f"{site}/{split}" for site, splits in moments.sites.items() for split in splits}
     return {
-        "loudness", *(f"metric/{site}" for site in moments.metric),
+        "error_weight", *(f"metric/{site}" for site in moments.metric),
         *(f"{name}/{part}" for name in of_sites for part in ("count", "sum", "gram")),
         *(f"joint/{split}/{part}" for split in moments.joint for part in ("sum", "cross", "gram")),
         *(f"response/{split}/{part}" for split in moments.responses for part in ("queries-counted", *RESPONSE)),

@@ -34,26 +34,6 @@ CHARACTERS_PER_TOKEN = 64  # no text has longer tokens on average; what lies bey
 _Token = tuple[int, int]  # its id, and the number of its document
 
 
-def batches(
-    documents: Sequence[Document],
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    windows: bool,
-    seq_len: int,
-    tokens: int | None = None,
-    samples: int | None = None,
-    batch_size: int = 8,
-    label_ids: Mapping[str, int] | None = None,
-) -> list[Batch]:
-    """Packed into windows for a causal language model, padded for any other; at most `samples` documents are used."""
-    if tokenizer is None:
-        raise DataUnreadable("the model has no tokenizer, so it cannot read text; give it token ids instead")
-    chosen = documents[:samples]
-    if windows:
-        return packed_batches(chosen, tokenizer, seq_len=seq_len, tokens=tokens, batch_size=batch_size)
-    return padded_batches(chosen, tokenizer, seq_len=seq_len, tokens=tokens, batch_size=batch_size, label_ids=label_ids)
-
-
 def packed_batches(
     documents: Iterable[Document],
     tokenizer: PreTrainedTokenizerBase,

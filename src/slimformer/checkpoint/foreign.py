@@ -15,7 +15,14 @@ from slimformer.errors import FileRefused
 from slimformer.files.reading import read_json
 from slimformer.nn import ragged
 
-FIELDS = ("auto_map", "custom_pipelines", "trust_remote_code", "attn_implementation", "_attn_implementation")
+FIELDS = (
+    "auto_map",
+    "custom_pipelines",
+    "trust_remote_code",
+    "attn_implementation",
+    "_attn_implementation",
+    "custom_generate",
+)
 OURS = f"{ragged.CODE.removesuffix('.py')}."
 
 

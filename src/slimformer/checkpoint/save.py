@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from slimformer.checkpoint.atomic import writing
 from slimformer.checkpoint.foreign import strip_foreign_code
+from slimformer.checkpoint.sentence import sentence_modules
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.errors import SaveFailed
 from slimformer.nn import ragged
@@ -39,6 +40,7 @@ class Belongings:
     processor: Any = None
     source_folder: Path | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, bytes] = field(default_factory=dict)  # files of modules that were not there before
 
 
 ALONE = Belongings()
@@ -60,6 +62,9 @@ def save(
     with writing(Path(folder), "checkpoint", force=force) as partial:
         write_model(model if packed is None else packed, partial)
         write_belongings(partial, belongings.processor, belongings.source_folder)
+        for name, content in belongings.parts.items():
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            (partial / name).write_bytes(content)
         write_texts(partial, belongings.texts)
         if verify:
             verify_reload(model, partial, packed)
@@ -119,8 +124,8 @@ def _no_progress_bar() -> Iterator[None]:
 
 def copy_companions(source: Path, folder: Path) -> None:
     """Licences, and what makes a folder a sentence-transformers model: its list of modules and their folders."""
-    modules = _sentence_modules(source)
-    for path in modules[1:]:
+    modules = sentence_modules(source)
+    for path in (str(module["path"]) for module in modules[1:]):
         if (source / path).is_dir():
             shutil.copytree(source / path, folder / path, ignore=OTHERS, dirs_exist_ok=True)
         else:
@@ -134,19 +139,3 @@ def copy_files(source: Path, folder: Path, patterns: Sequence[str] = LICENCES) -
         for file in source.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)
-
-
-def _sentence_modules(source: Path) -> list[str]:
-    """Paths of the parts of a sentence-transformers model whose first part, with path "", is the transformer itself.
-
-    None where a part is no class of sentence-transformers: its code stays behind.
-    """
-    try:
-        modules = json.loads((source / "modules.json").read_text(encoding="utf-8"))
-        paths = [str(module["path"]) for module in modules]
-        kinds = [str(module["type"]) for module in modules]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
-    inside = all((source / path).resolve().is_relative_to(source.resolve()) for path in paths)
-    known = all(kind.startswith("sentence_transformers.") for kind in kinds)
-    return paths if inside and known and paths[:1] == [""] and "" not in paths[1:] else []

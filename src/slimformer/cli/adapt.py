@@ -45,6 +45,7 @@ def adapt(
     from slimformer.models.load import load_model
 
     loaded = load_model(model, opening.resolve())
+    lm_adapt.require_language_model(loaded.model)
     read = inputs.read_data(loaded, name, reading, broad=True)
     splits = read.splits | read.own  # broad text is measured on, not fitted
     texts = {"domain": splits["report"], **{f"{BUILTIN}: {source}": part for source, part in read.other.items()}}

@@ -23,7 +23,9 @@ from slimformer.cli.compress import EXAMPLES, compress
 from slimformer.cli.cut import cut
 from slimformer.cli.evaluate import eval_
 from slimformer.cli.export import export
+from slimformer.cli.families import families
 from slimformer.cli.frontier import frontier
+from slimformer.cli.heal import heal
 from slimformer.cli.inspect import inspect
 from slimformer.cli.lab import lab
 from slimformer.cli.match import match
@@ -48,9 +50,11 @@ COMMANDS: dict[str, dict[Callable[..., None] | typer.Typer, str]] = {
         cut: "slimformer cut stats --macs 0.6 --out smaller",
         quantize: "slimformer quantize demo:smollm2 --bits 4 --group 32 --out smaller",
         sparsify: "slimformer sparsify demo:smollm2 --pattern 2:4 --out sparse",
+        heal: "slimformer heal smaller --teacher demo:smollm2 --data text.txt --minutes 10 --out healed",
         cascade: "slimformer cascade ./my-classifier --macs 0.3,1 --data reviews.tsv --out cascade",
         steps: "slimformer steps cut",
         recipes: "",
+        families: "",
     },
     "Look": {
         inspect: "slimformer inspect demo:minilm --data builtin --figures figures",

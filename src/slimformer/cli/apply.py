@@ -9,7 +9,7 @@ import typer
 
 from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.output import emit, save_result, saved_line
+from slimformer.cli.output import emit, save_result, show_cut
 from slimformer.cli.terminal import showing_progress
 
 
@@ -41,5 +41,6 @@ def apply(
         small = replay(decided, loaded.model, statistics, progress=progress)
         decided = recounted(decided, describe(loaded.model))
         report = describe_result(loaded, small, decided, statistics.provenance)
-        save_result(Result(small, decided, report, loaded), out_folder, force, progress)
-    emit(report.to_dict(), shown, lambda: saved_line(out_folder, report))
+        result = Result(small, decided, report, loaded)
+        save_result(result, out_folder, force, progress)
+    emit(report.to_dict(), shown, lambda: show_cut(statistics.provenance, describe(loaded.model), result, out_folder))

@@ -23,7 +23,9 @@ EXAMPLES = (
     "A classifier: slimformer compress ./bert --macs 0.6 --data train.tsv --columns sentence --out smaller\n\n"
     "Long texts: slimformer compress demo:smollm2 --recipe long-context --k 128 --out long\n\n"
     "What changes no output, without budget and data: slimformer compress ./bert --recipe lossless --out smaller\n\n"
+    "Learning from the dense model for a while: slimformer compress ./llama --macs 0.5 --heal 10m --out smaller\n\n"
     "A vision model: slimformer compress ./vit --macs 0.5 --data images --format plain --out smaller\n\n"
+    "Fewer tokens, too: slimformer compress ./bert --macs 0.5 --vocab 16000 --bits 8 --data mine.txt --out smaller\n\n"
     "Larger than memory: slimformer compress ./llama --macs 0.5 --memory 4GB --no-refine --out smaller"
 )
 
@@ -47,7 +49,10 @@ def compress(
     opening: opt.OpeningAsked = opt.AS_USUAL,
     dtype: opt.Dtype = "float32",
     refine: opt.Refine = None,
+    heal: opt.HealFor = None,
     head_data: opt.HeadData = None,
+    vocab: opt.Vocab = None,
+    vocab_data: opt.VocabData = None,
     bits: opt.KeptBits = None,
     group: opt.KeptGroup = None,
     timing: opt.Timing = True,
@@ -68,10 +73,11 @@ def compress(
     file = fields_of(recipe)
     require_format(format)
     name, texts = inputs.joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
-    others = {"eval_data": eval_data or (), "head_data": head_data}
+    others = {"eval_data": (*(eval_data or ()), *([vocab_data] if vocab_data else ())), "head_data": head_data}
     given = {
-        "max_kl": max_kl, "refine": refine, "head_data": head_data, "bits": bits, "group": group, "k": k,
-        "window": window, "kind": kind, "keep_exact": keep_exact, "steps": steps,
+        "max_kl": max_kl, "refine": refine, "heal": inputs.minutes(heal), "head_data": head_data, "bits": bits,
+        "group": group, "k": k, "window": window, "kind": kind, "keep_exact": keep_exact, "steps": steps,
+        "vocab": None if vocab is None else inputs.vocabulary_size(vocab), "vocab_data": vocab_data,
     }  # fmt: skip
     short = _asked(texts, given, settings)
     if needs_budget(file, BUDGETS) and not any(
@@ -100,23 +106,7 @@ def _asked(texts: dict[str, str | None], given: dict[str, Any], settings: list[s
     if (size := texts.get("size")) is not None:
         budgets["size"] = inputs.size_in_bytes("--size", size)
     others = {name: value for name, value in given.items() if value is not None}
-    return {**budgets, **others, "settings": _settings_in(settings or [])}
-
-
-def _settings_in(texts: list[str]) -> dict[str, Any]:
-    """What `--set cut.ridge=0.01` says, by step and key; values as YAML reads them."""
-    from slimformer.files.reading import parse_yaml
-
-    values = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or "." not in name:
-            raise SlimformerError(f"--set {text!r} is not understood; give STEP.KEY=VALUE, e.g. cut.ridge=0.01")
-        try:
-            values[name.strip()] = parse_yaml(value)
-        except ValueError as error:
-            raise SlimformerError(f"--set {text!r}: {error}; give STEP.KEY=VALUE, e.g. cut.ridge=0.01") from None
-    return values
+    return {**budgets, **others, "settings": inputs.settings_in(settings or [])}
 
 
 def _require_out(folder: Path | None, force: bool, model: str, data: str, others: dict[str, Any]) -> Path:
@@ -166,6 +156,8 @@ def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, An
 
     if asked.get("bits") is not None:
         raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
+    if asked.get("vocab") is not None:
+        raise SlimformerError("--dry-run reads no data, and tokens are counted on some; leave --vocab out")
     if memory is not None:
         seen = foresee_streamed(model, data, memory=inputs.size_in_bytes("--memory", memory), **asked)
         line = f"memory: {seen.estimate}; allowed {memory}"

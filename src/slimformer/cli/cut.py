@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.output import emit, save_result, saved_line
+from slimformer.cli.output import emit, save_result, show_cut
 from slimformer.cli.terminal import showing_progress
 
 
@@ -32,6 +32,7 @@ def cut(
     inputs.require_place(out_folder, force, stats, inputs.require_calibrated(stats, recipe, format, source))
 
     from slimformer.evaluate.assessment import describe_result
+    from slimformer.models import describe
     from slimformer.plan.budget import budget_of
     from slimformer.steps.alternatives import alternatives
     from slimformer.steps.make import make, priced
@@ -45,4 +46,5 @@ def cut(
         report = replace(report, front=alternatives(run, budget, settings))
         result = Result(cut_run.model, cut_run.decided, report, run.loaded)
         save_result(result, out_folder, force, progress, verify=verify)
-    emit(report.to_dict(), shown, lambda: saved_line(out_folder, report))
+    dense = describe(run.dense)
+    emit(report.to_dict(), shown, lambda: show_cut(run.known.provenance, dense, result, out_folder))

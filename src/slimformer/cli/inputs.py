@@ -46,6 +46,22 @@ def fraction(by: str, text: str) -> float:
     return share
 
 
+def vocabulary_size(text: str) -> int | float:
+    """Tokens to keep, or, below 1, the share of the text they must cover."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if 0 < number < 1:
+        return number
+    if not number.is_integer() or number < 1:  # also NaN and infinity
+        raise BudgetOutOfReach(
+            f"--vocab {text!r} is not understood; give the number of tokens to keep, e.g. 16000, or the share of "
+            "the text they must cover, e.g. 0.99"
+        )
+    return int(number)
+
+
 def size_in_bytes(option: str, text: str) -> int:
     """A size such as 4GB, 512 MiB or 3e9 in bytes; GB is a power of ten, as disks are sold, GiB one of two."""
     stripped = text.strip().lower().removesuffix("b")
@@ -57,6 +73,36 @@ def size_in_bytes(option: str, text: str) -> int:
     if not 0 < size < 2**60:
         raise SlimformerError(f"{option} {text!r} is not a size; give e.g. 4GB or 512MiB")
     return int(size)
+
+
+def minutes(text: str | None) -> float | None:
+    """The minutes in 10m, 90s, 2h or 10."""
+    if text is None:
+        return None
+    number = text.strip().rstrip("smh")
+    try:
+        found = float(number) * {"": 1.0, "s": 1 / 60, "m": 1.0, "h": 60.0}[text.strip()[len(number) :]]
+    except (ValueError, KeyError):
+        found = 0.0
+    if not 0 < found < 1e6:
+        raise SlimformerError(f"--heal {text!r} is no time; give e.g. 10m, 90s or 2h")
+    return found
+
+
+def settings_in(texts: list[str]) -> dict[str, Any]:
+    """What `--set cut.ridge=0.01` says, by step and key; values as YAML reads them."""
+    from slimformer.files.reading import parse_yaml
+
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or "." not in name:
+            raise SlimformerError(f"--set {text!r} is not understood; give STEP.KEY=VALUE, e.g. cut.ridge=0.01")
+        try:
+            values[name.strip()] = parse_yaml(value)
+        except ValueError as error:
+            raise SlimformerError(f"--set {text!r}: {error}; give STEP.KEY=VALUE, e.g. cut.ridge=0.01") from None
+    return values
 
 
 def joined(data: list[str] | None) -> str:
@@ -93,6 +139,10 @@ def require_model(name: str, opening: opt.OpeningAsked) -> None:
     """Refuse a model that is not where it is said to be, before torch is imported; what the hub has is seen later."""
     from slimformer.models.place import place_here
 
+    if opening.family is not None:
+        from slimformer.models.families import read_family
+
+        read_family(opening.family)
     place_here(name, opening.revision)
 
 
@@ -177,13 +227,11 @@ def read_data(
     loaded: Any, data: str, reading: opt.Reading, *, purpose: Any = "calibration", broad: bool = False
 ) -> Any:
     """Data for a model that is loaded already."""
-    from slimformer.calibrate.gather import gather
+    from slimformer.calibrate.gather import Reading, gather
     from slimformer.models import describe
 
-    return gather(
-        data, loaded.model, loaded.processor, describe(loaded.model), purpose=purpose, broad=broad,
-        **reading.arguments(),
-    )  # fmt: skip
+    asked = Reading(purpose=purpose, broad=broad, **reading.arguments())
+    return gather(data, loaded.model, loaded.processor, describe(loaded.model), asked)
 
 
 def require_calibrated(stats: Path, recipe: str, format: str, source: tuple[str, opt.OpeningAsked]) -> str:

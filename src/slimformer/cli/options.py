@@ -62,12 +62,30 @@ MaxKl = Annotated[
 Refine = Annotated[
     bool | None, typer.Option(help="correct every reader on what the cut model sends it", show_default="recipe")
 ]
+HealFor = Annotated[
+    str | None,
+    typer.Option(
+        "--heal", metavar="TIME", help="learn from the dense model for so long, e.g. 10m; needs the extra heal"
+    ),
+]
 Verify = Annotated[bool, typer.Option(help="reload the result in a fresh process and compare")]
 HeadData = Annotated[
     str | None,
     typer.Option(
         "--head-data", metavar="DATA", help="labelled rows to fit a fresh head on after the cut, in closed form"
     ),
+]
+Vocab = Annotated[
+    str | None,
+    typer.Option(
+        "--vocab",
+        metavar="N|SHARE",
+        help="also keep only N tokens, or, below 1, as many as cover that share of the text",
+    ),
+]
+VocabData = Annotated[
+    str | None,
+    typer.Option("--vocab-data", metavar="DATA", help="with --vocab: text to count tokens on", show_default="--data"),
 ]
 Size = Annotated[
     str | None,
@@ -154,6 +172,13 @@ ModelClass = Annotated[
         show_default="by config.json",
     ),
 ]  # fmt: skip
+FamilyFile = Annotated[
+    str | None,
+    typer.Option(
+        "--family", metavar="FILE", help="where models of this type keep their widths (see `slimformer families`)",
+        show_default="by type",
+    ),
+]  # fmt: skip
 Revision = Annotated[
     str | None, typer.Option(metavar="NAME", help="branch, tag or commit of a hub model", show_default="main")
 ]
@@ -216,6 +241,7 @@ class OpeningAsked:
     model_class: ModelClass = None
     revision: Revision = None
     trust_remote_code: TrustRemoteCode = False
+    family: FamilyFile = None
 
     def resolve(self) -> Opening:
         """The same for the library; refused where there is no such device."""

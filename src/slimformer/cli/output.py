@@ -84,6 +84,17 @@ def show_data(made: Any) -> None:
     out.print(Text(measured_line(known_data(made), [])))
 
 
+def show_cut(provenance: Any, architecture: Any, result: Any, folder: Path) -> None:
+    """What was cut from statistics: their data, what every block keeps, and where the result is."""
+    from slimformer.report.console import kept_table, plan_table
+
+    show_data(provenance)
+    out.print(kept_table(plan_table(architecture, result.plan)))
+    kept = f"{result.plan.macs:.1%} of the block MACs, {result.plan.params:.1%} of the blocks' parameters"
+    typer.echo(f"kept: {kept}; measure it with `slimformer eval {folder}`")
+    saved_line(folder, result.report)
+
+
 def front_table(rows: list[dict[str, Any]]) -> Table:
     """One line for each budget."""
     from slimformer.report.tables import number_table

@@ -194,5 +194,5 @@ def _bars() -> Iterator[Progress]:
 
 def require_alone(command: str | None) -> None:
     """Refuse to run under torchrun what several processes cannot share."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and command not in {None, "calibrate", "compress"}:
-        raise SlimformerError(f"`{command}` is for one process; torchrun is for calibrate and compress")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and command not in {None, "calibrate", "compress", "heal"}:
+        raise SlimformerError(f"`{command}` is for one process; torchrun is for calibrate, compress and heal")

@@ -10,21 +10,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.documents import source_names
-from slimformer.calibrate.gather import Data, positions, vocabulary
+from slimformer.calibrate.builtin import BUILTIN, names_builtin
+from slimformer.calibrate.documents import Document, source_names
+from slimformer.calibrate.gather import CHARACTERS, Data, first_characters, vocabulary
 from slimformer.calibrate.recorded import read_again
 from slimformer.calibrate.store import Provenance
 from slimformer.calibrate.tasks import TASKS
 from slimformer.calibrate.text import Batch
 from slimformer.errors import PlanDoesNotFit
-from slimformer.evaluate.compare import compare, first_tokens, is_language_model
+from slimformer.evaluate.by_text import compare_pair, reads_alike
+from slimformer.evaluate.compare import first_tokens
 from slimformer.evaluate.data_notes import few_examples, unnamed_data
 from slimformer.evaluate.elsewhere import home_and_elsewhere, narrow_notes, other_text
-from slimformer.evaluate.neighbours import LENGTH, SENTENCES, neighbours
 from slimformer.evaluate.report import Footprint, Report
 from slimformer.evaluate.report_file import read_report
-from slimformer.evaluate.sample import generate_text
-from slimformer.evaluate.speed import Rounds, file_size, model_latency, parameter_count
+from slimformer.evaluate.shown import continuations, latency, nearest
+from slimformer.evaluate.speed import file_size, parameter_count
 from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import read_json
 from slimformer.files.versions import versions
@@ -37,11 +38,9 @@ from slimformer.plan import Plan
 from slimformer.plan.cost import Size, block_cost, kv_cache_bytes, outside_macs, path_rank
 from slimformer.rewrite.sizes import auto_class
 
-PROMPT = "The main idea of this"
-
 
 def with_other_data(
-    report: Report, loaded: Loaded, small: PreTrainedModel, others: Sequence[Data], *, known: dict[str, Any]
+    report: Report, loaded: Loaded, small: Loaded, others: Sequence[Data], *, known: dict[str, Any]
 ) -> Report:
     """The report with the same metrics on other data, e.g. of another domain.
 
@@ -50,9 +49,10 @@ def with_other_data(
     """
     rows, notes = [], list(report.warnings)
     for data in others:
-        batches, remarks = _unfitted(known, data, small=report.model)
-        batches = first_tokens(batches, report.data["tokens"]["report"])
-        metrics = [metric.to_json() for metric in compare(loaded.model, small, batches)]
+        batches, texts, remarks = _unfitted(known, data, small=report.model)
+        most = report.data["tokens"]["report"]
+        batches, texts = first_tokens(batches, most), first_characters(texts, CHARACTERS * most)
+        metrics = [metric.to_json() for metric in compare_pair(loaded, small, batches, texts, data.seq_len)]
         rows.append({
             "name": data.name, "hash": data.hash, "tokens": sum(batch.tokens for batch in batches), "metrics": metrics
         })  # fmt: skip
@@ -88,18 +88,17 @@ def _opening(loaded: Loaded) -> dict[str, Any]:
     return {"device": str(loaded.model.device), **loaded.opening}
 
 
-def measure(
-    report: Report, loaded: Loaded, small: PreTrainedModel, data: Data, *, timing: bool, progress: Progress
-) -> Report:
+def measure(report: Report, loaded: Loaded, small: Loaded, data: Data, *, timing: bool, progress: Progress) -> Report:
     """The report with metrics on the report split, which was neither fitted nor used to choose, latency and samples."""
     batches = data.splits["report"]
     progress("evaluate", 0, 3)
-    metrics = [metric.to_json() for metric in compare(loaded.model, small, batches)]
+    found = compare_pair(loaded, small, batches, data.texts.get("report", []), data.seq_len)
+    metrics = [metric.to_json() for metric in found]
     progress("evaluate", 1, 3)
-    measured = _latency(loaded.model, small, describe(loaded.model), batches) if timing else None
+    measured = latency(loaded, small, data) if timing else None
     progress("evaluate", 2, 3)
-    samples, alike = _samples(loaded, small), _neighbours(loaded, small)
-    rows = other_text(loaded.model, small, data.other)
+    samples, alike = continuations(loaded, small), nearest(loaded, small)
+    rows = other_text(loaded, small, data)
     progress("evaluate", 3, 3)
     short = home_and_elsewhere(metrics, rows)
     notes = [*report.warnings, *few_examples(metrics, data.unit), *narrow_notes(short, data.name)]
@@ -134,9 +133,9 @@ def evaluate_pair(
     gone = _dropped(small) if after.n_blocks < before.n_blocks else set()
     recorded = _own_file(small, "report.json")
     known = _calibration_data(small)
-    batches, notes = _unfitted(known, data, small=small.name)
+    batches, texts, notes = _unfitted(known, data, small=small.name)
     origin = _own_file(small, "plan.json").get("fingerprint") or fingerprint(loaded.model)
-    if origin != fingerprint(loaded.model):
+    if origin != fingerprint(loaded.model) and reads_alike(loaded, small):
         notes.append(f"{small.name} was made from another model than {loaded.name}")
     share = block_cost(after, data.seq_len).macs / block_cost(before, data.seq_len).macs
     report = Report(
@@ -148,9 +147,10 @@ def evaluate_pair(
         sites=site_table(before, after, gone),
         versions=versions(), warnings=[*loaded.notes, *small.notes, *notes], opening=_opening(loaded),
     )  # fmt: skip
-    held_out = replace(data, splits={**data.splits, "report": batches})
-    report = measure(report, loaded, small.model, held_out, timing=timing, progress=progress)
-    return with_other_data(report, loaded, small.model, others, known=known)
+    held_out = replace(data, splits={**data.splits, "report": batches}, texts={**data.texts, "report": texts})
+    report = measure(report, loaded, small, held_out, timing=timing, progress=progress)
+    report = replace(report, data={**report.data, "held_out": is_held_out(known, data)})
+    return with_other_data(report, loaded, small, others, known=known)
 
 
 def data_of(small: Loaded, loaded: Loaded, *, seq_len: int | None = None, tokens: int | None = None) -> Data:
@@ -166,44 +166,63 @@ def _calibration_data(small: Loaded) -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-def require_relatives(loaded: Loaded, small: Loaded) -> None:
+def require_relatives(loaded: Loaded, small: Loaded, *, asked: str = "loaded") -> None:
     """Refuse to compare models of which one cannot have come from the other."""
     before, after = describe(loaded.model), describe(small.model)
     kinds = [type(one.model).__name__ for one in (small, loaded)]
     if kinds[0] != kinds[1]:
         raise PlanDoesNotFit(
             f"{small.name} is a {kinds[0]}, {loaded.name} a {kinds[1]}; give the model it came "
-            f"from with {option('loaded')}"
+            f"from with {option(asked)}"
         )
     depths = (after.n_blocks, after.n_blocks + len(_dropped(small)))  # its own too: compared with itself, or healed
     if before.n_blocks not in depths or before.hidden != after.hidden:
         raise PlanDoesNotFit(
             f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
-            f"{before.hidden}; give the model it came from with {option('loaded')}"
+            f"{before.hidden}; give the model it came from with {option(asked)}"
         )
-    if not _same_ends(loaded.model, small.model, image=before.family.image):
+    if not _related_ends(loaded, small, image=before.family.image):
         raise PlanDoesNotFit(
             f"{small.name} and {loaded.name} differ in vocabulary or labels; give the model it came from "
-            f"with {option('loaded')}"
+            f"with {option(asked)}"
         )
 
 
-def _same_ends(dense: PreTrainedModel, small: PreTrainedModel, *, image: bool) -> bool:
-    labels = [getattr(model.config, "num_labels", None) for model in (dense, small)]
-    return labels[0] == labels[1] and (image or vocabulary(dense) == vocabulary(small))
+def _related_ends(dense: Loaded, small: Loaded, *, image: bool) -> bool:
+    """The same labels, and the same tokens, or fewer and a tokenizer that goes with them."""
+    labels = [getattr(each.model.config, "num_labels", None) for each in (dense, small)]
+    if labels[0] != labels[1] or image:
+        return labels[0] == labels[1]
+    sizes = [vocabulary(each.model) for each in (dense, small)]
+    return sizes[0] == sizes[1] or (sizes[1] < sizes[0] and _knows_tokens_of(dense.processor, small.processor))
 
 
-def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Batch], list[str]]:
-    """What of `data` a model was not calibrated on, by what is known of the data that were, and notes on it."""
+def _knows_tokens_of(dense: Any, small: Any) -> bool:
+    """Has one tokenizer lost tokens of the other, and got none of its own?"""
+    if dense is None or small is None:
+        return False
+    known = dense.get_vocab()
+    return all(token in known for token in small.get_vocab())
+
+
+def _unfitted(known: dict[str, Any], data: Data, *, small: str) -> tuple[list[Batch], list[Document], list[str]]:
+    """What of `data` a model was not calibrated on, by what is known of the data that were, as batches and as texts,
+    and notes on it."""
     if known.get("hash") != data.hash:
         again = _again(_known_places(known), _sources(data.name))
         note = f"{small} was calibrated on documents of {', '.join(again)}, perhaps on some of these"
-        return everything(data), [note] if again else []
+        return everything(data), _all_texts(data), [note] if again else []
     if known.get("seed") != data.seed:
         raise PlanDoesNotFit(
             f"{small} was calibrated on these data with {option('seed', known.get('seed'))}; use the same seed"
         )
-    return data.splits["report"], ["the model was calibrated on these data, so only the part held out then is used"]
+    note = "the model was calibrated on these data, so only the part held out then is used"
+    return data.splits["report"], data.texts.get("report", []), [note]
+
+
+def is_held_out(known: dict[str, Any], data: Data) -> bool:
+    """Is what `_unfitted` takes of these data surely not among what was fitted?"""
+    return known.get("hash") == data.hash or not _again(_known_places(known), _sources(data.name))
 
 
 def calibrated_on(small: Loaded, files: Sequence[str]) -> list[str]:
@@ -218,9 +237,14 @@ def everything(data: Data) -> list[Batch]:
     return [batch for split in splits for batch in data.splits[split]]
 
 
+def _all_texts(data: Data) -> list[Document]:
+    """The texts behind `everything`."""
+    return [text for split in ("report", "select", "fit") for text in data.texts.get(split, [])]
+
+
 def held_out_batches(provenance: Provenance, data: Data) -> tuple[list[Batch], list[str]]:
     """Of data that were calibrated on, the part that was held out; of others all of it."""
-    batches, notes = _unfitted(known_data(provenance), data, small="the model")
+    batches, _, notes = _unfitted(known_data(provenance), data, small="the model")
     return list(batches), notes
 
 
@@ -241,14 +265,21 @@ def known_data(provenance: Provenance) -> dict[str, Any]:
 
 def _known_places(known: Mapping[str, Any]) -> list[str]:
     """Where the data of a report were, from whatever folder that is asked; their name where no place is known."""
-    places = (known.get("reading") or {}).get("sources") or _sources(str(known.get("name", "")))
-    return [str(place) for place in places if place not in TASKS]
+    reading = known.get("reading") or {}
+    places = reading.get("sources") or _sources(str(known.get("name", "")))
+    broad = [BUILTIN] if reading.get("broad") else []  # fitted beside the user's own
+    return [*(str(place) for place in places if place not in TASKS), *broad]
 
 
 def _again(known: Sequence[str], asked: Sequence[str]) -> list[str]:
     """Which of the sources asked for are among the known ones, however either is spelt; of folders all is read."""
     places = [_place(part) for part in known]
-    return [part for part in asked if any(_overlap(_place(part), place) for place in places)]
+    builtin = any(map(names_builtin, known))
+    return [
+        part
+        for part in asked
+        if (builtin and names_builtin(part)) or any(_overlap(_place(part), place) for place in places)
+    ]
 
 
 def _place(part: str) -> Path:
@@ -336,45 +367,3 @@ def _own_file(loaded: Loaded, name: str) -> dict[str, Any]:
     if "slimformer_plan" in content and place:
         Plan.load(place / name)
     return content
-
-
-def _latency(
-    dense: PreTrainedModel, small: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch]
-) -> dict[str, Any]:
-    """Medians in seconds for one sequence, dense and small interleaved in one run."""
-    inputs = {name: tensor[:1] for name, tensor in batches[0].inputs.items()}
-    measured = model_latency(dense, small, inputs, Rounds(5, 1), blocks=architecture.stacks[-1].layout.blocks)
-
-    def part(timing: Any, ratio: float) -> dict[str, float]:
-        return {"dense": timing.timings["dense"].median, "small": timing.timings["small"].median, "ratio": ratio}
-
-    return {
-        "body": part(measured.body, measured.body_ratio),
-        "end_to_end": part(measured.end_to_end, measured.end_to_end_ratio),
-        "repeats": measured.body.repeats,
-        "threads": measured.body.threads,
-        "device": measured.body.device,
-        "inputs": {name: list(shape) for name, shape in measured.inputs.items()},
-    }
-
-
-def _samples(loaded: Loaded, small: PreTrainedModel) -> dict[str, str] | None:
-    """The same beginning continued by both, where there are a tokenizer that can say it and room to go on."""
-    if loaded.processor is None or not is_language_model(loaded.model):
-        return None
-    ids = loaded.processor(PROMPT)["input_ids"]
-    room = positions(loaded.model.config) - len(ids)
-    if not ids or room < 1 or max(ids) >= vocabulary(loaded.model):
-        return None
-    models = {"dense": loaded.model, "small": small}
-    return {name: generate_text(model, loaded.processor, PROMPT, min(24, room)) for name, model in models.items()}
-
-
-def _neighbours(loaded: Loaded, small: PreTrainedModel) -> list[dict[str, Any]] | None:
-    """What encoders of text find alike, where there are a tokenizer that can say it and room for it."""
-    family = describe(loaded.model).family
-    if loaded.processor is None or family.causal or family.image:
-        return None
-    ids = [i for sentence in SENTENCES for i in loaded.processor(sentence)["input_ids"]]
-    fits = positions(loaded.model.config) >= LENGTH and ids and max(ids) < vocabulary(loaded.model)
-    return neighbours(loaded.model, small, loaded.processor) if fits else None

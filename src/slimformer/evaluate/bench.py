@@ -104,9 +104,10 @@ def bench(
     with evaluating(dense, small):
         for i, batch in enumerate(batch_sizes):
             progress("bench", i, len(batch_sizes))
-            inputs = random_inputs(dense, batch, length, rounds.seed)
+            # tokens of the smaller model: it may know fewer, and all of them are known to the other
+            inputs = random_inputs(small, batch, length, rounds.seed)
             measurements += phases(pair, inputs, length, new_tokens, rounds)
-        caches = {name: cache_bytes(_prefill(model, random_inputs(dense, 1, length, rounds.seed))) if decoder else 0
+        caches = {name: cache_bytes(_prefill(model, random_inputs(small, 1, length, rounds.seed))) if decoder else 0
                   for name, model in pair.items()}  # fmt: skip
     progress("bench", len(batch_sizes), len(batch_sizes))
     return Bench(

@@ -79,7 +79,7 @@ class Certificate:
         """Upper bound of the mean at the returned point, see `Tested`."""
         return next((point.upper for point in self.points if point.budget == self.budget), None)
 
-    def promise(self, measure: str = "KL", population: str = "documents of the same kind") -> str:
+    def statement(self, measure: str = "KL", population: str = "documents of the same kind") -> str:
         """The certificate in one line; `population` is what the mean is over."""
         claim, sure = f"mean of min({measure}, {self.clip:g}) ≤ {self.epsilon:g}", f"probability ≥ {1 - self.delta:g}"
         if self.budget is not None:
@@ -216,7 +216,9 @@ def _named(test: str) -> PValue:
 def _settled(epsilon: float, delta: float, clip: float | None) -> float:
     """The clip, once it is sure that there is something to guarantee."""
     if not 0 < epsilon < math.inf:
-        raise BudgetOutOfReach(f"a mean harm of at most {epsilon:g} cannot be promised; give a number above 0")
+        raise BudgetOutOfReach(
+            f"a mean of at most {epsilon:g} cannot be certified; give a number above 0 with {option('max_kl')}"
+        )
     if not 0 < delta < 1:
         raise BudgetOutOfReach(f"a guarantee fails with probability at most {delta:g}; give a number between 0 and 1")
     clip = CLIP * epsilon if clip is None else clip

@@ -52,12 +52,12 @@ def compare(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
     """Perplexity and KL for language models, accuracy and KL for classifiers, cosine and CKA for headless encoders."""
     if is_bare(dense):
         return _states(dense, small, batches)
-    if _regresses(dense):
+    if regresses(dense):
         return [_change(dense, small, batches)]
     if is_language_model(dense):
         return _language(dense, small, batches)
     metrics = []
-    if _classifies(dense) and all(has_classes(dense, batch.labels) for batch in batches):
+    if classifies(dense) and all(has_classes(dense, batch.labels) for batch in batches):
         metrics = _accuracy(dense, small, batches)
     return [*metrics, *_divergence(dense, small, batches)]
 
@@ -67,18 +67,20 @@ def is_language_model(model: PreTrainedModel) -> bool:
     return bool(model.can_generate()) and model.get_output_embeddings() is not None
 
 
-def _classifies(model: PreTrainedModel) -> bool:
+def classifies(model: PreTrainedModel) -> bool:
+    """Does it give one row of numbers for a whole text or image?"""
     return type(model).__name__.endswith(("SequenceClassification", "ImageClassification"))
 
 
-def _regresses(model: PreTrainedModel) -> bool:
-    return _classifies(model) and model.config.num_labels == 1
+def regresses(model: PreTrainedModel) -> bool:
+    """Is that row one number?"""
+    return classifies(model) and model.config.num_labels == 1
 
 
 def _change(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> Metric:
     """Σ ‖x − y‖² / Σ ‖x‖² of the outputs, a ratio of sums: documents with larger outputs weigh more."""
     moved, size = output_change(dense, small, batches)
-    gap = _bounds(positive_interval, [m / n for m, n in zip(moved, size, strict=True)], size)
+    gap = bounds(positive_interval, [m / n for m, n in zip(moved, size, strict=True)], size)
     name = "relative squared change of the output"
     return Metric(name, 0.0, math.fsum(moved) / math.fsum(size), "lower", *gap, documents=len(size))
 
@@ -103,17 +105,17 @@ def first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:
 def _divergence(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
     part = batches if dense.get_output_embeddings() is None else first_tokens(batches, KL_TOKENS)
     on = sum(batch.tokens for batch in part) if len(part) < len(batches) else None
-    return _apart(logit_divergence(dense, small, part), on, dense)
+    return divergence_metrics(logit_divergence(dense, small, part), on, dense)
 
 
-def _apart(divergence: Divergence, on: int | None, dense: PreTrainedModel) -> list[Metric]:
+def divergence_metrics(divergence: Divergence, on: int | None, dense: PreTrainedModel) -> list[Metric]:
     """KL has no upper bound, but a model that guesses evenly is log C away at most: beyond that, and beyond what any
     document shows, an interval over few documents says nothing."""
     n, documents = divergence.positions_per_document, len(divergence.positions_per_document)
     outcomes = _outcomes(dense)
     most = max(math.log(outcomes), *divergence.kl_per_document) if outcomes else math.inf
-    apart = _clipped(_bounds(positive_interval, divergence.kl_per_document, n), 0.0, most)
-    alike = _bounds(share_interval, divergence.agreement_per_document, n, shift=-1.0)
+    apart = clipped(bounds(positive_interval, divergence.kl_per_document, n), 0.0, most)
+    alike = bounds(share_interval, divergence.agreement_per_document, n, shift=-1.0)
     return [
         Metric("kl", 0.0, divergence.kl, "lower", *apart, on=on, documents=documents),
         Metric("agreement", 1.0, divergence.agreement, "higher", *alike, on=on, documents=documents),
@@ -133,21 +135,21 @@ def _language(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[
     stride = max(1, sum(batch.tokens for batch in batches) // KL_TOKENS)
     before, after, apart = language_pair(dense, small, batches, stride=stride)
     n, pairs = before.tokens_per_document, (before.nll_per_document, after.nll_per_document)
-    gap = _bounds(partial(paired_difference, pairs[0]), pairs[1], n)
+    gap = bounds(partial(paired_difference, pairs[0]), pairs[1], n)
     # d exp(nll) = exp(nll) d nll
     moves = [after.ppl * b - before.ppl * a for a, b in zip(*pairs, strict=True)]
-    gap_of_ppl = _bounds(partial(smooth_interval, after.ppl - before.ppl), moves, n)
+    gap_of_ppl = bounds(partial(smooth_interval, after.ppl - before.ppl), moves, n)
     return [
         Metric("perplexity", before.ppl, after.ppl, "lower", *gap_of_ppl, documents=len(n)),
         Metric("nats per token", before.nll, after.nll, "lower", *gap, documents=len(n)),
-        *_apart(apart, apart.positions if stride > 1 else None, dense),
+        *divergence_metrics(apart, apart.positions if stride > 1 else None, dense),
     ]
 
 
 def _accuracy(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
     before, after = accuracy(dense, batches), accuracy(small, batches)
     n = before.examples_per_document
-    gap = _bounds(partial(paired_shares, before.share_per_document), after.share_per_document, n)
+    gap = bounds(partial(paired_shares, before.share_per_document), after.share_per_document, n)
     return [Metric("accuracy", before.value, after.value, "higher", *gap, documents=len(n))]
 
 
@@ -160,16 +162,16 @@ def _states(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
         ("token", similarity.cosine_token, similarity.token_per_document, similarity.tokens_per_document),
     ):
         if value is not None:
-            low, high = _clipped(_bounds(positive_interval, [max(0.0, 1 - each) for each in cosines], n), 0.0, 2.0)
-            metrics.append(Metric(f"cosine of {name} states", 1.0, value, "higher", *_turned(low, high)))
+            low, high = clipped(bounds(positive_interval, [max(0.0, 1 - each) for each in cosines], n), 0.0, 2.0)
+            metrics.append(Metric(f"cosine of {name} states", 1.0, value, "higher", *turned(low, high)))
     moves = [-similarity.cka * each for each in similarity.influence_per_document]
     apart = partial(smooth_interval, 1 - similarity.cka, positive=True)
-    low, high = _clipped(_bounds(apart, moves, similarity.tokens_per_document), 0.0, 1.0)
-    metrics.append(Metric("cka", 1.0, similarity.cka, "higher", *_turned(low, high)))
+    low, high = clipped(bounds(apart, moves, similarity.tokens_per_document), 0.0, 1.0)
+    metrics.append(Metric("cka", 1.0, similarity.cka, "higher", *turned(low, high)))
     return [replace(metric, documents=documents) for metric in metrics]
 
 
-def _bounds(
+def bounds(
     interval: Callable[..., Any], values: Sequence[float], weights: Sequence[float], *, shift: float = 0.0
 ) -> tuple[float | None, float | None]:
     """Bounds of the difference; none when there is a single document, or a value that no interval has."""
@@ -179,12 +181,12 @@ def _bounds(
     return bounds.low + shift, bounds.high + shift
 
 
-def _clipped(bounds: tuple[float | None, float | None], least: float, most: float) -> tuple[float | None, float | None]:
+def clipped(bounds: tuple[float | None, float | None], least: float, most: float) -> tuple[float | None, float | None]:
     """Bounds within what a number can be."""
     low, high = bounds
     return (None, None) if low is None or high is None else (max(low, least), min(high, most))
 
 
-def _turned(low: float | None, high: float | None) -> tuple[float | None, float | None]:
+def turned(low: float | None, high: float | None) -> tuple[float | None, float | None]:
     """Bounds of x − 1 from those of 1 − x."""
     return (None, None) if low is None or high is None else (-high, -low)

@@ -14,12 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from slimformer.calibrate.builtin import BUILTIN
-from slimformer.calibrate.text import Batch
-from slimformer.evaluate.compare import compare
+from slimformer.calibrate.gather import Data
+from slimformer.evaluate.by_text import compare_pair
 from slimformer.messages.words import option
+from slimformer.models.load import Loaded
 
 # by what a metric is called, what its loss is called and the largest it can be
 LOSSES = {
@@ -27,19 +26,19 @@ LOSSES = {
     "relative squared change of the output": ("relative squared change of the output", math.inf),
     "cosine of pooled states": ("1 − cosine of pooled states", 2.0),
     "cka": ("1 − CKA", 1.0),
+    "bits per byte": ("bits per byte lost", math.inf),
 }
 NATS = "nats per token"
 TWICE = 2.0  # a loss elsewhere beyond so many times the loss at home is warned of
 LEAST = 0.005  # unless it is so small
 
 
-def other_text(
-    dense: PreTrainedModel, small: PreTrainedModel, sources: Mapping[str, Sequence[Batch]]
-) -> list[dict[str, Any]]:
+def other_text(dense: Loaded, small: Loaded, data: Data) -> list[dict[str, Any]]:
     """The metrics of a report on text of sources that were neither fitted nor chosen on."""
     rows = []
-    for name, batches in sources.items():
-        metrics = [metric.to_json() for metric in compare(dense, small, batches)]
+    for name, batches in data.other.items():
+        found = compare_pair(dense, small, batches, data.other_texts.get(name, []), data.seq_len)
+        metrics = [metric.to_json() for metric in found]
         tokens = sum(batch.tokens for batch in batches)
         rows.append({"name": f"{BUILTIN}: {name}", "unfitted": True, "tokens": tokens, "metrics": metrics})
     return rows

@@ -14,13 +14,13 @@ show too little of a tail:
     g(T) = T + k (T² / 3 + 1 / 6) + k² T³ / 27,        bounds where g((x̄ − x) / error) = ± t
 
 Quantities that cannot be negative (KL, 1 − cosine) are bounded on a logarithmic scale. Above, their tail is long even
-where a sample shows none of it, so there γ is that of the sample, but min(3, n / 12) at least: a sample without the
-rare documents that suffer most has both too small a mean and too small an error. Few documents need less of it,
-because their t is wide already. Below, the γ of the sample draws the bound closer. Shares (agreement) have the
-interval of Agresti and Coull with the number of examples that would have the same error, and where they are of the
-positions of documents at least that of a mean, since documents are skewed; differences of two shares
-(accuracy) count half an example more for either side, so that no discordant pair does not mean no doubt. How often
-all of them cover is measured in benchmarks/coverage.py.
+where a sample shows none of it, so there γ is that of the sample, but min(3, n / 12, 300 / n) at least: a sample
+without the rare documents that suffer most has both too small a mean and too small an error. Few documents need less of
+it, because their t is wide already; hundreds show their tail themselves. Below, the γ of the sample draws the bound
+closer. Shares (agreement) have the interval of Agresti and Coull with the number of examples that would have the same
+error, and where they are of the positions of documents at least that of a mean, since documents are skewed; differences
+of two shares (accuracy) count half an example more for either side, so that no discordant pair does not mean no doubt.
+How often all of them cover is measured in benchmarks/coverage.py.
 
 Two models measured on the same documents are compared pair by pair, which removes how hard a document is.
 
@@ -51,7 +51,7 @@ Vector = NDArray[np.float64]
 HALF = 0.5  # of an example, added to either side of a difference of shares
 LONG_SIDE = 2.0  # times the skewness of the sample; by simulation, see benchmarks/coverage.py
 WIDEST = 0.85  # k · t at most: the long side grows by no more than 70 %, and the transformation stays far from its end
-LONG_TAIL, PER_DOCUMENT, WIDER = 3.0, 1 / 12, 0.93  # of what is never negative: γ at least, and k · t at most
+LONG_TAIL, FEW, MANY, WIDER = 3.0, 1 / 12, 300, 0.93  # of what is never negative: γ at least, and k · t at most
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def _freedom(h: Vector) -> float:
 
 def _positive(estimate: _Estimate, level: float) -> Interval:
     t, value, error = estimate.quantile(level), estimate.value, estimate.error
-    least = min(LONG_TAIL, PER_DOCUMENT * estimate.documents)
+    least = min(LONG_TAIL, FEW * estimate.documents, MANY / estimate.documents)
     high = value - error * _inverse_hall(-t, estimate.k(max(estimate.skewness, least), WIDER))
     if value <= 0:
         return Interval(value, min(0.0, value), high, level)

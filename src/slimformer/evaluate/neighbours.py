@@ -34,10 +34,15 @@ QUERIES, NEAREST, LENGTH = 4, 3, 32
 
 
 def neighbours(
-    dense: PreTrainedModel, small: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    dense: PreTrainedModel,
+    small: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    own: PreTrainedTokenizerBase | None = None,
 ) -> list[dict[str, Any]]:
-    """For a few sentences the nearest others, to the dense and to the small model. Cost: two passes of 12 sentences."""
-    nearest = {name: _nearest(_embedded(model, tokenizer)) for name, model in (("dense", dense), ("small", small))}
+    """For a few sentences the nearest others, to the dense and to the small model, which may read them by a tokenizer
+    of its `own`. Cost: two passes of 12 sentences."""
+    models = {"dense": (dense, tokenizer), "small": (small, own or tokenizer)}
+    nearest = {name: _nearest(_embedded(*each)) for name, each in models.items()}
     return [{"text": SENTENCES[i], **{name: lists[i] for name, lists in nearest.items()}} for i in range(QUERIES)]
 
 

@@ -48,9 +48,12 @@ class Report(Short):
     certificate: dict[str, Any] | None = None
     lossless: dict[str, Any] | None = None  # what each rewrite saved, and how far outputs moved
     long_context: dict[str, Any] | None = None  # which layers look at groups of keys, and what that does
+    vocabulary: dict[str, Any] | None = None  # tokens that stay, what they cover, and how much longer texts become
     quantization: dict[str, Any] | None = None  # bits, groups and method, or zeros and pattern; errors of layers
+    healing: dict[str, Any] | None = None  # how the model learned from the dense one, and what that won
     sizing: dict[str, Any] | None = None  # for a budget in bytes: what was tried, and the harm of each
     head: dict[str, Any] | None = None  # of a fresh head: how it was fitted, and the metrics of the old one
+    embedding: dict[str, Any] | None = None  # numbers that are left of embeddings, and what they keep
     metrics: list[dict[str, Any]] = field(default_factory=list)
     other_data: list[dict[str, Any]] = field(default_factory=list)
     elsewhere: dict[str, Any] | None = None  # the loss on text like the calibration text, and on other text

@@ -24,7 +24,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 RANGES = {
     "perplexity": (1.0, math.inf), "nats per token": (0.0, math.inf), "kl": (0.0, math.inf), "agreement": (0.0, 1.0),
     "accuracy": (0.0, 1.0), "cosine of pooled states": (-1.0, 1.0), "cosine of token states": (-1.0, 1.0),
-    "cka": (0.0, 1.0), "relative squared change of the output": (0.0, math.inf),
+    "cka": (0.0, 1.0), "relative squared change of the output": (0.0, math.inf), "bits per byte": (0.0, math.inf),
 }  # fmt: skip
 ROUNDING = 1e-6
 
@@ -78,6 +78,7 @@ class DataFacts:
     document: Annotated[str, one_of("document", "example", "image")] = "document"
     read_as: list[str] = field(default_factory=list)
     mixed: str | None = None
+    held_out: bool = True  # false where some of it may have been fitted
     reading: Reading | None = None
 
 
@@ -110,7 +111,7 @@ class CertificateFacts:
     delta: Annotated[float, Field(gt=0, lt=1)]
     clip: Positive
     documents: AtLeastOne
-    promise: str
+    statement: str
     budget: Share | None = None
     upper: NotNegative | None = None
 
@@ -127,6 +128,64 @@ class QuantizationFacts:
     pattern: str | None = None
     zeros: Share | None = None
     grouped_keys: bool = False
+
+
+@dataclass(frozen=True)
+class EmbeddingFacts:
+    """Shorter embeddings, and what they keep."""
+
+    dim: AtLeastOne
+    of: AtLeastOne
+    energy: Annotated[float, Field(ge=0, le=1 + ROUNDING)]
+    cosine_change: NotNegative
+    texts: Count
+
+
+@dataclass(frozen=True)
+class RefitFacts:
+    """Pieces refitted for words that are gone: what was tried, and what was taken."""
+
+    ridge: str
+    losses: dict[str, float]
+    words: Count
+
+
+@dataclass(frozen=True)
+class VocabularyFacts:
+    """Tokens that stay, and what that does to texts."""
+
+    kind: str
+    keep: AtLeastOne
+    of: AtLeastOne
+    covered: Share
+    texts: Count
+    tokens_per_text: tuple[NotNegative, NotNegative]
+    bytes: tuple[Count, Count]
+    counted: Count
+    on: str
+    covered_there: Share
+    refit: RefitFacts | None = None
+
+
+@dataclass(frozen=True)
+class WonFacts:
+    """The loss to the dense model before and after learning from it."""
+
+    metric: str
+    before: float
+    after: float
+    change: float
+    low: float | None = None
+    high: float | None = None
+    documents: Count = 0
+
+
+@dataclass(frozen=True)
+class HealingFacts:
+    """What learning won, by text."""
+
+    kept: bool
+    won: dict[str, WonFacts]
 
 
 @dataclass(frozen=True)
@@ -178,6 +237,9 @@ class ShownReport(Report):
     latency: LatencyFacts | None = None  # type: ignore[assignment]
     certificate: CertificateFacts | None = None  # type: ignore[assignment]
     quantization: QuantizationFacts | None = None  # type: ignore[assignment]
+    embedding: EmbeddingFacts | None = None  # type: ignore[assignment]
+    vocabulary: VocabularyFacts | None = None  # type: ignore[assignment]
+    healing: HealingFacts | None = None  # type: ignore[assignment]
     lossless: LosslessFacts | None = None  # type: ignore[assignment]
     seconds: dict[str, NotNegative] = field(default_factory=dict)
     tasks: dict[str, ShownTask] = field(default_factory=dict)

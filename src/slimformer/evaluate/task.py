@@ -20,6 +20,7 @@ from slimformer.calibrate.gather import positions
 from slimformer.calibrate.text import token_batches
 from slimformer.errors import DataUnreadable, PlanDoesNotFit, SequenceTooLong, TooFewExamples
 from slimformer.evaluate import glue, squad
+from slimformer.evaluate.by_text import reads_alike
 from slimformer.evaluate.compare import is_language_model
 from slimformer.evaluate.conventions import token_windows
 from slimformer.evaluate.examples import (
@@ -233,7 +234,8 @@ def _squad(task: str, dense: Loaded, small: Loaded, how: Options, length: int) -
     _require_two(len(questions), "questions")
     stride = min(STRIDE, length // 3) if how.stride is None else how.stride
     reading = Reading(length, stride, how.longest, how.n_best, how.batch_size)
-    answers = [answer_questions(loaded.model, dense.processor, questions, reading) for loaded in (dense, small)]
+    readers = [(dense.model, dense.processor), (small.model, small.processor or dense.processor)]
+    answers = [answer_questions(model, processor, questions, reading) for model, processor in readers]
     settings: dict[str, Any] = {"stride": stride, "longest": how.longest, "n_best": how.n_best}
     if SQUAD[task] == 1:
         return list(_marked(questions, answers, 1, None)), settings, []
@@ -292,6 +294,11 @@ def _best(
 def _text(task: str, dense: Loaded, small: Loaded, how: Options, length: int) -> Answered:
     if not is_language_model(dense.model):
         raise PlanDoesNotFit(f"{dense.name} is a {type(dense.model).__name__}, which does not predict the next token")
+    if not reads_alike(dense, small):
+        raise PlanDoesNotFit(
+            f"{small.name} reads other tokens than {dense.name}, so perplexities per token do not compare; leave "
+            f"{option('task')} out: then both are measured in bits per byte"
+        )
     rows = text_rows(task, how.data)
     windows = token_windows(task, rows, dense.processor, length)[: how.limit]
     _require_two(len(windows), f"windows of {length:,} tokens")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from slimformer.calibrate.gather import positions
 from slimformer.errors import SequenceTooLong
 from slimformer.files.reading import read_json
 from slimformer.messages.words import option
@@ -41,7 +42,7 @@ class Graph(nn.Module):
     def __init__(self, model: PreTrainedModel, pooling: Pooling | None = None) -> None:
         super().__init__()
         self.model, self.pooling = model, pooling
-        self.uncached = {"use_cache": False} if family_of(model.config.model_type).causal else {}
+        self.uncached = {"use_cache": False} if family_of(model.config).causal else {}
         self.input_names = input_names(model)
         self.output_names = _output_names(model, pooling)
 
@@ -85,7 +86,7 @@ def pooling_of(folder: Path | None) -> Pooling | None:
 
 def input_names(model: PreTrainedModel) -> tuple[str, ...]:
     """The tensors a call takes, in order."""
-    family, config = family_of(model.config.model_type), model.config
+    family, config = family_of(model.config), model.config
     if family.image:
         return ("pixel_values",)
     segments = not family.causal and getattr(config, "type_vocab_size", 0) > 1
@@ -101,24 +102,20 @@ def _output_names(model: PreTrainedModel, pooling: Pooling | None) -> tuple[str,
 
 def longest(model: PreTrainedModel) -> int | None:
     """Positions a model has; None for images."""
-    family, config = family_of(model.config.model_type), model.config
-    if family.image:
-        return None
-    taken = 2 if config.model_type == "roberta" else 0  # its positions start after the padding index
-    return int(config.max_position_embeddings) - taken
+    return None if family_of(model.config).image else positions(model.config)
 
 
 def sample(model: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
     """Random tokens, every other row padded (decoders on the left, encoders on the right), or random images."""
     generator, config = torch.Generator().manual_seed(seed), model.config
-    if family_of(config.model_type).image:
+    if family_of(config).image:
         size = config.image_size
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return {"pixel_values": torch.randn(batch, config.num_channels, height, width, generator=generator)}
     ids = torch.randint(config.vocab_size, (batch, length), generator=generator)
     rows, steps = torch.arange(batch)[:, None], torch.arange(length)[None]
     missing = (rows % 2 == 0) * (length // 3)
-    left = family_of(config.model_type).causal
+    left = family_of(config).causal
     mask = (steps >= missing) if left else (steps < length - missing)
     given = {"input_ids": ids, "attention_mask": mask.long()}
     if "token_type_ids" in input_names(model):

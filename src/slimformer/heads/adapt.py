@@ -77,12 +77,17 @@ def states_of(model: PreTrainedModel, batches: Sequence[Batch]) -> States:
     return States(torch.cat(H).clone(), torch.cat(t).clone())
 
 
+def require_language_model(model: PreTrainedModel) -> None:
+    """Refuse a model without a head that predicts the next token."""
+    if not is_language_model(model):
+        raise HeadDoesNotFit(f"{type(model).__name__} has no language-model head to adapt")
+
+
 def adapt_head(
     model: PreTrainedModel, fit: States, select: States, method: str = "bohning", *, progress: Progress = silent
 ) -> Adapted:
     """The head of `model` for the domain of `fit`; what has to be chosen is chosen on `select`."""
-    if not is_language_model(model):
-        raise HeadDoesNotFit(f"{type(model).__name__} has no language-model head to adapt")
+    require_language_model(model)
     require_adaptation(method)
     layer: Any = model.get_output_embeddings()
     if getattr(layer, "bias", None) is not None and bool((layer.bias != 0).any()):

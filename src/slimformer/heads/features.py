@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
+from operator import setitem
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from slimformer.calibrate.text import Batch, padded_batches
 from slimformer.errors import NotFinite
 from slimformer.heads.asked import POOLS as POOLS
 from slimformer.models import describe, family_of
+from slimformer.models.hooks import listening
 from slimformer.models.norms import final_norm
 
 CHUNK = 512  # documents encoded between two updates of the moments; enough to put like lengths together
@@ -82,12 +85,13 @@ def pooled(model: PreTrainedModel, batch: Batch, readings: Sequence[Reading]) ->
     """Features of one batch, float32 on the CPU. Cost: one forward pass without the head."""
     base: Any = model.base_model
     here = batch.to(model.device)
-    deepest = describe(model).n_blocks
-    inside = any(reading.layer < deepest for reading in readings)
-    out = base(**here.inputs, output_hidden_states=inside)
+    blocks = describe(model).blocks
+    deepest, states = len(blocks), dict[int, Tensor]()
+    inside = {blocks[l].path: partial(setitem, states, l) for l in {r.layer for r in readings} - {deepest}}
+    with listening(model, inputs=inside):
+        out = base(**here.inputs)
     norm = final_norm(model) or torch.nn.Identity()
-    states = {deepest: out.last_hidden_state}
-    states |= {l: norm(out.hidden_states[l]) for l in {r.layer for r in readings} - {deepest}}
+    states = {l: norm(state) for l, state in states.items()} | {deepest: out.last_hidden_state}
     features = {r: pool(states[r.layer].float(), here.mask, r.pool).cpu() for r in readings}
     if not all(bool(torch.isfinite(x).all()) for x in features.values()):
         raise NotFinite("the model gives NaN or infinite states for these data, so nothing can be fitted on them")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from slimformer.models import Architecture, Site
-from slimformer.models.architecture import weight_of
+from slimformer.models.architecture import own_rows, weight_of
 from slimformer.models.ranks import heads_of
 
 
@@ -35,7 +35,8 @@ def head_factors(model: PreTrainedModel, architecture: Architecture, i: int) -> 
     if site.fixed:
         return HeadFactors(*(W.detach().cpu().float() for W in attention.factors()))
     q, k, v = projection_rows(model, site)
-    q, k = _gained(attention, "q_norm", q), _gained(attention, "k_norm", k)
+    from_one = architecture.layout(site).gains_from_one
+    q, k = (_gained(attention, name, W, from_one) for name, W in (("q_norm", q), ("k_norm", k)))
     width = v.shape[1]
     reader = weight_of(model.get_submodule(site.reader)).cpu().float()[:, : site.units * width]
     W_o = reader.mT.reshape(site.units, width, site.outer)
@@ -45,18 +46,15 @@ def head_factors(model: PreTrainedModel, architecture: Architecture, i: int) -> 
 
 def projection_rows(model: PreTrainedModel, site: Site) -> tuple[Tensor, Tensor, Tensor]:
     """W_q, W_k and W_v of a block as heads × rows × hidden size; key/value heads once each."""
-    parts, start = [], 0
-    for role, writer in zip(("query", "key", "value"), site.writers, strict=True):
-        heads = site.units if role == "query" else site.units // max(1, site.group)
-        rows = heads * writer.rows
-        weight = weight_of(model.get_submodule(writer.module)).cpu().float()
-        part = weight[start : start + rows] if writer.parts > 1 else weight[:rows]
-        start += rows if writer.parts > 1 else 0
-        parts.append(part.reshape(heads, writer.rows, weight.shape[1]))
-    q, k, v = parts
+    q, k, v = (
+        weight_of(model.get_submodule(writer.module)).cpu().float()[own_rows(site, writer)] for writer in site.writers
+    )
     return q, k, v
 
 
-def _gained(attention: nn.Module, name: str, W: Tensor) -> Tensor:
-    gain = getattr(getattr(attention, name, None), "weight", None)
-    return W * gain.detach().cpu().float()[:, None] if isinstance(gain, torch.Tensor) and len(gain) == W.shape[1] else W
+def _gained(attention: nn.Module, name: str, W: Tensor, from_one: bool) -> Tensor:
+    weight = getattr(getattr(attention, name, None), "weight", None)
+    if not isinstance(weight, torch.Tensor) or len(weight) != W.shape[1]:
+        return W
+    gain = weight.detach().cpu().float() + from_one
+    return W * gain[:, None]

@@ -55,7 +55,7 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         "sites": [
             {
                 "site": site.name, "units": site.units, "unit": site.unit, "kv_heads": site.units // max(1, site.group),
-                **({"fixed": site.fixed.reason} if site.fixed else {}),
+                **({"fixed": site.stays} if site.stays else {}),
                 **asdict(site_cost(site, full_size(site), seq_len)),
             }
             for site in architecture

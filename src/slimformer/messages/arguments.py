@@ -78,6 +78,10 @@ def _is_precision(value: Any) -> bool:
     return isinstance(value, torch.dtype)
 
 
+def _is_vocabulary(value: Any) -> bool:
+    return (_is(value, int) and value >= 1) or (isinstance(value, float) and 0 < value < 1)
+
+
 def _are_numbers(value: Any) -> bool:
     return _is_list(value) and len(value) == 2 and all(_is(each, Real) for each in value)
 
@@ -97,6 +101,11 @@ DATA = Kind(
     "something to read: a file, a data set's name, builtin, a list of texts, token ids or a folder of images", _is_data
 )
 ANYTHING = Kind("anything", lambda _: True, optional=True)
+PROCESSOR = Kind(
+    "a tokenizer or image processor of transformers",
+    lambda x: callable(x) and hasattr(x, "save_pretrained"),
+    optional=True,
+)
 IN_MEMORY = Kind("a model of transformers (a PreTrainedModel)", _is_model)
 ON_DISK = Kind("a folder, a hub id or demo:smollm2", _is_path)
 MODEL = Kind(
@@ -104,12 +113,13 @@ MODEL = Kind(
 )  # fmt: skip
 
 KINDS: dict[str, Kind] = {
-    "model": MODEL, "data": DATA, "folder": PATH, "processor": ANYTHING,
+    "model": MODEL, "data": DATA, "folder": PATH, "processor": PROCESSOR,
     "macs": FRACTION, "params": FRACTION, "latency": FRACTION, "max_kl": NUMBER, "size": whole(1), "memory": whole(1),
     "tokens": whole(1, optional=True), "samples": whole(1, optional=True), "seq_len": whole(2, optional=True),
-    "seed": whole(0),
+    "seed": whole(0), "heal": NUMBER,
     "columns": Kind("a list of names", _are_names, optional=True),
     "eval_data": Kind("a list of data", _is_list), "head_data": PATH,
+    "vocab": Kind("a number of tokens, nor a share of the text between 0 and 1", _is_vocabulary), "vocab_data": PATH,
     "settings": instance("a dictionary of settings by step.key", dict),
     "format": TEXT, "refine": YES_OR_NO, "timing": YES_OR_NO, "force": YES_OR_NO, "verify": YES_OR_NO,
     "only_data": YES_OR_NO,
@@ -121,13 +131,14 @@ KINDS: dict[str, Kind] = {
                   optional=True),
     "revision": Kind("a branch, a tag or a commit", lambda x: isinstance(x, str) and bool(x.strip()), optional=True),
     "trust_remote_code": YES_OR_NO,
+    "family": replace(PATH, optional=True),
     "model_class": Kind("the name of a class", lambda x: isinstance(x, str) and bool(x.strip()), optional=True),
     "progress": Kind("True, False or a function", lambda x: isinstance(x, bool) or callable(x)),
     "say": CALLABLE, "report": instance("a dictionary", dict),
 }  # fmt: skip
 LEFT_OPEN = (  # None leaves these to the recipe
-    "macs", "params", "latency", "max_kl", "size", "bits", "group", "refine", "head_data", "k", "kind", "window",
-    "keep_exact", "steps", "eval_data",
+    "macs", "params", "latency", "max_kl", "size", "bits", "group", "refine", "heal", "head_data", "k", "kind",
+    "window", "keep_exact", "steps", "eval_data", "vocab", "vocab_data",
 )  # fmt: skip
 KINDS |= {name: replace(KINDS[name], optional=True) for name in LEFT_OPEN}
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-FLAGS = {"model_class": "--class", "folder": "--out", "loaded": "--against"}  # where they differ
+FLAGS = {
+    "vocab_cover": "--vocab",
+    "model_class": "--class",
+    "folder": "--out",
+    "loaded": "--against",
+}  # where they differ
 NOT_GIVEN = object()
 _readers = ["python"]  # a list, because threads that work for a command must speak as it does
 

@@ -40,8 +40,9 @@ PART = 2**20  # numbers that are looked at together where all of a weight would 
 class Writer:
     """A matrix whose output rows belong to units of a site: `rows` for each unit, shared by `shared` units.
 
-    A key projection under grouped queries has `shared` = queries per group. A fused projection is three writers of
-    one module, each with its `part` of `parts`.
+    A key projection under grouped queries has `shared` = queries per group. A fused projection is several writers of
+    one module, each with its `part` of `parts`: all rows of the first, then all of the next; or, with `by_head`, the
+    rows of all of them for the first unit, then those for the next.
     """
 
     module: str
@@ -50,6 +51,7 @@ class Writer:
     shared: int = 1
     part: int = 0
     parts: int = 1
+    by_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Site:
     norm: str = ""  # the norm it reads, where norms come before (pre-norm)
     beside: int = 0  # weights of a linear path beside the units, which stays as it is
     fixed: Fixed | None = None  # it may not shrink, and has no writers
+    kept: str = ""  # why it may not shrink, though it has writers
     path_bias: bool = False  # of the linear path beside the units
 
     @property
@@ -93,6 +96,11 @@ class Site:
         """Has a linear path that is put beside these units to bring the bias their reader lacks? Only a path of its own
         can; where two neurons stand for one, there is no other place for a bias than the reader."""
         return self.gated and not self.reader_bias
+
+    @property
+    def stays(self) -> str:
+        """Why it may not shrink; nothing where it may."""
+        return self.fixed.reason if self.fixed else self.kept
 
     @property
     def width(self) -> int:
@@ -154,7 +162,7 @@ class Block:
     def ranked(self) -> Site | None:
         """The heads that may be cut by rank, too: of the only attention, if ours can stand in for it."""
         heads = self.heads
-        return heads[0] if len(heads) == 1 and not heads[0].fixed and heads[0].attention.ranks else None
+        return heads[0] if len(heads) == 1 and not heads[0].stays and heads[0].attention.ranks else None
 
     def one(self, kind: Kind) -> Site:
         """The only site of a kind, for methods that know one; refused where there are none or several."""
@@ -257,6 +265,15 @@ def block_of(site: str) -> tuple[str, int]:
     no such name."""
     found = re.match(r"(?:(\w+)\.)?blocks\.(\d+)\.", site, re.ASCII)
     return (found[1] or "", int(found[2])) if found else ("", -1)
+
+
+def own_rows(site: Site, writer: Writer) -> Tensor:
+    """Which rows of its matrix a writer of a site has: units (or groups of them) × rows of each."""
+    mates = [each for each in site.writers if each.module == writer.module]
+    counts = [each.rows * (1 if writer.by_head else site.units // each.shared) for each in mates]
+    step = sum(counts) if writer.by_head else writer.rows
+    first = sum(counts[: writer.part]) + step * torch.arange(site.units // writer.shared)
+    return first[:, None] + torch.arange(writer.rows)
 
 
 def out_in(module: nn.Module) -> tuple[int, int]:

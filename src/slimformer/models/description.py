@@ -85,52 +85,71 @@ def _heads(model: PreTrainedModel, part: AttentionPart, block: Block) -> Site:
             fixed=Fixed(attention.macs, params, attention.fixed),
         )  # fmt: skip
     ranks = getattr(attention, "ranks", None)  # of nn.ragged.RankAttention, be it the package's or a checkpoint's own
+    part = _as_it_is(model, part, module)
     qk, vo = (ranks["qk"], ranks["vo"]) if ranks else (dense_head_dim(part, module),) * 2
     reader = module.get_submodule(part.out)
-    units, kv_units = _head_counts(part, module, qk + vo)
+    units, kv_units = _head_counts(part, module, qk, vo)
     group = units // kv_units if kv_units else 1
     roles = [(part.query, qk, 1), (part.key, qk, group), (part.value, vo, group)]
     writers = tuple(
         Writer(
             f"{block.path}.{path}", width, has_bias(module.get_submodule(path)), shared,
-            role if part.fused else 0, 3 if part.fused else 1,
+            role if part.fused else 0, 3 if part.fused else 1, part.by_head,
         )
         for role, (path, width, shared) in enumerate(roles)
     )  # fmt: skip
     return Site(
         name, HEADS, block.index, units, max(1, vo), group, out_in(reader)[0], writers, reader_path, has_bias(reader),
-        part, block.path,
+        part, block.path, kept=part.fixed,
     )  # fmt: skip
+
+
+def _as_it_is(model: PreTrainedModel, part: AttentionPart, block: nn.Module) -> AttentionPart:
+    """What a family leaves to the model: whether this block has rotary positions, and on how much of a head."""
+    rotary: Any = part.rotary
+    if isinstance(part.rotary, str):
+        attention: Any = block.get_submodule(part.module)
+        rotary = attention.rotary if hasattr(attention, "ranks") else _attribute(block, part.rotary)
+    part = replace(part, rotary=bool(rotary))
+    said = getattr(model.config, "rope_parameters", None) or {}
+    if not part.rotary or part.no_ranks or float(said.get("partial_rotary_factor", 1.0)) == 1.0:
+        return part
+    reason = "positions turn a part of each head only"
+    return replace(part, no_ranks=reason, fixed=f"{reason}, which no attention of ours does" * part.stand_in)
 
 
 def dense_head_dim(part: AttentionPart, block: nn.Module) -> int:
     """The width of one head of the model as it was trained, whatever ranks were cut to since."""
     attention: Any = block.get_submodule(part.module)
-    return int(attention.head_dim) if hasattr(attention, "ranks") else _attribute(block, part.head_dim)
+    if hasattr(attention, "ranks"):
+        return int(attention.head_dim)
+    return part.head_dim if isinstance(part.head_dim, int) else _attribute(block, part.head_dim)
 
 
-def _head_counts(part: AttentionPart, block: nn.Module, widths: int) -> tuple[int, int]:
-    """Query heads and key/value heads, from the sizes of the matrices; `widths` is that of a key and a value."""
-    if widths == 0:  # a head without values is none
+def _head_counts(part: AttentionPart, block: nn.Module, qk: int, vo: int) -> tuple[int, int]:
+    """Query heads and key/value heads, from the sizes of the matrices; `qk` and `vo` are the widths of a key and a
+    value."""
+    if qk + vo == 0:  # a head without values is none
         return 0, 0
-    rows = [out_in(block.get_submodule(name))[0] for name in (part.query, part.key, part.value)]
-    columns = out_in(block.get_submodule(part.out))[1]
-    if part.fused:
-        units = (rows[0] + columns) // (2 * widths)
-        return units, units
-    return (rows[0] + columns) // widths, (rows[1] + rows[2]) // widths
+    rows = sum(out_in(block.get_submodule(name))[0] for name in dict.fromkeys((part.query, part.key, part.value)))
+    heads = out_in(block.get_submodule(part.out))[1] // vo
+    return heads, (rows - heads * qk) // (qk + vo)
 
 
 def _neurons(model: PreTrainedModel, part: FeedForwardPart, block: Block) -> Site:
     module = model.get_submodule(block.path)
     reader = module.get_submodule(part.out)
     outer, units = out_in(reader)
-    writers = tuple(Writer(f"{block.path}.{path}", 1, has_bias(module.get_submodule(path))) for path in part.writers)
+    writers = tuple(
+        Writer(f"{block.path}.{path}", 1, has_bias(module.get_submodule(path)), part=n, parts=part.writers.count(path))
+        for path, n in zip(part.writers, part.halves, strict=True)
+    )
     beside = list(getattr(module.get_submodule(part.module), "bypass", ()))
     return Site(
         f"{block.name}.{part.name}.hidden", NEURONS, block.index, units, 1, 1, outer,
         writers, f"{block.path}.{part.out}", has_bias(reader), part, block.path,
         beside=sum(weight_of(layer).numel() for layer in beside), path_bias=any(has_bias(layer) for layer in beside),
+        kept=part.fixed,
     )  # fmt: skip
 
 

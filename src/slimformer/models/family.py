@@ -1,17 +1,23 @@
-"""Where one kind of Hugging Face model keeps its widths, as data.
+"""Where one kind of Hugging Face model keeps its widths, as data that is checked when it is read.
 
 A family is one or more stacks of blocks; a block is a row of parts, each added to the residual stream in its turn. Only
 strings, numbers, booleans and tuples stand here: paths of modules (those of a part relative to its block), and the keys
-of the stock config.
+of the stock config. `models.families` reads it from YAML.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict
+from pydantic.dataclasses import dataclass
+
+from slimformer.files.reading import checked
+
+STRICT = ConfigDict(extra="forbid")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Derived:
     """An attribute of a block that depends on the sizes of an attention: `path` = factor · sizes[times] / sizes[over].
 
@@ -24,7 +30,7 @@ class Derived:
     factor: Literal["head_dim"] | int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class AttentionPart:
     """An attention of a block: four projections and a number of heads."""
 
@@ -32,17 +38,26 @@ class AttentionPart:
     key: str
     value: str
     out: str
-    head_dim: str  # attribute of a block that holds the width of one head
-    heads_key: str
+    head_dim: str | int  # attribute of a block that holds the width of one head, or the width itself
+    heads_key: str | None = None  # of the stock config; none where it has no word for it
     kv_key: str | None = None
     name: str = "attn"
     norm: str | None = None  # the norm before it; none where norms come after (post-norm), or before the first part
     norm_after: str | None = None  # post-norm: the norm of the sum with what it writes
     derived: tuple[Derived, ...] = ()
-    ranks: bool = True  # can `nn.ragged.RankAttention` stand in for it? Not where scores are more than products
-    rotary: bool = False  # are queries and keys turned by their position, plane by plane?
+    adds: bool = True  # does what `out` writes go into the stream as it is, after all parts before it?
+    fixed: str = ""  # why it stays as it is, where it does
+    no_ranks: str = ""  # why `nn.ragged.RankAttention` cannot stand in for it, where scores are more than products
+    rotary: bool | str = False  # are queries and keys turned by their position, plane by plane? Or what says so of each
+    stand_in: bool = False  # does its forward pass ask the config for its heads? Then, with other heads, ours stands in
+    by_head: bool = False  # of a fused matrix: q, k and v of head 0, then those of head 1
     plain_heads: bool = False  # can the stock config say "fewer heads of the same width"?
     divides_hidden: tuple[str, ...] = ()  # model types whose config insists that heads divide the hidden size
+
+    @property
+    def ranks(self) -> bool:
+        """May it be cut by rank, too?"""
+        return not (self.fixed or self.no_ranks)
 
     @property
     def fused(self) -> bool:
@@ -57,30 +72,39 @@ class AttentionPart:
     @property
     def keys(self) -> dict[str, str]:
         """What the config calls its sizes, by role."""
-        return {"heads": self.heads_key, **({"kv_heads": self.kv_key} if self.kv_key else {})}
+        said = {"heads": self.heads_key, "kv_heads": self.kv_key}
+        return {role: key for role, key in said.items() if key is not None}
 
     def table(self, head_dim: int) -> dict[str, Any]:
         """Where a block has this attention, and what the config calls its head counts, as `nn.ragged` reads it."""
         return {
             "path": self.module, "query": self.query, "key": self.key, "value": self.value, "out": self.out,
-            "rotary": self.rotary, "head_dim": head_dim,
+            "rotary": self.rotary if isinstance(self.rotary, bool) else self.rotary.rpartition(".")[2],
+            "head_dim": head_dim,
             "heads": self.heads_key, "kv_heads": self.kv_key or self.heads_key,
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FeedForwardPart:
     """A feed-forward part of a block: neurons written by one matrix, or by a gate and another, and read by one."""
 
-    writers: tuple[str, ...]  # the gate first
+    writers: tuple[str, ...]  # the gate first; halves of one matrix are named twice
     out: str
-    neurons_key: str
+    neurons_key: str | None = None  # of the stock config; none where it has no word for it
     name: str = "ffn"
     norm: str | None = None  # as of an attention
     norm_after: str | None = None
+    adds: bool = True
+    fixed: str = ""
     may_be_empty: bool = True  # can its modules run without any neuron? Conv1D cannot
     mlp: str = ""  # the module that can stand for the whole feed-forward part
     mlp_inert: tuple[str, ...] = ()  # modules before it that then have nothing to do
+
+    @property
+    def halves(self) -> tuple[int, ...]:
+        """Which part of its matrix each writer is."""
+        return tuple(self.writers[:n].count(path) for n, path in enumerate(self.writers))
 
     @property
     def module(self) -> str:
@@ -90,33 +114,50 @@ class FeedForwardPart:
     @property
     def keys(self) -> dict[str, str]:
         """What the config calls its sizes, by role."""
-        return {"neurons": self.neurons_key}
+        return {} if self.neurons_key is None else {"neurons": self.neurons_key}
 
 
 Part = AttentionPart | FeedForwardPart
+KINDS: dict[str, type[Part]] = {"attention": AttentionPart, "feed_forward": FeedForwardPart}
 
 
-@dataclass(frozen=True)
+def _part(said: Any) -> Any:
+    """A part as a file has it, `attention: {…}` or `feed_forward: {…}`."""
+    if isinstance(said, Part):
+        return said
+    if not isinstance(said, dict) or len(said) != 1 or not said.keys() <= KINDS.keys():
+        raise ValueError(f"a part is {' or '.join(f'`{kind}: …`' for kind in KINDS)}")
+    ((kind, fields),) = said.items()
+    return checked(KINDS[kind], fields)
+
+
+@dataclass(frozen=True, config=STRICT)
 class StackLayout:
     """A list of blocks of one layout, in the order a model runs them."""
 
     blocks: str  # from the base model to the list of blocks
-    parts: tuple[Part, ...]  # of every block, in the order they are added to the stream
+    parts: tuple[Annotated[Part, BeforeValidator(_part)], ...]  # in the order they are added to the stream
     name: str = ""  # needed where there are several stacks
     final_norm: str | None = None  # from the base model to the norm after the last block
     causal: bool = False
+    tuples: bool = False  # do its blocks give a tuple, the stream first?
+    gains_from_one: bool = False  # do its norms multiply by 1 + weight?
     image: bool | str = False  # does it read images? Or the attribute of the config that says so
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Family:
     """Where one kind of model keeps its widths."""
 
     name: str
     model_types: tuple[str, ...]
     stacks: tuple[StackLayout, ...]  # in the order they run: encoder, then decoder
+    summary: str = ""  # what is particular about it, in a line
+    positions_after_padding: tuple[str, ...] = ()  # model types whose first position is the one after the padding index
 
     def __post_init__(self) -> None:
+        if not (self.stacks and all(stack.parts for stack in self.stacks)):
+            raise ValueError(f"family {self.name}: a family has stacks, and each of them parts")
         parts = [[part.name for part in stack.parts] for stack in self.stacks]
         for names in ([stack.name for stack in self.stacks], *parts):
             if len(set(names)) < len(names):  # sites would have the same name
@@ -131,3 +172,21 @@ class Family:
     def image(self) -> bool:
         """Does it read images, and nothing else?"""
         return all(bool(stack.image) for stack in self.stacks)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a file has it; what is as usual is left out."""
+        kinds = {part_type: kind for kind, part_type in KINDS.items()}
+        said: dict[str, Any] = {"name": self.name, "summary": self.summary, **_said(self)}
+        for layout, stack in zip(self.stacks, said["stacks"], strict=True):
+            pairs = zip(layout.parts, stack["parts"], strict=True)
+            stack["parts"] = [{kinds[type(part)]: fields} for part, fields in pairs]
+        return said
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_said(each) for each in value]
+    if not hasattr(value, "__dataclass_fields__"):
+        return value
+    fields = {name: (getattr(value, name), field.default) for name, field in value.__dataclass_fields__.items()}
+    return {name: _said(now) for name, (now, usual) in fields.items() if now != usual}

@@ -13,9 +13,9 @@ from slimformer.errors import ModelBroken, UnknownArchitecture, WrongArgument
 from slimformer.files.manifest import require_unchanged
 from slimformer.messages.short import Short
 from slimformer.messages.words import option
-from slimformer.models import family_of
 from slimformer.models.architecture import is_bare, parts
 from slimformer.models.class_choice import HEADS
+from slimformer.models.families import bring_family, family_of, read_family
 from slimformer.models.fetch import find_place
 from slimformer.models.gguf import load_gguf
 from slimformer.models.opening import Opening, opening_facts, say, usable_device, usable_precision
@@ -44,17 +44,21 @@ class Loaded(Short):
         return {"": f"{self.name}, a {type(self.model).__name__} on {self.model.device}, stored in {precision}"}
 
 
-def load_model(name: str | Path, opening: Opening = Opening()) -> Loaded:  # noqa: B008
-    """Open MODEL: a folder, a hub id, or `demo:smollm2` / `demo:minilm`. The head is the one the checkpoint names."""
+def load_model(name: str | Path, opening: Opening = Opening(), *, supported: bool = True) -> Loaded:  # noqa: B008
+    """Open MODEL: a folder, a hub id, or `demo:smollm2` / `demo:minilm`. The head is the one the checkpoint names.
+
+    A type of models that no family describes is refused, unless it need not be `supported`.
+    """
     device, place = usable_device(opening.device), find_place(name, opening)
     if place.gguf:
         return _from_gguf(place, place.gguf, opening, device)
-    checkpoint = look_at(place, opening)
+    checkpoint = look_at(place, opening, supported=supported)
     model, notes = read_weights(checkpoint)
     require_usable(model, place.name)
     say(notes)
+    image = family_of(checkpoint.config).image if supported else model.main_input_name == "pixel_values"
     return Loaded(
-        place.name, on_device(model, device), _processor(place, opening, image=family_of(checkpoint.config).image),
+        place.name, on_device(model, device), _processor(place, opening, image=image),
         place.folder if place.local else None, _stored_precision(checkpoint), place.folder,
         opening_facts(opening, place.commit), tuple(notes),
     )  # fmt: skip
@@ -69,6 +73,8 @@ def open_for_work(
     if isinstance(model, Loaded):
         return model
     if isinstance(model, PreTrainedModel):
+        if opening.family is not None:
+            bring_family(model.config, read_family(opening.family))
         return in_memory(model, processor)
     if opening.dtype is not None:
         usable_precision(opening.dtype, opening.device)
@@ -91,6 +97,8 @@ def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:
 def _from_gguf(place: Place, file: str, opening: Opening, device: str) -> Loaded:
     model, tokenizer = load_gguf(str(place.folder), file, opening.dtype or torch.float32)
     require_usable(model, place.name)
+    if opening.family is not None:
+        bring_family(model.config, read_family(opening.family))
     if opening.model_class not in (None, type(model).__name__, "AutoModelForCausalLM"):
         raise WrongArgument(
             f"{option('model_class', opening.model_class)}: {place.name} is one GGUF file, which opens as a "
@@ -125,6 +133,11 @@ def find_model(name: str | Path, opening: Opening = Opening()) -> Found:  # noqa
 def _stored_precision(checkpoint: Checkpoint) -> torch.dtype:
     """What the config says, else the precision of the first weights on disk."""
     said: torch.dtype | None = getattr(checkpoint.config, "dtype", None)
+    if said is not None and not (isinstance(said, torch.dtype) and said.is_floating_point):
+        raise ModelBroken(
+            f"{checkpoint.place.name}: config.json says dtype {said}, which is no precision of weights; "
+            "use an intact checkpoint"
+        )
     stored = [dtype for kind in checkpoint.weights.kinds.values() for dtype in KINDS if KINDS[dtype] == kind]
     return said or next((dtype for dtype in stored if dtype.is_floating_point), torch.float32)
 

@@ -72,8 +72,8 @@ def final_norm(model: PreTrainedModel) -> Any:
         return None
 
 
-def affine_of(norm: Any) -> Affine:
-    """Gain and shift of a LayerNorm or RMSNorm; ones and zeros where it has none."""
+def affine_of(norm: Any, *, from_one: bool = False) -> Affine:
+    """Gain and shift of a LayerNorm or RMSNorm; ones and zeros where it has none. `from_one`: gains are 1 + weight."""
     gain, shift = getattr(norm, "weight", None), getattr(norm, "bias", None)
-    gain = torch.ones(norm.normalized_shape) if gain is None else gain.detach()
+    gain = torch.ones(norm.normalized_shape) if gain is None else gain.detach() + from_one
     return Affine(gain, torch.zeros_like(gain) if shift is None else shift.detach())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, fields
+from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypedDict
 
 import torch
@@ -17,13 +19,15 @@ from slimformer.messages.words import option
 @dataclass(frozen=True)
 class Opening:
     """How to open a model. `revision` and `trust_remote_code` are for the hub (SECURITY.md says what they mean),
-    `model_class` names a class of transformers, or an Auto class, in place of the one config.json names."""
+    `model_class` names a class of transformers, or an Auto class, in place of the one config.json names; `family` is a
+    file that says where models of its type keep their widths (docs/adding-a-family.md)."""
 
     device: str | torch.device = "auto"
     dtype: torch.dtype | None = torch.float32  # none: as it is stored
     revision: str | None = None
     trust_remote_code: bool = False
     model_class: str | None = None
+    family: str | Path | None = None
 
 
 class OpeningOptions(TypedDict, total=False):
@@ -34,6 +38,7 @@ class OpeningOptions(TypedDict, total=False):
     revision: str | None
     trust_remote_code: bool
     model_class: str | None
+    family: str | Path | None
 
 
 OPTIONS = tuple(field.name for field in fields(Opening))
@@ -73,7 +78,8 @@ def _reason_against(name: str, dtype: torch.dtype) -> str | None:
     try:
         torch.empty(1, device=name, dtype=dtype).cpu()  # meta tensors can be made, but hold nothing
     except (RuntimeError, AssertionError, TypeError) as error:
-        return (str(error).splitlines() or [type(error).__name__])[0][:100]
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        return shorten(first.partition(". ")[0], 100, placeholder=" …")
     return None
 
 
@@ -91,4 +97,5 @@ def opening_facts(opening: Opening, commit: str | None) -> dict[str, Any]:
     """What a report says of it: what was asked for beyond the usual, and the commit the hub gave."""
     said = {"revision": opening.revision, "commit": commit, "model_class": opening.model_class}
     facts: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    facts |= {} if opening.family is None else {"family": str(opening.family)}
     return {**facts, "trust_remote_code": True} if opening.trust_remote_code else facts

@@ -69,9 +69,9 @@ def _local(name: str, *, only: bool) -> Path | None:
     """The folder of that name, or None for what can only be a hub id."""
     folder = Path(os.path.expanduser(name))
     looks_like_path = only or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
-    if folder.is_file():
+    if os.path.isfile(folder):  # os.path, as a name may be too long for a file
         raise ModelNotFound(f"{name!r} is a file; give the folder it is in, a hub id, or demo:smollm2")
-    if name and folder.exists():
+    if name and os.path.exists(folder):
         return folder
     if not name or looks_like_path:
         raise ModelNotFound(f"there is no folder {name!r}; give a folder with config.json, a hub id, or demo:smollm2")

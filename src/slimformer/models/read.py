@@ -16,9 +16,9 @@ from transformers.utils import logging
 from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError, UnknownArchitecture
 from slimformer.files.manifest import require_unchanged
 from slimformer.files.reading import read_json
-from slimformer.models import family_of
 from slimformer.models.architecture import is_bare
 from slimformer.models.class_choice import POOLER, Choice, choose_class, on_meta, require_place_for_all
+from slimformer.models.families import FAMILY_KEY, bring_family, family_of, read_family
 from slimformer.models.opening import Opening
 from slimformer.models.packed import is_packed, open_packed, plain_names, require_readable
 from slimformer.models.place import Place, require_regular_texts
@@ -132,15 +132,18 @@ def _config(place: Place, opening: Opening, *, supported: bool) -> Any:
     said, trusted = read_config(place.name, place.folder / "config.json"), opening.trust_remote_code
     if not isinstance(said.get("model_type"), str):
         raise UnknownArchitecture(f"{place.name}: config.json names no model_type; supported are Hugging Face models")
-    if supported and not trusted:
+    family = None if opening.family is None else read_family(opening.family)
+    if supported and not trusted and family is None and FAMILY_KEY not in said:
         family_of(said["model_type"])
     try:
         config: Any = AutoConfig.from_pretrained(place.folder, trust_remote_code=trusted)
-        if supported:
-            family_of(config)
         stock = CONFIG_MAPPING[config.model_type] if config.model_type in CONFIG_MAPPING else type(config)
         if not isinstance(config, stock):
             config = stock.from_pretrained(place.folder)
+        if family is not None:
+            bring_family(config, family)
+        if supported:
+            family_of(config)
     except SlimformerError:
         raise
     except Exception as error:  # each field of a config has its own way to be wrong

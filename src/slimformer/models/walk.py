@@ -116,8 +116,9 @@ class Visit:
         ends = {id(blocks[b.index]): end for s, end in zip(stacks, stream.ends, strict=False) for b in s.blocks}
         states: list[Tensor] = []
         calls: list[dict[str, Any]] = []
-        answers = answering(ended, lambda block: lambda *_args, **_kwargs: ends[id(block)])
-        with answers, _echoing(left, states, calls):
+        wrap = _wrapping(self.model, self.architecture)
+        answers = answering(ended, lambda block: lambda *_args, **_kwargs: wrap(block, ends[id(block)]))
+        with answers, _echoing(left, states, calls, wrap):
             self.model.base_model(**stream.batch.inputs, **plain_call(self.architecture))
         stream.state = self.residence.keep(f"{stream.name}.start.{n}", states[0])
         stream.calls = [*stream.calls[: self.i], *calls]
@@ -168,7 +169,7 @@ def rehearse(
         here = batch.to(model.device)
         states: list[Tensor] = []
         calls: list[dict[str, Any]] = []
-        with _echoing(blocks, states, calls):
+        with _echoing(blocks, states, calls, _wrapping(model, architecture)):
             model.base_model(**here.inputs, **plain_call(architecture))
         name = f"{split}-{n:05d}"
         state = residence.keep(f"{name}.start", states[0])
@@ -244,6 +245,7 @@ def ending_in(
     No block runs, so none need be in memory. Batches are told by their tensors: they must be the ones given here. Of
     several stacks the last gives the outputs; the others hand back what they are given.
     """
+    wrap = _wrapping(model, architecture)
     known = {_key(next(iter(batch.inputs.values()))): state for batch, state in states}
     running: list[Tensor] = []
 
@@ -257,8 +259,8 @@ def ending_in(
     try:
         *others, last = ([model.get_submodule(block.path) for block in stack.blocks] for stack in architecture.stacks)
         with (
-            answering(last, lambda _block: lambda _hidden_states, *_args, **_kwargs: running[0]),
-            _echoing([block for stack in others for block in stack], [], []),
+            answering(last, lambda block: lambda _hidden_states, *_args, **_kwargs: wrap(block, running[0])),
+            _echoing([block for stack in others for block in stack], [], [], wrap),
         ):
             yield
     finally:
@@ -270,17 +272,29 @@ def _key(X: Tensor) -> tuple[int, torch.Size]:
     return X.data_ptr(), X.shape
 
 
+Wrap = Callable[[nn.Module, Tensor], Any]
+
+
+def _wrapping(model: PreTrainedModel, architecture: Architecture) -> Wrap:
+    """What a block gives, from the stream after it: that, or a tuple that begins with it."""
+    stacks = [stack for stack in architecture.stacks if stack.layout.tuples]
+    tuples = {id(model.get_submodule(block.path)) for stack in stacks for block in stack.blocks}
+    return lambda block, state: (state,) if id(block) in tuples else state
+
+
 @contextmanager
-def _echoing(blocks: Sequence[nn.Module], states: list[Tensor], calls: list[dict[str, Any]]) -> Iterator[None]:
+def _echoing(
+    blocks: Sequence[nn.Module], states: list[Tensor], calls: list[dict[str, Any]], wrap: Wrap
+) -> Iterator[None]:
     """Let every block hand back its input and note how it was called."""
 
     def echo(block: nn.Module) -> Any:
         names = [p for p in inspect.signature(block.forward).parameters if p != "hidden_states"]
 
-        def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
             states.append(hidden_states)
             calls.append({**dict(zip(names, args, strict=False)), **kwargs})
-            return hidden_states
+            return wrap(block, hidden_states)
 
         return forward
 

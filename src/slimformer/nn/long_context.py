@@ -33,7 +33,7 @@ from transformers.masking_utils import (
 
 from slimformer.decompose.sequence_stream import Grouping, Memory, stream_attention, whole_attention
 from slimformer.errors import CannotGroup
-from slimformer.models import FAMILIES
+from slimformer.models import family_of
 from slimformer.models.family import AttentionPart, Family
 from slimformer.nn.grouped_cache import GroupedLayer, grouped_cache, memory_of
 from slimformer.nn.projected_keys import FIXED, ProjectedKeys
@@ -84,7 +84,7 @@ def install(model: PreTrainedModel) -> None:
         return
     if table["format"] > FORMAT:
         raise ValueError(f"{FIELD} has format {table['format']}, known is {FORMAT}: a newer slimformer wrote it")
-    family = FAMILIES[model.config.model_type]
+    family = family_of(model.config)
     modules = attention_modules(model, family)
     for i, module in enumerate(modules):
         module.grouping = grouping_of(table, i)  # type: ignore[assignment]
@@ -105,7 +105,7 @@ def remove(model: PreTrainedModel) -> None:
     """Make it the dense model again."""
     if hasattr(model.config, FIELD):
         delattr(model.config, FIELD)
-    for module in attention_modules(model, FAMILIES[model.config.model_type]):
+    for module in attention_modules(model, family_of(model.config)):
         for name in ("grouping", "projected"):
             if hasattr(module, name):
                 delattr(module, name)
@@ -115,7 +115,7 @@ def remove(model: PreTrainedModel) -> None:
 @contextmanager
 def observing(model: PreTrainedModel, observers: Sequence[Callable[[Seen], None]]) -> Iterator[None]:
     """Let attention be exact, and show every layer's observer what it was given and gave. Call without a cache."""
-    modules = attention_modules(model, FAMILIES[model.config.model_type])
+    modules = attention_modules(model, family_of(model.config))
     before = model.config._attn_implementation
     for module, observer in zip(modules, observers, strict=True):
         module.observer = observer  # type: ignore[assignment]

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,12 +36,14 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import TransformersKwargs
 
 CODE = "modeling_slimformer.py"
-FORMAT = 6  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
+FORMAT = 7  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
 Planes = Sequence[int] | Sequence[Sequence[int]]
 Attended = tuple[Tensor, Tensor | None]  # what attention gives, and its weights where they are known
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
+_TAKEN = {*TransformersKwargs.__annotations__, "cache_position", "use_cache", "sliding_window"}  # none changes scores
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
@@ -92,15 +93,14 @@ def rank_widths(parts: dict[str, Any], heads: int, kv_heads: int, qk: int, vo: i
 
 def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
     old: Any = block.get_submodule(path)
-    transposed = isinstance(old, Conv1D)
-    rows, columns = old.weight.shape
-    outputs, inputs = (columns, rows) if transposed else (rows, columns)
-    if size == (outputs if axis == "out" else inputs):
+    flipped, shape = isinstance(old, Conv1D), list(old.weight.shape)
+    side = int((axis == "in") != flipped)
+    if shape[side] == size:
         return
-    outputs, inputs = (size, inputs) if axis == "out" else (outputs, size)
+    shape[side] = size
     with torch.device(old.weight.device), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")
-        new: Any = Conv1D(outputs, inputs) if transposed else nn.Linear(inputs, outputs, bias=old.bias is not None)
+        new: Any = Conv1D(shape[1], shape[0]) if flipped else nn.Linear(shape[1], shape[0], bias=old.bias is not None)
     _set(block, path, new.to(old.weight.dtype))
 
 
@@ -173,20 +173,20 @@ class RankAttention(nn.Module):
         prefix = parts["path"] + "."
         self.names = [parts[role].removeprefix(prefix) for role in ("query", "key", "value")]
         self.out_name = parts["out"].removeprefix(prefix) if parts["out"].startswith(prefix) else None
-        taken = {*self.names, self.out_name, "q_norm", "k_norm", "resid_dropout"}
         for name, child in stock.named_children():
-            if name in taken:
+            if name in {*self.names, self.out_name, "q_norm", "k_norm", "resid_dropout"}:
                 self.add_module(name, child)
         for hooks in _HOOKS:  # the same dictionaries, so that whoever listens goes on listening, and can stop
             setattr(self, hooks, getattr(stock, hooks))
-        self.training = stock.training
-        self.config, self.layer_idx = stock.config, getattr(stock, "layer_idx", None)
-        self.rotary, self.head_dim = bool(parts["rotary"]), int(parts["head_dim"])
+        self.training, self.config, self.layer_idx = stock.training, stock.config, getattr(stock, "layer_idx", None)
+        rotary = parts["rotary"]  # or the attribute that says it of each block
+        self.rotary, self.head_dim = bool(getattr(stock, str(rotary), rotary)), int(parts["head_dim"])
         self.scaling, self.is_causal = float(stock.scaling), bool(stock.is_causal)
         dropout = next(getattr(stock, name) for name in _DROPOUT if hasattr(stock, name))
         self.attention_dropout = float(getattr(dropout, "p", dropout))
-        everywhere = getattr(stock.config, "sliding_window", None)  # Mistral; Qwen says it layer by layer
-        self.sliding_window: int | None = getattr(stock, "sliding_window", everywhere)
+        if getattr(stock, "attn_logit_softcapping", None) is not None:
+            raise ValueError("scores are capped, which attention cut by rank does not do")
+        self.sliding_window = getattr(stock, "sliding_window", getattr(stock.config, "sliding_window", None))
         self.heads = self.kv_heads = self.qk = self.vo = 0
         self.planes: Planes | None = None
 
@@ -227,6 +227,8 @@ class RankAttention(nn.Module):
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
     ) -> Attended:  # fmt: skip
+        if unknown := [name for name, value in kwargs.items() if value is not None and name not in _TAKEN]:
+            raise TypeError(f"{', '.join(unknown)}: attention cut by rank knows no such argument, so it does not run")
         query, key, value = self._project(hidden_states)
         if self.rotary and self.qk:
             assert position_embeddings is not None
@@ -272,8 +274,7 @@ class RankAttention(nn.Module):
             return key, value
         tick = key.new_zeros(key.shape[0], 1, key.shape[2], 1)
         tick, nothing = cache.update(tick, tick[..., :0], self.layer_idx)
-        nothing = nothing.expand(-1, self.kv_heads, -1, -1)
-        return nothing, nothing
+        return (nothing := nothing.expand(-1, self.kv_heads, -1, -1)), nothing
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
         kind = self.config._attn_implementation
@@ -285,8 +286,7 @@ class RankAttention(nn.Module):
                 if single and (mask is None or mask.shape[1] == 1):
                     return self._one_query(query, key, value, mask), None
                 # Fused kernels want one width: zeros change nothing and are faster than a kernel that stores the scores
-                width = max(self.qk, self.vo)
-                query, key, value = (F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
+                query, key, value = (F.pad(x, (0, max(self.qk, self.vo) - x.shape[-1])) for x in (query, key, value))
         if self.sliding_window is not None:
             kwargs.setdefault("sliding_window", self.sliding_window)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, _eager)
@@ -383,7 +383,7 @@ def enable() -> None:
 
 def write_code(folder: str | Path) -> None:
     """Put this file beside the weights, under the name `auto_map` in config.json gives it."""
-    shutil.copyfile(__file__, Path(folder) / CODE)
+    (Path(folder) / CODE).write_bytes(Path(__file__).read_bytes())
 
 
 # Stock constructors read the global sizes on purpose (see above): the warning would only alarm.

@@ -96,7 +96,7 @@ def _by_key(ladders: Sequence[Ladder]) -> list[list[Ladder]]:
     """Ladders that must take the same size, heads before neurons."""
     groups: dict[tuple[str, ...], list[Ladder]] = {}
     for ladder in itertools.chain(*by_kind(ladders)):
-        groups.setdefault(tuple(ladder.site.part.keys.values()), []).append(ladder)
+        groups.setdefault(tuple(ladder.site.part.keys.values()) or (ladder.site.part.name,), []).append(ladder)
     return list(groups.values())
 
 
@@ -115,6 +115,44 @@ def top_up(ladders: Sequence[Ladder], sizes: Sizes, budget: int) -> Sizes:
         _, name, macs = max(gains)
         at[name] += 1
         left -= macs
+
+
+def exchange(ladders: Sequence[Ladder], sizes: Sizes, budget: int) -> Sizes:
+    """Buy a rung that is dearer than what is left, and give back rungs elsewhere for it, as long as total harm falls.
+
+    Whole heads and key/value groups are dear: where all neurons are kept, up to a head of the budget is left, and a
+    head may be worth more than the neurons that pay the rest of its price.
+    """
+    at = {ladder.site.name: ladder.sizes.index(sizes[ladder.site.name]) for ladder in ladders}
+    left = budget - sum(ladder.cost[at[ladder.site.name]] for ladder in ladders)
+    while True:
+        purchases = [_purchase(ladders, at, ladder, left) for ladder in ladders]
+        better = [purchase for purchase in purchases if purchase is not None and purchase[0] < 0]
+        if not better:
+            return {ladder.site.name: ladder.sizes[at[ladder.site.name]] for ladder in ladders}
+        _, left, at = min(better, key=lambda purchase: purchase[0])
+
+
+def _purchase(
+    ladders: Sequence[Ladder], at: dict[str, int], bought: Ladder, left: int
+) -> tuple[float, int, dict[str, int]] | None:
+    """The next rung of one ladder, paid by the rungs elsewhere whose loss is least for what they pay: the change of
+    harm, what is left then, and where every ladder stands."""
+    i = at[bought.site.name]
+    if i + 1 == len(bought.cost):
+        return None
+    harm, left = bought.harm[i + 1] - bought.harm[i], left - (bought.cost[i + 1] - bought.cost[i])
+    at = {**at, bought.site.name: i + 1}
+    while left < 0:
+        given = [other for other in ladders if other is not bought and at[other.site.name]]
+        if not given:
+            return None
+        losses = [other.harm[at[other.site.name] - 1] - other.harm[at[other.site.name]] for other in given]
+        prices = [other.cost[at[other.site.name]] - other.cost[at[other.site.name] - 1] for other in given]
+        k = min(range(len(given)), key=lambda k: losses[k] / min(prices[k], -left))  # more than is owed buys nothing
+        harm, left = harm + losses[k], left + prices[k]
+        at[given[k].site.name] -= 1
+    return harm, left, at
 
 
 def _hull_steps(ladder: Ladder) -> list[tuple[float, str, int, int]]:

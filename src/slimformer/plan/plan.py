@@ -123,8 +123,8 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
             raise PlanDoesNotFit(f"the plan names {edit.site}, which this model does not have")
         if site.units != edit.of or not 0 <= edit.keep <= edit.of:
             raise PlanDoesNotFit(f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, this model has {site.units}")
-        if site.fixed and edit.keep < edit.of:
-            raise PlanDoesNotFit(f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, but {site.fixed.reason}")
+        if site.stays and edit.keep < edit.of:
+            raise PlanDoesNotFit(f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, but {site.stays}")
         # stock attention cannot run without heads; where there are none already, ours does
         legal = [size for size in sorted(head_sizes(site)) if size[0] or site.kind != "attn.heads" or not site.units]
         if (edit.keep, edit.groups) not in legal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +10,7 @@ from slimformer.decompose import Curve
 from slimformer.errors import BudgetOutOfReach, RankTooHigh
 from slimformer.messages.words import option
 from slimformer.models import Architecture, Site
-from slimformer.plan.allocate import Sizes, by_kind, even, greedy, plain, require_reachable, uniform
+from slimformer.plan.allocate import Sizes, by_kind, even, exchange, greedy, plain, require_reachable, uniform
 from slimformer.plan.asked import require_format
 from slimformer.plan.budget import Budget
 from slimformer.plan.choice import greedy_ways
@@ -61,10 +62,7 @@ def allocate(architecture: Architecture, curves: Mapping[str, Curve], terms: Ter
         raise _unfit(budget, found.least / budget.dense(architecture, seq_len))
     if found.parts:
         require_reachable(budget, budget.dense(architecture, seq_len), found.least, plain=False)
-        sizes = greedy_ways(found.fixed, found.parts, budget=limit)
-    else:
-        sizes = ALLOCATIONS[found.allocation](found.fixed, budget=limit)
-    sizes, edits = _edits(architecture, terms.ranks, curves, sizes)
+    sizes, edits = _edits(architecture, terms.ranks, curves, spend(found, limit))
     if few:
         _require_near(architecture, sizes, budget, seq_len, limit)
     kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
@@ -105,6 +103,26 @@ class Choices:
         return sum(ladder.cost[0] for ladder in self.fixed) + sum(
             min(sum(ladder.cost[0] for ladder in way) for way in part) for part in self.parts
         )
+
+    def taken(self, sizes: Sizes) -> list[Ladder]:
+        """The ladders in use: those of the way in which a part is cut, of the first where it is not cut at all."""
+
+        def is_cut(way: tuple[Ladder, ...]) -> bool:
+            return any(sizes[ladder.site.name] != ladder.sizes[-1] for ladder in way)
+
+        ways = [next(filter(is_cut, part), part[0]) for part in self.parts]
+        return [*self.fixed, *itertools.chain.from_iterable(ways)]
+
+
+def spend(found: Choices, budget: int) -> Sizes:
+    """The sizes a price buys; where harm decides, to the last unit (`exchange`)."""
+    if found.parts:
+        sizes = greedy_ways(found.fixed, found.parts, budget=budget)
+    else:
+        sizes = ALLOCATIONS[found.allocation](found.fixed, budget=budget)
+    if found.allocation != "greedy":
+        return sizes
+    return {**sizes, **exchange(found.taken(sizes), sizes, budget)}
 
 
 def choices(architecture: Architecture, curves: Mapping[str, Curve], terms: Terms) -> Choices:

@@ -166,10 +166,12 @@ def least_cost(architecture: Architecture, prices: Prices, legal: Legal) -> int:
 def _is_legal(architecture: Architecture, site: Site, units: int, legal: Legal) -> bool:
     if units == site.units:
         return True
-    if site.fixed:
+    if site.stays:
         return False
     if site.kind == "attn.heads":  # stock attention cannot run without heads
         return units > 0 and (not legal.plain or _plain_heads(architecture, site, units))
+    if legal.plain and not site.part.keys:
+        return False
     if units == 0:
         return legal.allow_empty and not legal.plain and site.feed_forward.may_be_empty
     return units % min(legal.multiple_of, site.units) == 0 if site.units > legal.multiple_of else True

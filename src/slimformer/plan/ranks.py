@@ -64,7 +64,7 @@ def attention_of(heads: Site, W_o: Tensor, block: BlockMoments, how: Fitting) ->
     """An attention, from the moments its heads have."""
     W = block.read_through(heads.name, W_o) if how.metric == "fisher" else W_o
     width = site_width(heads, W, block.sites[heads.name], absorb_mean=how.absorb_mean)
-    return Attention(width, block, heads.kv_heads, heads.attention.rotary, how.ridge)
+    return Attention(width, block, heads.kv_heads, bool(heads.attention.rotary), how.ridge)
 
 
 def rank_ways(

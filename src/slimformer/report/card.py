@@ -36,7 +36,10 @@ def model_card(report: Report, *, folder: str) -> str:
         "title": last_name(report.model),
         "folder": json.dumps(folder, ensure_ascii=False),  # it stands in Python code
         "narrow": f", {bits}-bit" if (bits := (report.quantization or {}).get("bits")) else "",
+        "vocabulary_line": vocabulary_line(report.vocabulary) if report.vocabulary else "",
+        "embedding_line": embedding_line(report.embedding) if report.embedding else "",
         "narrow_line": narrow_line(report.quantization) if report.quantization else "",
+        "healed": healed_line(report.healing) if report.healing else "",
         "fresh_head": fresh_head_line(report.head) if report.head else "",
         "data": source_names(report.data.get("name", "")),
         "measured": measured_line({**report.data, "read_as": ()}, report.metrics),
@@ -67,10 +70,40 @@ def opening_line(opening: dict[str, Any]) -> str:
     parts = [
         f"at {at}" if at else "",
         f"as a {opening['model_class']}" if opening.get("model_class") else "",
+        f"with the family of {opening['family']}" if opening.get("family") else "",
         "with code of its config and tokenizer trusted (trust_remote_code)" if opening.get("trust_remote_code") else "",
     ]
     line = ", ".join(part for part in parts if part)
     return f"The original was opened {line}." if line else ""
+
+
+def vocabulary_line(facts: dict[str, Any]) -> str:
+    """What became of the tokens, and of texts, in one sentence."""
+    before, after = facts["tokens_per_text"]
+    longer = f"{100 * (after / before - 1):+.1f} %" if before else "no more"
+    sizes = " → ".join(f"{size / 1e6:.1f} MB" for size in facts["bytes"])
+    return (
+        f"Vocabulary: {facts['keep']:,} of {facts['of']:,} tokens, the most frequent of {facts['on']}; they cover "
+        f"{100 * facts['covered']:.1f} % of held-out text, which takes {after:.1f} tokens a text ({longer}; before "
+        f"{before:.1f}). Embedding and head: {sizes}.{_refit_line(facts.get('refit'))}"
+    )
+
+
+def _refit_line(refit: dict[str, Any] | None) -> str:
+    """What refitting pieces gained where it was chosen."""
+    if not refit or refit["ridge"] == "none":
+        return ""
+    before, after = refit["losses"]["none"], refit["losses"][refit["ridge"]]
+    return f" Pieces refitted for {refit['words']:,} words: loss on the select split {before:.4f} → {after:.4f}."
+
+
+def embedding_line(facts: dict[str, Any]) -> str:
+    """What shorter embeddings keep, in one sentence."""
+    return (
+        f"Embeddings of sentences: {facts['dim']:,} of {facts['of']:,} numbers, by a Dense module after the pooling; "
+        f"they keep {100 * facts['energy']:.1f} % of held-out embeddings, and cosines of pairs move by "
+        f"{facts['cosine_change']:.3f} (root mean square)."
+    )
 
 
 def narrow_line(facts: dict[str, Any]) -> str:
@@ -83,6 +116,18 @@ def narrow_line(facts: dict[str, Any]) -> str:
         f"Linear layers in blocks are stored with {facts['bits']} bits a weight ({facts['bits_per_weight']:.2f} with "
         f"the steps); transformers reads them with the package compressed-tensors, slimformer by itself.{grouped}"
     )
+
+
+def healed_line(section: dict[str, Any]) -> str:
+    """What learning from the dense model won, on which text."""
+    if not section["kept"]:
+        return "healed: nothing was better on held-out text, so the weights are those from before"
+    parts = []
+    for where, each in section["won"].items():
+        bounds = "" if each["low"] is None else f" ({each['low']:+.3g} … {each['high']:+.3g})"
+        text = "on text like the data" if where == "home" else "on other text"
+        parts.append(f"{each['metric']} {each['before']:.3g} → {each['after']:.3g}{bounds} {text}")
+    return f"healed: {', '.join(parts)}; 95 % intervals of the change"
 
 
 def card_header(report: Report) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from slimformer.messages.short import count
 from slimformer.models import Architecture
 from slimformer.plan import Plan
 from slimformer.plan.memory import in_words
-from slimformer.report.card import narrow_line, opening_line
+from slimformer.report.card import embedding_line, healed_line, narrow_line, opening_line, vocabulary_line
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.names import measured_line
 from slimformer.report.tables import number_table
@@ -42,10 +42,16 @@ def show(report: Report, console: Console) -> None:
         console.print(Panel(Text(text), title=title, title_align="left"))
     if report.head:
         console.print(Text(fresh_head_line(report.head)))
+    if report.embedding:
+        console.print(Text(embedding_line(report.embedding)))
+    if report.vocabulary:
+        console.print(Text(vocabulary_line(report.vocabulary)))
+    if report.healing:
+        console.print(Text(healed_line(report.healing)))
     if report.quantization:
         console.print(Text(narrow_line(report.quantization)))
     if report.certificate:
-        console.print(Text(f"certified: {report.certificate['promise']}"))
+        console.print(Text(f"certified: {report.certificate['statement']}"))
     for warning in report.warnings:
         console.print(Text(f"note: {warning}", style="yellow"))
 

@@ -39,5 +39,6 @@ def measured_line(data: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]])
     n, unit = metrics[0].get("documents"), data.get("document", "document")
     texts = f" of {n:,} {unit}{'' if n == 1 else 's'}" if n else ""
     tokens = (data.get("tokens") or {}).get("report")
-    amount = f": {tokens:,} held-out {data.get('unit', 'tokens')}{texts}" if tokens else ""
+    held_out = "held-out " if data.get("held_out", True) else ""
+    amount = f": {tokens:,} {held_out}{data.get('unit', 'tokens')}{texts}" if tokens else ""
     return " · ".join([f"measured on {name}{amount}", *data.get("read_as", ())])

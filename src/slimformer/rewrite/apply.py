@@ -13,7 +13,7 @@ from slimformer.calibrate.collect import BlockMoments
 from slimformer.decompose import Curve, Selection, select
 from slimformer.decompose.bypass import bypass
 from slimformer.models import Site, describe
-from slimformer.models.architecture import weight_of
+from slimformer.models.architecture import own_rows, weight_of
 from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.models.walk import Visit, forward
 from slimformer.plan import Edit, Plan
@@ -24,7 +24,7 @@ from slimformer.plan.profile import site_width
 from slimformer.plan.ranks import attention_of
 from slimformer.rewrite import surgery
 from slimformer.rewrite.bypass import put_path
-from slimformer.rewrite.ranks import reduce_ranks
+from slimformer.rewrite.ranks import reduce_ranks, stand_in
 from slimformer.rewrite.sizes import keep_attributes_true, state_sizes
 
 How = TypeVar("How", bound=Fitting, covariant=True)
@@ -106,6 +106,7 @@ def cut_by_rank(
 def cut_site(model: PreTrainedModel, site: Site, edit: Edit, order: tuple[int, ...], selection: Selection) -> None:
     """Carry out one edit in place: writers lose rows, the reader is refitted."""
     kept = sorted(order[: edit.keep])
+    stand_in(model, site)
     for name in dict.fromkeys(writer.module for writer in site.writers):
         surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, kept))
     surgery.read(model.get_submodule(site.reader), selection)
@@ -122,12 +123,10 @@ def keep_planes(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
 
 
 def writer_rows(site: Site, module: str, kept: list[int]) -> torch.Tensor:
-    """Rows of a writer that belong to the kept units; a fused matrix has rows of several writers, part after part."""
-    rows, start = [], 0
+    """Rows of a matrix that belong to the kept units; a fused one has rows of several writers."""
+    rows = []
     for writer in site.writers:
         if writer.module == module:
             units = list(dict.fromkeys(unit // writer.shared for unit in kept))
-            first = start + torch.tensor(units, dtype=torch.long)[:, None] * writer.rows
-            rows.append((first + torch.arange(writer.rows)).flatten())
-            start += (site.units // writer.shared) * writer.rows
-    return torch.cat(rows)
+            rows.append(own_rows(site, writer)[units].flatten())
+    return torch.cat(rows).sort().values

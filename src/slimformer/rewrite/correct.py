@@ -144,7 +144,7 @@ def correct_readers(small: Visit, dense: Visit, cut: Cut[Plan], pairs: Sequence[
     targets = [_targets(dense, pair.teacher) for pair in pairs]
     done = []
     for site in dense.sites:
-        if site.fixed:
+        if site.stays:
             continue
         size = plan.sizes[site.name]
         reading = Reading(site, size.rank)
@@ -197,7 +197,8 @@ def _compare(small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Seq
         X = real_rows(reading.features(seen), pair.rows)
         stream, added = (real_rows(seen[name], pair.rows) for name in ("stream", "added"))
         missing = target.added - added
-        split, new = pair.student.split, Residuals.of(X, missing, missing + target.stream - stream)
+        before = target.stream - stream if reading.site.part.adds else 0
+        split, new = pair.student.split, Residuals.of(X, missing, missing + before)
         found[split] = found[split] + new if split in found else new
     return found
 

@@ -14,6 +14,8 @@ from slimformer.models import Architecture, Site
 from slimformer.models.architecture import weight_of
 from slimformer.rewrite import surgery
 
+OF_EACH_BLOCK = ("layer_types", "no_rope_layers")  # keys of configs that list something of every block
+
 
 @torch.no_grad()
 def absorb(model: PreTrainedModel, site: Site, found: Map) -> None:
@@ -35,7 +37,8 @@ def drop_blocks(model: PreTrainedModel, architecture: Architecture, gone: Collec
         for module in block.modules():
             if hasattr(module, "layer_idx"):
                 module.layer_idx = i  # type: ignore[assignment]
-    kinds = getattr(model.config, "layer_types", None)
-    if kinds:
-        model.config.layer_types = [kind for i, kind in enumerate(kinds) if i not in gone]
+    for name in OF_EACH_BLOCK:
+        said = getattr(model.config, name, None)
+        if said:
+            setattr(model.config, name, [each for i, each in enumerate(said) if i not in gone])
     model.config.num_hidden_layers = len(kept)

@@ -20,13 +20,13 @@ from slimformer.decompose.gauges import (
     silent_heads,
 )
 from slimformer.models import Architecture, Site, describe
-from slimformer.models.architecture import weight_of
+from slimformer.models.architecture import own_rows, weight_of
 from slimformer.models.ranks import heads_of
 from slimformer.rewrite import surgery
 from slimformer.rewrite.apply import keep_planes, writer_rows
 from slimformer.rewrite.exact import Change, Scope
 from slimformer.rewrite.forbidden import attentions, scores_are_bound
-from slimformer.rewrite.ranks import cut_ranks, install, mapped, rotary_rows
+from slimformer.rewrite.ranks import cut_ranks, install, mapped, rotary_rows, stand_in
 
 Part = tuple[Tensor, Tensor | None]  # weight and bias of queries, keys or values, in double precision
 
@@ -181,6 +181,7 @@ def _equal_groups(null: Tensor) -> list[int]:
 
 
 def _keep_heads(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
+    stand_in(model, site)
     for name in dict.fromkeys(writer.module for writer in site.writers):
         surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, kept))
     columns = torch.tensor(kept)[:, None] * site.unit + torch.arange(site.unit)
@@ -235,7 +236,11 @@ def _write(model: PreTrainedModel, site: Site, parts: list[Part]) -> None:
         mine = [part for writer, part in zip(site.writers, parts, strict=True) if writer.module == name]
         biases = [b for _, b in mine if b is not None]
         weight = torch.cat([W for W, _ in mine])
-        surgery.write(model.get_submodule(name), weight, torch.cat(biases) if biases else None)
+        bias = torch.cat(biases) if biases else None
+        if site.attention.by_head:  # such a matrix keeps its sizes, so all have a bias or none has
+            order = torch.cat([own_rows(site, writer).flatten() for writer in site.writers]).argsort()
+            weight, bias = weight[order], None if bias is None else bias[order]
+        surgery.write(model.get_submodule(name), weight, bias)
 
 
 def _interpolate(model: PreTrainedModel, site: Site, with_keys: bool) -> None:

@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from slimformer.decompose.neurons import canonical, constants, copies, never_fires, power_scales
-from slimformer.models import Architecture, Site
-from slimformer.models.architecture import weight_of
+from slimformer.models import Architecture, Site, family_of
+from slimformer.models.architecture import own_rows, weight_of
 from slimformer.rewrite import surgery
+from slimformer.rewrite.apply import writer_rows
 from slimformer.rewrite.exact import Change, Scope
 from slimformer.rewrite.forbidden import activation_name, is_relu
 
@@ -65,7 +66,7 @@ def _dead(model: PreTrainedModel, site: Site, scope: Scope) -> Superfluous:
 
 def _never(model: PreTrainedModel, site: Site, rows: Tensor) -> Tensor | None:
     """ReLUs no input makes fire, where a norm stands in front; None where nothing can be said."""
-    if not is_relu(model) or not site.norm:
+    if not is_relu(model) or not site.norm or any(stack.gains_from_one for stack in family_of(model.config).stacks):
         return None
     norm: Any = model.get_submodule(site.norm)
     gain, shift = (getattr(norm, name, None) for name in ("weight", "bias"))
@@ -113,8 +114,8 @@ def _remove(model: PreTrainedModel, found: Superfluous, gone: Tensor) -> None:
     stay = torch.ones(found.site.units, dtype=torch.bool)
     stay[gone] = False
     kept = stay.nonzero()[:, 0]
-    for writer in found.site.writers:
-        surgery.keep_rows(model.get_submodule(writer.module), kept)
+    for name in dict.fromkeys(writer.module for writer in found.site.writers):
+        surgery.keep_rows(model.get_submodule(name), writer_rows(found.site, name, kept.tolist()))
     surgery.keep_columns(model.get_submodule(found.site.reader), kept)
 
 
@@ -123,8 +124,13 @@ def _scale(model: PreTrainedModel, site: Site) -> None:
     reader = model.get_submodule(site.reader)
     rows, W = _rows(model, site)[-1], weight_of(reader).cpu().double()
     c = power_scales(rows.norm(dim=1), W.norm(dim=0))
-    scaled = rows * c[:, None]
-    surgery.write(writer, scaled[:, :-1], scaled[:, -1])
+    scaled, mine = rows * c[:, None], own_rows(site, site.writers[-1]).flatten()
+    weight, bias = weight_of(writer).cpu().double().clone(), getattr(writer, "bias", None)
+    b = None if bias is None else bias.detach().cpu().double().clone()
+    weight[mine] = scaled[:, :-1]
+    if b is not None:
+        b[mine] = scaled[:, -1]
+    surgery.write(writer, weight, b)
     surgery.write(reader, W / c, None)
 
 
@@ -133,7 +139,8 @@ def _rows(model: PreTrainedModel, site: Site) -> list[Tensor]:
     out = []
     for writer in site.writers:
         layer: Any = model.get_submodule(writer.module)
-        W = weight_of(layer).cpu().double()
-        b = layer.bias.detach().cpu().double() if writer.bias else W.new_zeros(len(W))
+        mine = own_rows(site, writer).flatten() if writer.parts > 1 else slice(None)
+        W = weight_of(layer)[mine].cpu().double()
+        b = layer.bias.detach()[mine].cpu().double() if writer.bias else W.new_zeros(len(W))
         out.append(torch.cat([W, b[:, None]], 1))
     return out

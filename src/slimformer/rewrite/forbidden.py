@@ -94,7 +94,7 @@ def is_relu(model: PreTrainedModel) -> bool:
 def attentions(architecture: Architecture, *, ranks: bool = False) -> list[Site]:
     """The sites of attention where it can be cut; with `ranks` those that may be cut by rank, too."""
     blocks = [block for block in architecture.blocks if block.ranked or not ranks]
-    return [site for block in blocks for site in block.heads if not site.fixed]
+    return [site for block in blocks for site in block.heads if not site.stays]
 
 
 def _normed(model: PreTrainedModel, architecture: Architecture) -> bool:

@@ -60,13 +60,13 @@ def cut_to_head_dim(
 def _planes(architecture: Architecture, moments: Sequence[BlockMoments], r: int, ridge: float) -> list[int]:
     """r/2 planes for all heads of all blocks, as the order of a curve has them: plane f of key head g is g d/2 + f."""
     heads = heads_of(architecture, 0)
-    loud = torch.cat([block.loudness * block.responses["fit"].effects for block in moments])
+    loud = torch.cat([block.error_weight * block.responses["fit"].effects for block in moments])
     (order,) = elimination_orders(loud, kv=1, ridge=ridge)
     return [g * len(order) + f for f in order[: r // 2] for g in range(heads.kv_heads)]
 
 
 def _is_rotary(architecture: Architecture) -> bool:
-    return heads_of(architecture, 0).attention.rotary
+    return bool(heads_of(architecture, 0).attention.rotary)
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ def probe(
     chosen = [b.to(model.device) for b in short_batches(batches, windows=reads_windows(model, architecture.family))]
     dense = [stream.fork("dense") for stream in rehearse(model, architecture, chosen, "probe", residence)]
     ranks = [site for site in rank_sites(model, architecture) if site.name in cut.curves]
-    sites = [site for site in (*architecture, *ranks) if not site.fixed]
+    sites = [site for site in (*architecture, *ranks) if not site.stays]
     streams = {kind: [stream.fork(kind) for stream in dense] for kind in dict.fromkeys(site.kind for site in sites)}
     known = residence.notes("probe")
     keep: dict[str, int] = {name: size for note in known for name, size in note.items()}

@@ -19,7 +19,7 @@ from slimformer.decompose.bilinear import ScoreRanks, on_heads
 from slimformer.decompose.low_rank import Ranks
 from slimformer.errors import PlanDoesNotFit
 from slimformer.models import Site
-from slimformer.models.architecture import Writer, weight_of
+from slimformer.models.architecture import HEADS, Writer, own_rows, weight_of
 from slimformer.models.description import dense_head_dim
 from slimformer.nn.ragged import Planes, put_ranks
 from slimformer.rewrite import surgery
@@ -37,6 +37,12 @@ def install(model: PreTrainedModel, site: Site, *, qk: int, vo: int, planes: Pla
         put_ranks(block, table, {"qk": qk, "vo": vo, "planes": planes}, **site.sizes)
     except ValueError as error:
         raise PlanDoesNotFit(f"{site.name}: {error}") from error
+
+
+def stand_in(model: PreTrainedModel, site: Site) -> None:
+    """Before heads of an attention are cut that would ask the config for their number: put ours in its place."""
+    if site.kind == HEADS and site.attention.stand_in and not hasattr(model.get_submodule(site.module), "ranks"):
+        install(model, site, qk=site.unit, vo=site.unit)
 
 
 @torch.no_grad()
@@ -104,12 +110,8 @@ def _planes(model: PreTrainedModel, site: Site, kept: Tensor, width: int) -> lis
 
 def _rows(site: Site, module: str, kept: Sequence[Tensor]) -> Tensor:
     """Rows of a matrix that holds one or all three of queries, keys and values, part after part."""
-    rows, start = [], 0
-    for writer, each in zip(site.writers, kept, strict=True):
-        if writer.module == module:
-            rows.append(start + _numbered(each, writer.rows))
-            start += len(each) * writer.rows
-    return torch.cat(rows)
+    pairs = [pair for pair in zip(site.writers, kept, strict=True) if pair[0].module == module]
+    return torch.cat([own_rows(site, writer).gather(1, each).flatten() for writer, each in pairs])
 
 
 def _numbered(kept: Tensor, width: int) -> Tensor:
@@ -148,9 +150,7 @@ def reduce_ranks(model: PreTrainedModel, site: Site, *, scores: ScoreRanks | Non
 
 def mapped(layer: nn.Module, writer: Writer, site: Site, S: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of one of queries, keys and values, `S` applied to every head."""
-    counts = [(site.units // each.shared) * each.rows for each in site.writers]
-    start = sum(counts[: writer.part])
-    part = slice(start, start + counts[writer.part]) if writer.parts > 1 else slice(None)
+    part = own_rows(site, writer).flatten() if writer.parts > 1 else slice(None)
     W, bias = weight_of(layer)[part].cpu().double(), getattr(layer, "bias", None)
     b = None if bias is None else bias.detach()[part].cpu().double()
     if S is None:

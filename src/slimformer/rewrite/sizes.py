@@ -11,6 +11,7 @@ from slimformer.errors import PlanDoesNotFit
 from slimformer.messages.words import option
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import HEADS, Block, Stack, has_bias
+from slimformer.models.class_choice import on_meta
 from slimformer.models.description import dense_head_dim
 from slimformer.models.family import AttentionPart, Family, Part
 from slimformer.models.registered import travels
@@ -45,8 +46,11 @@ def block_ranks(model: PreTrainedModel, blocks: Sequence[Block]) -> Numbered:
     """QK rank, VO rank and rotary planes of the blocks that have ranks of their own."""
     found = {}
     for i, block in enumerate(blocks):
-        for attention in (_module(model, site) for site in block.heads):
-            if hasattr(attention, "ranks") and not _is_full(attention.ranks, attention.head_dim):
+        for site, attention in ((site, _module(model, site)) for site in block.heads):
+            if not hasattr(attention, "ranks"):
+                continue
+            needed = site.attention.stand_in and site.units != getattr(model.config, str(site.attention.heads_key))
+            if needed or not _is_full(attention.ranks, attention.head_dim):
                 found[str(i)] = attention.ranks
     return found
 
@@ -56,7 +60,7 @@ def bare_projections(model: PreTrainedModel, blocks: Sequence[Block]) -> Numbere
     found: Numbered = {}
     for i, block in enumerate(blocks):
         module = model.get_submodule(block.path)
-        for part in (site.attention for site in block.heads if not site.fixed):
+        for part in (site.attention for site in block.heads if not site.stays):
             names = [name for name in (part.key, part.value) if not has_bias(module.get_submodule(name))]
             if names and has_bias(module.get_submodule(part.query)):
                 found[str(i)] = [*found.get(str(i), []), *names]
@@ -78,7 +82,8 @@ def sayable(model: PreTrainedModel) -> bool:
     heads = {key for site in architecture.heads for key in site.part.keys.values()}
     same = all(len(found) == 1 for found in sizes.values())
     extra = block_ranks(model, blocks) or bare_projections(model, blocks) or block_paths(model, blocks)
-    return same and all(sizes[key] == {getattr(model.config, key)} for key in heads) and not extra
+    unsaid = any(not site.part.keys for site in architecture)
+    return same and not unsaid and all(sizes[key] == {getattr(model.config, key)} for key in heads) and not extra
 
 
 def _config_sizes(architecture: Architecture) -> dict[str, set[int]]:
@@ -124,7 +129,7 @@ def _state_plain(model: PreTrainedModel, architecture: Architecture) -> None:
         )
     _forget_ragged(config)
     for site in (site for stack in architecture.stacks for site in stack.blocks[0].sites):
-        if site.kind == HEADS and site.units != getattr(config, site.attention.heads_key):
+        if site.kind == HEADS and site.attention.heads_key and site.units != getattr(config, site.attention.heads_key):
             head_dim = dense_head_dim(site.attention, model.get_submodule(site.root))
             _require_sayable(architecture, site, head_dim)
             config.head_dim = head_dim  # first: the default would follow from the new number of heads
@@ -133,6 +138,19 @@ def _state_plain(model: PreTrainedModel, architecture: Architecture) -> None:
                 setattr(config, key, site.sizes[role])
     if ranks := block_ranks(model, blocks):
         become_plain(model, architecture, ranks)
+    if unsaid := [site.name for site in architecture if not site.part.keys]:
+        _require_as_built(model, unsaid[0])
+
+
+def _require_as_built(model: PreTrainedModel, unsaid: str) -> None:
+    """Where the config has no word for a size, what it builds must have that size anyway."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    built = next(iter(on_meta(model.config, [type(model)])), None)
+    if built is None or {name: parameter.shape for name, parameter in built.named_parameters()} != shapes:
+        raise PlanDoesNotFit(
+            f"the stock config of {model.config.model_type} has no word for the size of {unsaid}; "
+            f"use {option('format', 'ragged')}"
+        )
 
 
 def _forget_ragged(config: Any) -> None:
@@ -173,12 +191,14 @@ def _state_ragged(model: PreTrainedModel, architecture: Architecture) -> None:
 def _needs_names(family: Family) -> bool:
     """Can sizes of a block not be told by the keys of the config alone?"""
     keys = [key for stack in family.stacks for part in stack.parts for key in part.keys.values()]
-    return len(family.stacks) > 1 or len(keys) > len(set(keys))
+    unsaid = any(not part.keys for stack in family.stacks for part in stack.parts)
+    return unsaid or len(family.stacks) > 1 or len(keys) > len(set(keys))
 
 
 def _keys(part: Part, *, own: bool) -> dict[str, str]:
     """What sizes of a part are called in a table, by role."""
-    keys = {role: f"{part.name}.{role}" for role in part.keys} if own else part.keys
+    roles = ("heads", "kv_heads") if isinstance(part, AttentionPart) else ("neurons",)
+    keys = {role: f"{part.name}.{role}" for role in roles} if own else part.keys
     return keys if "neurons" in keys else {"kv_heads": keys["heads"], **keys}
 
 
@@ -191,34 +211,51 @@ def ragged_table(model: PreTrainedModel, stack: Stack, *, own: bool = False) -> 
     on sizes, ranks of blocks, projections without bias, linear paths. Its format is the lowest that can say it, so that
     older readers read what they can; with sizes of its `own` it is one of several in a table of format 6."""
     first, ranks = stack.blocks[0], block_ranks(model, stack.blocks)
-    axes: list[list[Any]] = []
+    axes, formats = list[list[Any]](), [1]
     table: dict[str, Any] = {"format": 1, "blocks": stack.layout.blocks, "axes": axes, "attributes": []}
     for site in first.sites:
         keys = _keys(site.part, own=own)
         if not isinstance(site.part, AttentionPart):
-            axes += [[module, "out", keys["neurons"], 1] for module in site.part.writers]
+            modules = dict.fromkeys(site.part.writers)
+            axes += [[module, "out", keys["neurons"], site.part.writers.count(module)] for module in modules]
             axes.append([site.part.out, "in", keys["neurons"], 1])
-        elif not site.fixed:  # attention that is has no axes to resize
+        elif not site.stays:  # attention that does has no axes to resize
             head_dim = dense_head_dim(site.part, model.get_submodule(first.path))
-            _state_attention(table, site.part, keys, head_dim)
+            _state_attention(table, site.part, keys, head_dim, _dense_group(model.config, site.part))
             if ranks:
                 names = {role: keys[role] for role in ("heads", "kv_heads")}
-                table |= {"format": 2, "attention": site.part.table(head_dim) | names, "ranks": ranks}
+                (part,) = (part for part in stack.layout.parts if part.name == site.part.name)
+                assert isinstance(part, AttentionPart)
+                format = 2 if isinstance(part.rotary, bool) else 7  # that of each block is then asked of the block
+                formats.append(format)
+                table |= {"attention": part.table(head_dim) | names, "ranks": ranks}
     if bare := bare_projections(model, stack.blocks):
-        table |= {"format": 3, "bare": bare}
+        formats.append(3)
+        table["bare"] = bare
     if paths := block_paths(model, stack.blocks):
         (site,) = first.neurons
         beside = {"path": site.part.module, "width": site.outer, "ranks": paths}
         biased = [i for i, block in enumerate(stack.blocks) if block.neurons[0].path_bias]
-        table |= {"format": 5, "bypass": beside | {"bias": biased}} if biased else {"format": 4, "bypass": beside}
+        formats.append(5 if biased else 4)
+        table["bypass"] = beside | ({"bias": biased} if biased else {})
+    table["format"] = max(formats)
     if own:
         table["sizes"] = [_sizes(block, own=True) for block in stack.blocks]
     return table
 
 
-def _state_attention(table: dict[str, Any], part: AttentionPart, keys: dict[str, str], head_dim: int) -> None:
+def _dense_group(config: Any, part: AttentionPart) -> int:
+    """Queries that share a key in blocks that are as the config says."""
+    return int(getattr(config, str(part.heads_key)) // getattr(config, part.kv_key)) if part.kv_key else 1
+
+
+def _state_attention(
+    table: dict[str, Any], part: AttentionPart, keys: dict[str, str], head_dim: int, group: int
+) -> None:
     """The matrices of an attention and the attributes that follow from its heads."""
-    if part.fused:
+    if part.fused and part.kv_key:  # right while no head is cut; then it has ranks, which say more
+        table["axes"].append([part.query, "out", keys["kv_heads"], (group + 2) * head_dim])
+    elif part.fused:
         table["axes"].append([part.query, "out", keys["heads"], 3 * head_dim])
     else:
         roles = ((part.query, "heads"), (part.key, "kv_heads"), (part.value, "kv_heads"))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from slimformer.decompose import Selection
@@ -24,6 +25,29 @@ def keep_columns(layer: nn.Module, columns: Tensor) -> None:
     """Let `layer` read only these of its inputs: W ← W[:, columns]."""
     stored = weight_of(layer)
     _assign(layer, stored[:, columns.to(stored.device)])
+
+
+def keep_entries(modules: Iterable[nn.Module], rows: Tensor, size: int) -> None:
+    """Of every parameter of these modules that has `size` entries only these; those that were one stay one."""
+    smaller: dict[nn.Parameter, nn.Parameter] = {}
+    for module in modules:
+        for name, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if old not in smaller and len(old) == size and all(old is not new for new in smaller.values()):
+                kept = old.detach()[rows.to(old.device)].clone()
+                smaller[old] = nn.Parameter(kept, requires_grad=old.requires_grad)
+            if old in smaller:
+                setattr(module, name, smaller[old])
+        for count in ("num_embeddings", "out_features"):
+            if getattr(module, count, None) == size:
+                setattr(module, count, len(rows))
+
+
+@torch.no_grad()
+def set_table(model: PreTrainedModel, E: Tensor) -> None:
+    """Give the embedding of a model other rows, and the head, where it is the same table."""
+    table = model.get_input_embeddings()
+    assert isinstance(table.weight, nn.Parameter)
+    table.weight.copy_(E.to(table.weight))
 
 
 def drop_bias(layer: nn.Module) -> None:

@@ -5,30 +5,39 @@ from itertools import pairwise
 from slimformer.errors import UnknownRecipe
 from slimformer.steps.cut import Cut
 from slimformer.steps.depth import Depth
+from slimformer.steps.embedding import Embedding
 from slimformer.steps.head import Head
+from slimformer.steps.heal import Heal
 from slimformer.steps.long_context import LongContext
 from slimformer.steps.lossless import Lossless
 from slimformer.steps.quantize import Quantize
 from slimformer.steps.refine import Refine
 from slimformer.steps.sparsify import Sparsify
 from slimformer.steps.step import Step
+from slimformer.steps.vocabulary import Vocabulary
 
 STEPS: dict[str, type[Step]] = {
+    "vocabulary": Vocabulary,
     "lossless": Lossless,
     "depth": Depth,
     "long_context": LongContext,
     "cut": Cut,
     "refine": Refine,
     "sparsify": Sparsify,
+    "heal": Heal,
     "quantize": Quantize,
     "head": Head,
+    "embedding": Embedding,
 }
 NAMES = {step: name for name, step in STEPS.items()}
 # What cannot stand together in one recipe, and what to do instead. Everything else may, in the order of `Step.place`.
 APART: dict[tuple[str, str], str] = {
+    ("lossless", "heal"): "leave heal out: where no output changes, there is nothing to win back",
+    ("long_context", "heal"): "leave heal out: the weights stay what they are",
     ("lossless", "head"): "leave head out: where no output changes, the old one is as good as it was",
     ("depth", "head"): "save the model with fewer blocks first, and give it to `slimformer probe`",
     ("long_context", "head"): "leave head out: the weights stay, and so does the old one",
+    ("head", "embedding"): "leave one of them out: a classifier gives no embedding",
     ("quantize", "head"): "fit the head first: compress with it, then run `slimformer quantize` on the result",
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from slimformer.decompose import Curve
 from slimformer.decompose.groups import queries_each
+from slimformer.errors import RankTooHigh
 from slimformer.models import Site, describe
 from slimformer.models.ranks import rank_sites
 from slimformer.plan import Budget, Plan, Terms, allocate, choices, legal_sizes_of
@@ -46,15 +47,18 @@ def alternatives(run: Run, budget: Budget, settings: CutSettings) -> dict[str, A
     tables = _Tables(seq_len)
     every = {each.site.name: each.curve for each in rungs} | dict(curves)  # scores that cannot be cut have one, too
     sites = [_site(each, tables.number(each), every, probes) for each in rungs]
-    plans = [
-        allocate(architecture, curves, replace(terms, budget=replace(budget, fraction=fraction)))
-        for fraction in _grid(least / dense, budget.fraction)
-    ]
+    plans = []
+    for fraction in _grid(least / dense, budget.fraction):
+        try:
+            plans.append(allocate(architecture, curves, replace(terms, budget=replace(budget, fraction=fraction))))
+        except RankTooHigh:  # to fit this one; nobody asked for it
+            if fraction == budget.fraction:
+                raise
     return {
         "by": budget.by, "allocation": choice.allocation, "metric": settings.metric, "near": list(NEAR), "steps": STEPS,
         "dense": {"price": dense, "macs": cost.macs, "params": cost.params},
         "least": math.ceil(1000 * least / dense) / 1000,
-        "menus": tables.entries, "sites": sites,
+        "tables": tables.entries, "sites": sites,
         "fixed": [at[ladder.site.name] for ladder in choice.fixed],
         "parts": [[[at[ladder.site.name] for ladder in way] for way in part] for part in choice.parts],
         "points": [_point(plan, probes, curves, rungs) for plan in plans],
@@ -93,7 +97,7 @@ def _site(ladder: Ladder, number: int, curves: Mapping[str, Curve], probes: Mapp
     kl = [predicted_harm(probes, curves, {site.name: size}) for size in sizes]
     return {
         "site": site.name, "block": site.block, "kind": site.kind, "of": site.units, "width": width,
-        "menu": number, "harm": list(ladder.harm), "error": _scale(ladder.harm, relative),
+        "table": number, "harm": list(ladder.harm), "error": _scale(ladder.harm, relative),
         "kl": _scale(ladder.harm, kl) if site.name in probes else None,
         "floor": [_rounded(_floor(curves, site.name, size) / whole) for size in sizes],
         "order": list(curve.order) if site.kind == "attn.heads" else None,

@@ -113,7 +113,7 @@ def _statistics(run: Run, metric: Mapping[str, Tensor] | None, *, joint: bool) -
         del own
         if here.leads or here.deals(block.block):  # the others keep what they will factorise
             write_block(folder, block)
-        energies.append(block.loudness)
+        energies.append(block.error_weight)
         i = block.block
         del block  # before what is free is given back
         home.finish("calibrate", energies[-1])

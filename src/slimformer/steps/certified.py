@@ -45,11 +45,11 @@ def smallest_certified(run: Run, settings: CutSettings, max_kl: float) -> Run:
         return document_harms(dense, runs[-1].model, batches)
 
     certificate = certify(((fraction, partial(harms, fraction)) for fraction in budgets), epsilon=max_kl)
-    line = certificate.promise(measure, population(run))
+    line = certificate.statement(measure, population(run))
     if certificate.budget is None:
         raise BudgetOutOfReach(line)
     smallest = next(each for each in runs if each.decided.budget == certificate.budget)
-    return smallest.reporting(certificate={**certificate.to_json(), "promise": line})
+    return smallest.reporting(certificate={**certificate.to_json(), "statement": line})
 
 
 def population(run: Run) -> str:

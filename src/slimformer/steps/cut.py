@@ -25,6 +25,7 @@ from slimformer.run import Run
 from slimformer.steps.alternatives import alternatives
 from slimformer.steps.calibration import calibrated
 from slimformer.steps.certified import require_certifiable, smallest_certified
+from slimformer.steps.heal import Heal
 from slimformer.steps.make import even_plan, make, priced
 from slimformer.steps.size import best_within, require_size_possible
 from slimformer.steps.step import Step
@@ -58,8 +59,19 @@ class Cut(CutSettings, Step):
         require_every_key(run.dense)
         if self.budget.by != "latency":
             self._require_affordable(run, self.budget)
-        if self.size is not None:
+        if self.max_kl is not None or self.size is not None:
+            self._require_unhealed(run)
+        if self.size is not None and not run.before:
             require_size_possible(run, self.size, self.group)
+
+    def _require_unhealed(self, run: Run) -> None:
+        """A search makes many models, and a certificate needs text that nobody learned from."""
+        if any(isinstance(step, Heal) for step in run.after):
+            asked = option("max_kl") if self.max_kl is not None else option("size")
+            raise BudgetOutOfReach(
+                f"{asked} tries many budgets, and heal takes minutes for each; leave heal out, and run "
+                "`slimformer heal` on the result"
+            )
 
     def _require_affordable(self, run: Run, budget: Budget) -> None:
         check_budget(describe(run.dense), budget, seq_len=run.seq_len, settings=self, format=run.format)
@@ -77,6 +89,8 @@ class Cut(CutSettings, Step):
         require_certifiable(run, self.max_kl)
         budget = priced(run, self.budget)
         self._require_affordable(run, budget)
+        if self.size is not None and run.before:
+            require_size_possible(run, self.size, self.group)
         run = calibrated(run, self)
         if self.max_kl is not None:
             cut = smallest_certified(run, self, self.max_kl)

@@ -117,6 +117,11 @@ def make_shallow(
             f"in {architecture.model_type} a norm comes after what a block writes, so no linear map can stand for "
             "blocks that go; say depth.by=drop"
         )
+    if linear and not neurons[0].part.adds:
+        raise UnknownMethod(
+            f"in {architecture.model_type} what a block writes is scaled or normed before it is added, or added beside "
+            "its attention, so no linear map can stand for blocks that go; say depth.by=drop"
+        )
     _require_no_scale_by_depth(model)
     streams = {split: _walk(model, architecture, data.splits[split], _room(architecture, split)) for split in BYTES}
     bias = neurons[0].reader_bias

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from slimformer.calibrate.text import Batch
-from slimformer.errors import BudgetOutOfReach
+from slimformer.errors import BudgetOutOfReach, RankTooHigh
 from slimformer.evaluate.compare import compare
 from slimformer.messages.progress import silent
 from slimformer.models import describe
@@ -46,7 +46,12 @@ def frontier(run: Run, settings: CutSettings, budgets: Sequence[float] = ()) -> 
     probes = read_probes(run.known)
     points = []
     for fraction in sorted(budgets or reachable(run, settings), reverse=True):
-        plan = make_plan(run, Budget(fraction), settings)
+        try:
+            plan = make_plan(run, Budget(fraction), settings)
+        except RankTooHigh:  # to fit this one; where nobody asked for it, there are others
+            if budgets:
+                raise
+            continue
         points.append(FrontPoint(plan, predicted_harm(probes, run.curves, plan.sizes) if probes else None))
     return points
 

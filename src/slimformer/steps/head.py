@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from slimformer.evaluate.compare import compare
+from slimformer.evaluate.by_text import compare_pair
 from slimformer.evaluate.report import Report
 from slimformer.heads.classify import LabelledRows, fresh_head, held_out_texts, labelled, require_headroom
 from slimformer.models.architecture import is_bare
@@ -24,7 +24,7 @@ class Head(Step):
     kind: Literal["lda", "ridge", "random", "ncm", "newton"] = Field(default="lda", description="how it is solved")
 
     flags: ClassVar[dict[str, str]] = {"head_data": "data"}
-    place: ClassVar[int] = 5
+    place: ClassVar[int] = 6
 
     def require_possible(self, run: Run) -> None:
         """Refuse a fresh head where there is no place for it."""
@@ -52,6 +52,8 @@ class Head(Step):
             if headless:  # it has become a classifier; its own metrics, of states, stay what they were
                 report = replace(report, head=head, load_class=auto_class(model))
             else:
-                metrics = [metric.to_json() for metric in compare(run.dense, model, data.splits["report"])]
+                pair = run.original or run.loaded, replace(run.loaded, model=model)
+                found = compare_pair(*pair, data.splits["report"], data.texts.get("report", []), data.seq_len)
+                metrics = [metric.to_json() for metric in found]
                 report = replace(report, head={**head, "old_head": report.metrics}, metrics=metrics)
         return replace(run, model=model), report

@@ -36,7 +36,7 @@ class Quantize(Step):
     symmetric: bool = Field(default=True, description="is zero in the middle of the grid?")
 
     flags: ClassVar[dict[str, str]] = {"bits": "bits", "group": "group"}
-    place: ClassVar[int] = 4
+    place: ClassVar[int] = 5
 
     @property
     def fits(self) -> bool:

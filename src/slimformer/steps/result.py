@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Result(Short):
     report: Report
     loaded: Loaded
     quantized: Quantized | None = None
+    parts: Mapping[str, bytes] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
         """What its report says."""
@@ -59,7 +61,7 @@ class Result(Short):
         texts = texts_of(self.plan, self.report, folder)
         save(
             unpacked(self.quantized, stored) if self.quantized else stored, folder,
-            Belongings(loaded.processor, loaded.companions, texts), force=force, verify=verify,
+            Belongings(loaded.processor, loaded.companions, texts, self.parts), force=force, verify=verify,
             packed=packed(self.quantized, stored) if self.quantized else None,
         )  # fmt: skip
         return folder
@@ -79,13 +81,14 @@ def assess(run: Run, recipe: str, *, fitted: bool, timing: bool) -> tuple[Run, R
     were read."""
     own = run.plan is not None
     run = run if own else replace(run, plan=plan_of(run.loaded, recipe, run.seq_len))
-    report = describe_result(run.loaded, run.model, run.decided)
+    dense, small = run.original or run.loaded, replace(run.loaded, model=run.model)
+    report = describe_result(dense, run.model, run.decided)
     if run.data is not None:
         thin = thin_data(describe(run.dense), run.data) if fitted else []
         notes = [*report.warnings, *thin, *unnamed_data(run.data.reading, run.data.name)]
         with run.timed("evaluate"):
             report = measure(
-                replace(report, warnings=notes), run.loaded, run.model, run.data, timing=timing, progress=run.progress
+                replace(report, warnings=notes), dense, small, run.data, timing=timing, progress=run.progress
             )
     if not own:  # the plan of a folder is that of an earlier recipe
         report = replace(report, recipe=recipe, warnings=[*report.warnings, *_rounded_before(run)])

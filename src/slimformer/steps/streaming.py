@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from slimformer.calibrate.documents import Source
-from slimformer.calibrate.gather import Data, gather, sequence_length
+from slimformer.calibrate.gather import Data, Reading, gather, sequence_length
 from slimformer.checkpoint.atomic import require_apart, require_free, writing
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.save import write_belongings, write_texts
@@ -122,10 +122,8 @@ def stream(
     with timed(seconds, "load"):
         skeleton.read_outside()
     with timed(seconds, "data"):
-        data = gather(
-            asked.data, model, skeleton.loaded.processor, architecture, seq_len=asked.seq_len, batch_size=rows,
-            **asked.reading,
-        )  # fmt: skip
+        reading = Reading(seq_len=asked.seq_len, batch_size=rows, **asked.reading)
+        data = gather(asked.data, model, skeleton.loaded.processor, architecture, reading)
     estimate = limit.before_work(data, rows)
     say(f"memory: {estimate}; allowed {in_words(asked.memory)}")
     require_disk(limit.disk(data, asked.budget.fraction), work_folder(folder))

@@ -14,7 +14,10 @@ from slimformer.messages.words import either, option
 from slimformer.models.opening import Opening
 
 STREAMED = ("cut", "refine")
-NEED_ALL = ("eval_data", "head_data", "bits", "group", "k", "kind", "window", "keep_exact", "steps")
+NEED_ALL = (
+    "eval_data", "head_data", "vocab", "vocab_data", "bits", "group", "heal", "k", "kind", "window", "keep_exact",
+    "steps",
+)  # fmt: skip
 
 
 def on_the_cpu(opening: Opening) -> Opening:

@@ -71,6 +71,20 @@ function lossless() {
   for (const path of saved) line(said(`${path}.rewrite`), ": ", num(`${path}.params`, count), " parameters and ", num(`${path}.macs`, count), " MACs per token saved.");
 }
 
+// Fewer tokens: what they cover, and what that does to texts and tables.
+function vocabulary() {
+  const pair = (path, format) => [num(`vocabulary.${path}.0`, format), " → ", num(`vocabulary.${path}.1`, format)];
+  byId("notes").append(h("p", { class: "note" }, "Vocabulary: ", num("vocabulary.keep", commas), " of ", num("vocabulary.of", commas),
+    " tokens stay, the most frequent of ", said("vocabulary.on"), ", and cover ", num("vocabulary.covered"), " of held-out text; tokens a text: ",
+    ...pair("tokens_per_text"), "; embedding and head: ", ...pair("bytes", megabytes), "."));
+}
+
+// Shorter embeddings: what they keep of held-out texts.
+function embedding() {
+  byId("notes").append(h("p", { class: "note" }, "Embeddings: ", num("embedding.dim", commas), " of ", num("embedding.of", commas), " numbers keep ",
+    num("embedding.energy"), " of held-out ones; cosines of pairs move by ", num("embedding.cosine_change"), "."));
+}
+
 function beforeAfter() {
   const length = () => num("seq_len", commas);
   const cost = (name, field, format) => row(name, num(`dense.${field}`, format), num(`small.${field}`, format),
@@ -95,8 +109,10 @@ function beforeAfter() {
     ...(report.data.read_as || []).flatMap((_, i) => ["; ", said(`data.read_as.${i}`)]), ". ");
   if (report.latency) how.push("Latency: medians of ", num("latency.repeats", commas), " interleaved runs, threads: ", num("latency.threads", commas), ".");
   byId("measured").append(...how);
+  if (report.vocabulary) vocabulary();
+  if (report.embedding) embedding();
   if (report.lossless) lossless();
-  if (report.certificate) byId("notes").append(h("p", { class: "note", "data-text": "certificate.promise" }, `Certified: ${report.certificate.promise}`));
+  if (report.certificate) byId("notes").append(h("p", { class: "note", "data-text": "certificate.statement" }, `Certified: ${report.certificate.statement}`));
   report.warnings.forEach((text, i) => byId("notes").append(h("p", { class: "note", "data-text": `warnings.${i}` }, `Note: ${text}`)));
 }
 

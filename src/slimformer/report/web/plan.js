@@ -3,7 +3,7 @@
 
 // Sites with their sizes and prices; index is the place in front.sites.
 function laddersOf(front) {
-  return front.sites.map((site, index) => ({ ...site, ...front.menus[site.menu], index }));
+  return front.sites.map((site, index) => ({ ...site, ...front.tables[site.table], index }));
 }
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);
@@ -54,6 +54,51 @@ function topUp(ladders, at, left) {
     at.set(best.ladder.index, at.get(best.ladder.index) + 1);
     left -= best.price;
   }
+}
+
+// Buy a rung that is dearer than what is left, and give back rungs elsewhere for it, as long as total harm falls.
+function exchange(ladders, at, budget) {
+  let left = budget - sum(ladders.map((ladder) => ladder.price[at.get(ladder.index)]));
+  for (;;) {
+    let best = null;
+    for (const ladder of ladders) {
+      const found = purchase(ladders, at, ladder, left);
+      if (found && found.harm < 0 && (!best || found.harm < best.harm)) best = found;
+    }
+    if (!best) return at;
+    ({ at, left } = best);
+  }
+}
+
+// The ladders in use: those of the way in which a part is cut, of the first where it is not cut at all.
+function taken(fixed, parts, at) {
+  const isCut = (ladder) => at.has(ladder.index) && at.get(ladder.index) < ladder.price.length - 1;
+  const ways = parts.map((part) => part.find((way) => way.some(isCut)) || part[0]);
+  for (const ladder of ways.flat()) if (!at.has(ladder.index)) at.set(ladder.index, ladder.price.length - 1);
+  return [...fixed, ...ways.flat()];
+}
+
+// The next rung of one ladder, paid by the rungs elsewhere whose loss is least for what they pay.
+function purchase(ladders, before, bought, rest) {
+  const i = before.get(bought.index);
+  if (i + 1 >= bought.price.length) return null;
+  let harm = bought.harm[i + 1] - bought.harm[i], left = rest - (bought.price[i + 1] - bought.price[i]);
+  const at = new Map(before).set(bought.index, i + 1);
+  while (left < 0) {
+    let best = null;
+    for (const ladder of ladders) {
+      const j = at.get(ladder.index);
+      if (ladder.index === bought.index || !j) continue;
+      const loss = ladder.harm[j - 1] - ladder.harm[j], price = ladder.price[j] - ladder.price[j - 1];
+      const rate = loss / Math.min(price, -left); // more than is owed buys nothing
+      if (!best || rate < best.rate) best = { rate, ladder, j, loss, price };
+    }
+    if (!best) return null;
+    harm += best.loss;
+    left += best.price;
+    at.set(best.ladder.index, best.j - 1);
+  }
+  return { harm, left, at };
 }
 
 // Least harm + λ price of a ladder, and the price there.
@@ -133,6 +178,7 @@ function planAt(front, ladders, fraction) {
   else if (front.allocation !== "greedy" || cheapest(fixed) > budget) return null;
   else at = parts.length ? greedyWays(fixed, parts, budget, front.near, front.steps) : greedy(fixed, budget);
   if (!at) return null;
+  if (front.allocation === "greedy") at = exchange(taken(fixed, parts, at), at, budget);
   const keep = ladders.map((ladder) => (at.has(ladder.index) ? kept(ladder, at.get(ladder.index)) : ladder.of));
   const isRank = (ladder) => ladder.kind === "attn.qk" || ladder.kind === "attn.vo";
   // Without values no score is needed.

@@ -1,0 +1,31 @@
+"""The table of types of models, from the proofs of `model_types.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tables import markdown
+
+RANKS = {"qk": "scores", "vo": "values"}
+
+
+def model_types(results: dict[str, Any], _report: str | None) -> str:
+    """One row for each type: what is proved to be cut, and what is not, with the reason."""
+    rows = [_row(name, found, set(results["laws"])) for name, found in sorted(results["types"].items())]
+    header = ["`model_type`", "family", "heads", "neurons", "ranks of", "plain", "left as it is"]
+    return markdown(header, rows)
+
+
+def _row(name: str, found: dict[str, Any], laws: set[str]) -> list[str]:
+    def proved(kind: str) -> str:
+        parts = [part for part, its in found["kinds"].items() if its == kind and part not in found["fixed"]]
+        held = {part: {p["law"] for p in found["proofs"] if p["part"] == part and p["holds"]} for part in parts}
+        return "proved" if parts and all(held[part] == laws for part in parts) else "no"
+
+    plain = [found["kinds"][part] for part in found["plain"] if part not in found["fixed"]]
+    ranks = ", ".join(RANKS[rank] for rank in found["ranks"])
+    reasons = [*found["fixed"].values(), *([f"ranks: {found['no_ranks']}"] if found["no_ranks"] else [])]
+    return [
+        f"`{name}`", found["family"], proved("heads"), proved("neurons"), ranks or "–", ", ".join(plain) or "–",
+        "; ".join(dict.fromkeys(reasons)) or "–",
+    ]  # fmt: skip

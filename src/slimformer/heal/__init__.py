@@ -1,0 +1,1 @@
+"""Win back what cutting lost: a short distillation from the dense model, on text without labels."""

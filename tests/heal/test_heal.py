@@ -1,0 +1,132 @@
+"""Healing helps or changes nothing, whatever is trained; zeros stay, and a killed run goes on to the same weights."""
+
+import pytest
+import torch
+
+from families import tiny, tiny_batches, tiny_plan
+from slimformer.heal.heal import Student, Text, heal
+from slimformer.heal.held_out import HeldOut, score
+from slimformer.heal.settings import HealSettings
+from slimformer.heal.work import Work
+
+SPANS = (1, 1, 1)
+
+
+def student(model_type="llama", head=None):
+    dense = tiny(model_type, head)
+    return Student(tiny_plan(dense, 0.5)[1], dense, SPANS)
+
+
+def text(dense, n=4):
+    return Text(tiny_batches(dense, n), HeldOut({"own": tiny_batches(dense, 2, seed=9)}))
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def settings(**more):
+    return HealSettings(**{"tokens": 6000, "phases": "global", "rate": 1e-3, **more})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "head"), [("llama", "causal"), ("bert", "bare"), ("bert", "answer"), ("vit", "classify")]
+)
+def test_outputs_come_nearer_to_the_dense_ones(model_type, head, tmp_path):
+    each = student(model_type, head)
+    dense = weights(each.dense)
+    few = {"tokens": 400, "rate": 1e-4} if model_type == "vit" else {}  # images
+    done = heal(each, text(each.dense), settings(**few), Work(tmp_path))
+    assert done.kept and done.after["own"] < done.before["own"]
+    assert same(dense, weights(each.dense)), "the teacher does not learn"
+    assert not any(p.grad is not None for p in each.small.parameters()) and not each.small.training
+
+
+@pytest.mark.parametrize("train", ["lora", "norms"])
+def test_few_parameters_help_too_and_leave_an_ordinary_model(train, tmp_path):
+    each = student()
+    before = weights(each.small)
+    done = heal(each, text(each.dense), settings(train=train, rate=3e-3), Work(tmp_path))
+    after = weights(each.small)
+    assert done.kept and before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all((before[name].ndim == 1) == (train == "norms") for name in changed)
+    assert not any("lora" in type(module).__module__ for module in each.small.modules())
+
+
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_what_cannot_help_gives_back_the_same_bits(train, tmp_path):
+    each = student()
+    before = weights(each.small)
+    done = heal(each, text(each.dense), settings(train=train, rate=1e3, tokens=1500), Work(tmp_path))
+    assert not done.kept and done.after == done.before
+    assert same(before, weights(each.small))
+
+
+def test_a_twin_has_nothing_to_learn(tmp_path):
+    dense = tiny("llama")
+    each = Student(tiny("llama"), dense, SPANS)
+    done = heal(each, text(dense), settings(phases="both"), Work(tmp_path))
+    assert not done.kept and same(weights(dense), weights(each.small))
+
+
+def test_zeros_stay_where_they_were(tmp_path):
+    each = student()
+    name = "model.layers.1.mlp.down_proj.weight"
+    with torch.no_grad():
+        matrix = each.small.get_parameter(name)
+        matrix.masked_fill_(matrix.abs() < matrix.abs().median(), 0.0)
+    zeros = each.small.get_parameter(name) == 0
+    done = heal(each, text(each.dense), settings(phases="both"), Work(tmp_path))
+    assert done.kept and torch.equal(each.small.get_parameter(name) == 0, zeros)
+
+
+def test_weights_are_judged_as_they_are_stored(tmp_path):
+    each = student()
+    narrow = Student(each.small.bfloat16().float(), each.dense, SPANS, torch.bfloat16)
+    heal(narrow, text(each.dense), settings(), Work(tmp_path))
+    assert all(torch.equal(p, p.bfloat16().float()) for p in narrow.small.model.layers.parameters())
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
+    class Kill(Exception):
+        pass
+
+    def kill(stage, done, total):
+        if stage == "heal" and done == 7:
+            raise Kill
+
+    found = []
+    for killed in ("never", "between checkpoints", "while one is removed"):
+        folder, each = tmp_path / killed, student()
+        folder.mkdir()
+        how = settings(phases="both", rate=None, tokens=4000)
+        if killed != "never":
+            with pytest.raises(Kill):
+                heal(each, text(each.dense), how, Work(folder), kill)
+            assert not same(found[0], weights(each.small))
+            each = student()
+        if killed == "while one is removed":
+            max(folder.rglob("trained.safetensors"), key=lambda file: file.stat().st_mtime).unlink()
+        assert heal(each, text(each.dense), how, Work(folder)).kept
+        found.append(weights(each.small))
+    assert same(*found[:2]) and same(*found[1:])
+
+
+def test_the_random_numbers_of_the_caller_are_left_alone(tmp_path):
+    each = student()
+    torch.manual_seed(3)
+    wanted = torch.rand(4)
+    torch.manual_seed(3)
+    heal(each, text(each.dense), settings(tokens=600), Work(tmp_path))
+    assert torch.equal(wanted, torch.rand(4))
+
+
+def test_a_gain_on_one_text_does_not_pay_for_a_loss_on_another():
+    assert score({"own": 0.5, "broad": 0.9}, {"own": 1.0, "broad": 1.0}) == pytest.approx(0.7)
+    assert score({"own": 0.1, "broad": 1.1}, {"own": 1.0, "broad": 1.0}) == float("inf")
+    assert score({"own": float("nan")}, {"own": 1.0}) == float("inf")

@@ -220,7 +220,7 @@ limit = min({limit}, first + {room})
 assert most[0] <= limit, (most[0], limit)
 """
 NARROW = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64, "vocab_size": 64}
-TEXT_ROOM = 215 * 10**6  # little more than what is reckoned with for a text of 16 MB
+TEXT_ROOM = 248 * 10**6  # little more than what is reckoned with for a text of 16 MB
 IN_IDS = "data = torch.randint(5, 60, ({rows}, {length}))"
 
 

@@ -31,7 +31,7 @@ from slimformer.models.architecture import PART
 from slimformer.plan.settings import CutSettings
 
 DOUBLE = 8
-SLACK, KEPT = 1.05, 64 * 10**6  # what allocators keep for themselves
+SLACK, KEPT = 1.05, 96 * 10**6  # what allocators keep for themselves; an arena of its own for each busy thread
 MARGIN = 1.02
 LOGITS, SHORT = 2**26, 128  # logits at a time where results are evaluated; positions where a correction is
 COPIED = ((256, 12), (64, 56))  # positions that are compared at once, and bytes a logit takes there: for nll, for KL

@@ -100,3 +100,14 @@ def test_intervals_over_few_documents_stay_within_what_is_possible(head, monkeyp
             assert (metric.low, metric.high) == (-1.0, 0.0)
         elif metric.name == "kl":
             assert metric.low == 0.0 and metric.high == pytest.approx(math.log(dense.config.vocab_size))
+
+
+def test_perplexity_and_nats_say_the_same_of_two_documents(monkeypatch):
+    """Perplexity is e to the nats: bounds of its gap follow from theirs, so that both have the same sign."""
+    dense = tiny("llama")
+    monkeypatch.setattr(comparing, "paired_difference", lambda *_, **__: Interval(0.5, 0.01, 1.3, 0.95))
+    metrics = by_name(compare(dense, tiny_compressed(dense), labelled(dense)))
+    ppl, nats = metrics["perplexity"], metrics["nats per token"]
+    assert (nats.low, nats.high) == (0.01, 1.3)
+    assert ppl.low == pytest.approx(ppl.dense * (math.exp(nats.low) - 1))
+    assert ppl.high == pytest.approx(ppl.dense * (math.exp(nats.high) - 1))

@@ -124,6 +124,10 @@ def test_a_dear_rung_is_bought_with_cheap_ones_where_that_does_less_harm():
         after = exchange(rungs, sizes, budget)
         assert spent(rungs, after) <= budget
         assert harm_of(rungs, after) <= harm_of(rungs, sizes) + 1e-12
+        left = budget - spent(rungs, after)
+        for rung in rungs:  # budgets are met within one unit of the smallest site that can still grow
+            i = rung.sizes.index(after[rung.site.name])
+            assert i + 1 == len(rung.sizes) or rung.cost[i + 1] - rung.cost[i] > left
         better += harm_of(rungs, after) < harm_of(rungs, sizes) - 1e-9
     assert better >= 5
 

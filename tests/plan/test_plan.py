@@ -70,6 +70,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, broken):
         Plan.load(tmp_path / broken)
 
 
+def test_a_plain_plan_that_keeps_far_less_than_asked_says_so(plan):
+    short = dataclasses.replace(plan, format="plain", by="macs", budget=0.9, macs=0.667)
+    (note,) = short.notes
+    assert "0.9" in note and "0.667" in note and "ragged" in note
+    assert not dataclasses.replace(short, macs=0.88).notes
+    assert not dataclasses.replace(short, format="ragged").notes
+
+
 def test_a_plan_fits_its_own_model(plan):
     model = stock("llama").model
     check_fits(plan, describe(model), fingerprint(model))

@@ -15,22 +15,12 @@ from slimformer.errors import SlimformerError
 from slimformer.report.track import Record as Recorder
 from slimformer.report.track import tracker
 
-EvaluatedData = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--data",
-        metavar="DATA",
-        help="as for compress; with --task a file or folder of it",
-        show_default="what was held out of the data it was calibrated on",
-    ),
-]
-
 
 @opt.grouped
 def eval_(
     folder: opt.Small,
     against: opt.Against,
-    data: EvaluatedData = None,
+    data: opt.MeasuredData = None,
     eval_data: opt.EvalData = None,
     task: Annotated[
         str | None,

@@ -27,6 +27,15 @@ DataOption = Annotated[
         show_default="builtin",
     ),
 ]
+MeasuredData = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="DATA",
+        help="as for compress; with --task a file or folder of it",
+        show_default="what was held out of the data it was calibrated on",
+    ),
+]
 OnlyData = Annotated[
     bool, typer.Option("--only-data", help="fit on --data alone, without the broad text that is added to it")
 ]

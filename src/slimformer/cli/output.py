@@ -90,9 +90,14 @@ def show_cut(provenance: Any, architecture: Any, result: Any, folder: Path) -> N
 
     show_data(provenance)
     out.print(kept_table(plan_table(architecture, result.plan)))
-    kept = f"{result.plan.macs:.1%} of the block MACs, {result.plan.params:.1%} of the blocks' parameters"
-    typer.echo(f"kept: {kept}; measure it with `slimformer eval {folder}`")
+    typer.echo(f"{kept_line(result.plan)}; measure it with `slimformer eval {folder}`")
+    show_notes(result.plan.notes, hidden=False)
     saved_line(folder, result.report)
+
+
+def kept_line(plan: Any) -> str:
+    """What a plan keeps of the blocks."""
+    return f"kept: {plan.macs:.1%} of the block MACs, {plan.params:.1%} of the blocks' parameters"
 
 
 def front_table(rows: list[dict[str, Any]]) -> Table:

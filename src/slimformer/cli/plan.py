@@ -10,7 +10,7 @@ import typer
 
 from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.output import emit, out, show_data
+from slimformer.cli.output import emit, kept_line, out, show_data, show_notes
 from slimformer.cli.terminal import showing_progress
 
 
@@ -55,5 +55,7 @@ def plan(
     def tables() -> None:
         show_data(run.known.provenance)
         out.print(kept_table(plan_table(describe(run.dense), decided)))
+        out.print(kept_line(decided))
+        show_notes(decided.notes, hidden=False)
 
     emit(json.loads(decided.to_json()), shown, tables)

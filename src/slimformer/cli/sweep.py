@@ -16,7 +16,7 @@ from slimformer.cli.terminal import showing_progress
 @opt.grouped
 def sweep(
     stats: opt.Stats,
-    data: opt.DataOption = None,
+    data: opt.MeasuredData = None,
     budgets: opt.Budgets = "0.9,0.8,0.7,0.6,0.5",
     columns: opt.Columns = "",
     tokens: opt.Tokens = None,

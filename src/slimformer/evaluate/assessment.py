@@ -78,7 +78,11 @@ def describe_result(loaded: Loaded, small: PreTrainedModel, plan: Plan, provenan
         sites=site_table(architecture, after, dropped_blocks(plan.sizes)),
         data=_calibration_facts(architecture, provenance) if provenance else {},
         versions=versions(),
-        warnings=[*loaded.notes, *(unnamed_data(provenance.reading, provenance.data) if provenance else ())],
+        warnings=[
+            *loaded.notes,
+            *plan.notes,
+            *(unnamed_data(provenance.reading, provenance.data) if provenance else ()),
+        ],
         opening=_opening(loaded),
     )
 

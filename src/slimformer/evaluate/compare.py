@@ -136,14 +136,21 @@ def _language(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[
     before, after, apart = language_pair(dense, small, batches, stride=stride)
     n, pairs = before.tokens_per_document, (before.nll_per_document, after.nll_per_document)
     gap = bounds(partial(paired_difference, pairs[0]), pairs[1], n)
-    # d exp(nll) = exp(nll) d nll
-    moves = [after.ppl * b - before.ppl * a for a, b in zip(*pairs, strict=True)]
-    gap_of_ppl = bounds(partial(smooth_interval, after.ppl - before.ppl), moves, n)
     return [
-        Metric("perplexity", before.ppl, after.ppl, "lower", *gap_of_ppl, documents=len(n)),
+        Metric("perplexity", before.ppl, after.ppl, "lower", *_as_perplexity(before.ppl, gap), documents=len(n)),
         Metric("nats per token", before.nll, after.nll, "lower", *gap, documents=len(n)),
         *divergence_metrics(apart, apart.positions if stride > 1 else None, dense),
     ]
+
+
+def _as_perplexity(dense: float, nats: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+    """Bounds of the gap in perplexity from those of the gap g in nats, dense · (e^g − 1).
+
+    Both then have the same sign: no row says that a model is surely worse and that it may be better."""
+    low, high = nats
+    if low is None or high is None:
+        return None, None
+    return dense * math.expm1(min(low, 700.0)), dense * math.expm1(min(high, 700.0))
 
 
 def _accuracy(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:

@@ -43,7 +43,8 @@ def describe(model: PreTrainedModel) -> Architecture:
             stacks.append(_stack(model, layout, sum(len(stack.blocks) for stack in stacks), len(family.stacks) > 1))
     except AttributeError as error:  # code of somebody else under a known model_type
         raise UnknownArchitecture(
-            f"{type(model).__name__}: its modules are not those of the {family.name} family ({error})"
+            f"{type(model).__name__}: its modules are not those of the {family.name} family ({error}); name them in a "
+            "file for --family, which `slimformer families discover MODEL` can write"
         ) from error
     for stack in stacks:
         if not stack.blocks:

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 from slimformer.errors import PlanDoesNotFit
 from slimformer.files.reading import checked, one_of, parse_own_json, read_text
 from slimformer.messages.short import Short
+from slimformer.messages.words import option
 from slimformer.models import Architecture, Site
 from slimformer.models.ranks import scores_site, values_site
 from slimformer.plan.cost import Size, block_cost
@@ -64,6 +65,16 @@ class Plan(Short):
         sites = [edit.site for edit in self.edits]
         if twice := sorted({site for site in sites if sites.count(site) > 1}):
             raise PlanDoesNotFit(f"the plan names {twice[0][:80]} twice; leave one of them")
+
+    @property
+    def notes(self) -> list[str]:
+        """What to say of a plan that keeps far less than was asked for, because its format has no sizes between."""
+        if self.format != "plain" or self.by != "macs" or self.macs >= 0.95 * self.budget:
+            return []
+        return [
+            f"{self.budget:g} of the MACs was asked for and {self.macs:.3f} is kept: a plain config can say few sizes; "
+            f"{option('format', 'ragged')} comes closer"
+        ]
 
     def facts(self) -> dict[str, str]:
         """What was asked for, what is kept of it, and what of every kind of unit."""

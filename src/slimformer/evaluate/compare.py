@@ -146,7 +146,8 @@ def _language(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[
 def _as_perplexity(dense: float, nats: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
     """Bounds of the gap in perplexity from those of the gap g in nats, dense · (e^g − 1).
 
-    Both then have the same sign: no row says that a model is surely worse and that it may be better."""
+    Both then have the same sign: no row says that a model is surely worse and that it may be better. What is bounded is
+    the ratio of the two perplexities; how hard other texts are to both is not in it."""
     low, high = nats
     if low is None or high is None:
         return None, None

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from slimformer.errors import UnknownArchitecture
 from slimformer.messages.arguments import IN_MEMORY, check_arguments
+from slimformer.messages.words import option
 from slimformer.models.architecture import (
     HEADS,
     NEURONS,
@@ -44,7 +45,7 @@ def describe(model: PreTrainedModel) -> Architecture:
     except AttributeError as error:  # code of somebody else under a known model_type
         raise UnknownArchitecture(
             f"{type(model).__name__}: its modules are not those of the {family.name} family ({error}); name them in a "
-            "file for --family, which `slimformer families discover MODEL` can write"
+            f"file for {option('family')}, which `slimformer families discover MODEL` can write"
         ) from error
     for stack in stacks:
         if not stack.blocks:

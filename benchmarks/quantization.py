@@ -126,7 +126,7 @@ class Table:
             total, bits = sum(p.numel() for p in model.parameters()) * 4, 32.0 * _linear_weights(model)
         else:
             total = stored_bytes(narrow, torch.float32)
-            bits = sum(layer.bits * layer.Q.numel() for layer in narrow.layers.values())
+            bits = sum(layer.stored_bits() for layer in narrow.layers.values())
         score = _scores(model, self.held_out)
         ids = self.held_out[0].inputs["input_ids"][:1, :64].clone()
         again = reloaded(narrow, ids) if narrow and job.stored == "4 bits" and job.method == "gptq" else None

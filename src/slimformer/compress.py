@@ -50,10 +50,10 @@ READING = ("seq_len", "tokens", "samples", "columns", "seed")
 class Arguments(OpeningOptions, total=False):
     """What `compress` takes by name besides model, data and recipe.
 
-    Short for settings of steps: one budget (`macs`, `params`, `latency`, `max_kl`, `size`), `bits` and `group`,
-    `refine`, `heal` (minutes), `head_data`, `vocab` (tokens to keep, or as a float the share of the text they cover)
-    and `vocab_data`, and for long texts `k`, `kind`, `window`, `keep_exact`, `steps`. Every other setting is
-    `settings={"cut.ridge": 0.01}`. Of the data: `tokens` to fit on, `samples`, `columns`, `seq_len`, `seed`,
+    Short for settings of steps: one budget (`macs`, `params`, `latency`, `max_kl`, `size`), `bits`, `group` and
+    `tables`, `refine`, `heal` (minutes), `head_data`, `vocab` (tokens to keep, or as a float the share of the text
+    they cover) and `vocab_data`, and for long texts `k`, `kind`, `window`, `keep_exact`, `steps`. Every other setting
+    is `settings={"cut.ridge": 0.01}`. Of the data: `tokens` to fit on, `samples`, `columns`, `seq_len`, `seed`,
     `only_data` (no broad text is added), `eval_data` to measure on as well. `format` is ragged or plain; `timing`
     measures latency.
     """
@@ -65,6 +65,7 @@ class Arguments(OpeningOptions, total=False):
     size: int | None
     bits: int | None
     group: int | None
+    tables: bool | None
     refine: bool | None
     head_data: str | Path | None
     vocab: int | float | None
@@ -210,8 +211,10 @@ def quantize(
     model: str | Path | PreTrainedModel | Loaded, data: Source | Tensor = UNNAMED, *, bits: int = 4, **arguments: Any
 ) -> Result:
     """Store the linear layers of all blocks in 8 or 4 bits: a recipe of one step, `steps.quantize.Quantize`, whose
-    other settings (`group`, `method`, `symmetric`) are arguments, too; the rest as for `compress`."""
-    own: dict[str, Any] = {name: arguments.pop(name) for name in ("group", "method", "symmetric") if name in arguments}
+    other settings (`group`, `method`, `symmetric`, `tables`) are arguments, too; the rest as for `compress`."""
+    own: dict[str, Any] = {
+        name: arguments.pop(name) for name in ("group", "method", "symmetric", "tables") if name in arguments
+    }
     step: dict[str, dict[str, Any]] = {"quantize": {"bits": bits, **own}}
     return compress(model, data, recipe=recipe_of(f"{bits}-bit", "fewer bits, all widths kept", step), **arguments)
 

@@ -107,11 +107,12 @@ def with_arguments(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
     if vocab is not None:  # below 1 a share of the text, else tokens; what a file says gives way
         given |= {"vocab": None, "vocab_cover": vocab} if isinstance(vocab, float) else {"vocab_cover": None}
     recipe = _with_refine(recipe, given.pop("refine", None))
-    if "group" in given and not given.keys() & {"bits", "size"} and not _has(recipe, "quantize"):
-        raise BudgetOutOfReach(
-            f"{option('group')} says how bits are stored; give {option('bits', 8)}, {option('bits', 4)} or a "
-            f"{option('size')} with it"
-        )
+    for name in ("group", "tables"):
+        if name in given and not given.keys() & {"bits", "size"} and not _has(recipe, "quantize"):
+            raise BudgetOutOfReach(
+                f"{option(name)} says how bits are stored; give {option('bits', 8)}, {option('bits', 4)} or a "
+                f"{option('size')} with it"
+            )
     asked = [name for name in BUDGETS if name in given]
     changes: dict[str, dict[str, Any]] = {}
     for name, value in given.items():
@@ -132,7 +133,7 @@ def _taker(recipe: Recipe, argument: str, given: Mapping[str, Any]) -> str:
     """The step that takes an argument: one of the recipe, or one that the argument adds to it."""
     present = [NAMES[type(step)] for step in recipe.steps]
     added = [name for name in APPENDED if STEPS[name].flags.keys() & given.keys() and name not in present]
-    if argument == "group":  # of the bits that are asked for; else of those that a size leads to
+    if argument in ("group", "tables"):  # of the bits that are asked for; else of those that a size leads to
         present = [*added, *present[::-1]] if "bits" in given else present[::-1]
     for name in (*present, *(name for name in added if "bits" in given or name != "quantize")):
         if argument in STEPS[name].flags:

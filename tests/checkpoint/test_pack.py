@@ -22,7 +22,7 @@ from slimformer.checkpoint.tensor_file import file_bytes
 from slimformer.compress import quantize
 from slimformer.decompose.rounding import Grid
 from slimformer.decompose.sparse import Pattern
-from slimformer.errors import ExtraNotInstalled, ModelBroken, UnknownArchitecture
+from slimformer.errors import ExtraNotInstalled, ModelBroken, UnknownArchitecture, UnknownMethod
 from slimformer.evaluate.speed import file_size
 from slimformer.models.load import find_model, load_model
 from slimformer.models.packed import pack, unpack
@@ -53,10 +53,10 @@ def test_codes_come_back(bits, d):
     assert torch.equal(unpack(words, bits, d), Q)
 
 
-def written(folder, family="llama", grid=None, *, ragged=False, head=None):
-    model = tiny(family, head)
+def written(folder, family="llama", grid=None, *, ragged=False, head=None, tables=False, **config):
+    model = tiny(family, head, **config)
     model = tiny_ragged(model) if ragged else model
-    found = quantized(model, grid or Grid(4, 16), tiny_batches(model, 1), method="nearest")
+    found = quantized(model, grid or Grid(4, 16), tiny_batches(model, 1), method="nearest", tables=tables)
     save(found.model, folder, packed=packed(found, found.model), verify=False)
     return found
 
@@ -76,6 +76,24 @@ def test_a_packed_folder_opens_here_without_the_extra(tmp_path, grid, ragged):
 def test_bytes_are_those_of_the_file(tmp_path, grid, family, ragged):
     found = written(tmp_path / "m", family, grid, ragged=ragged)
     assert stored_bytes(found, torch.float32) == file_size(tmp_path / "m")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("family", "ragged"), [("llama", False), ("llama", True), ("bert", False), ("opt", False)])
+def test_tables_are_packed_and_open_here_as_what_was_measured(tmp_path, family, ragged, tied):
+    how = {"ragged": ragged, "tables": True, "vocab_size": 300, "tie_word_embeddings": tied}
+    found = written(tmp_path / "m", family, Grid(4, 16), **how)
+    assert stored_bytes(found, torch.float32) == file_size(tmp_path / "m")
+    opened = load(tmp_path / "m")
+    for name, tensor in found.model.state_dict().items():
+        assert torch.equal(opened.state_dict()[name], tensor), name
+    head = opened.get_output_embeddings().weight
+    assert (head is opened.get_input_embeddings().weight) == tied and len(head.unique()) < head.numel() / 2
+
+
+def test_a_model_without_tables_has_none_to_store_in_fewer_bits():
+    with pytest.raises(UnknownMethod, match="tables=True"):
+        quantize(tiny("vit"), torch.randn(8, 3, 16, 16), bits=8, tables=True)
 
 
 @pytest.mark.parametrize("family", STOCK_TYPES)
@@ -160,31 +178,35 @@ def test_steps_that_transformers_cannot_read_are_refused_before_the_work(monkeyp
 
 @reader
 def test_plain_from_pretrained_in_a_fresh_process_gives_the_same_logits(tmp_path):
+    tables = {"tables": True, "vocab_size": 300}
     cases = {
-        "four": ("llama", Grid(4, 16), False), "eight": ("bert", Grid(8), False),
-        "opt": ("opt", Grid(4, 16), False), "ragged": ("llama", Grid(4, 16), True),
+        "four": ("llama", Grid(4, 16), {}), "eight": ("bert", Grid(8), {}),
+        "opt": ("opt", Grid(4, 16), {}), "ragged": ("llama", Grid(4, 16), {"ragged": True}),
+        "tables": ("bert", Grid(8), tables), "tied": ("llama", Grid(4, 16), {**tables, "tie_word_embeddings": True}),
+        "ragged tables": ("llama", Grid(8), {**tables, "ragged": True}),
     }  # fmt: skip
     if transformers.__version__ not in NO_ZERO_POINTS:
-        cases["lopsided"] = ("opt", Grid(4, 16, symmetric=False), False)
+        cases["lopsided"] = ("opt", Grid(4, 16, symmetric=False), {})
     ids = torch.randint(5, 60, (2, 9), generator=torch.Generator().manual_seed(0))
     save_file({"ids": ids}, tmp_path / "ids")
     asked, wanted = [], {}
-    for name, (family, grid, ragged) in cases.items():
+    for name, (family, grid, how) in cases.items():
         folder = tmp_path / name
-        found = written(folder, family, grid, ragged=ragged)
+        found = written(folder, family, grid, **how)
         with torch.no_grad():
             wanted[folder] = found.model(ids).logits
         kind = "AutoModelForMaskedLM" if family == "bert" else "AutoModelForCausalLM"
-        asked.append((str(folder), kind, ragged))
+        asked.append((str(folder), kind, "ragged" in how))
     subprocess.run([sys.executable, "-c", FRESH, str(tmp_path / "ids"), json.dumps(asked)], check=True)
     for folder, logits in wanted.items():
         assert torch.allclose(load_file(folder / "found.safetensors_")["out"], logits, atol=1e-5), folder.name
 
 
 @reader
-def test_a_save_is_verified_by_reloading(tmp_path):
-    model = tiny("llama")
-    found = quantized(model, Grid(4, 16), tiny_batches(model, 1))
+@pytest.mark.parametrize("tables", [False, True])
+def test_a_save_is_verified_by_reloading(tmp_path, tables):
+    model = tiny("llama", vocab_size=300)
+    found = quantized(model, Grid(4, 16), tiny_batches(model, 1), tables=tables)
     save(found.model, tmp_path / "m", packed=packed(found, found.model))
     assert "quantization_config" in json.loads((tmp_path / "m" / "config.json").read_text())
 

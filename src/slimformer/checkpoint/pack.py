@@ -2,13 +2,17 @@
 
 The packed model is never run here; it is what is written. `from_pretrained` unpacks it on its own wherever
 compressed-tensors is installed, and computes with s (q − z): the very weights that were measured.
+
+Tables of embeddings are looked up, not multiplied with, and transformers cannot hold a packed one: a config with such a
+table asks for plain weights when it is opened (`dequantize`). There s (q − z) is taken in the precision of s, so steps
+are then stored in single precision, otherwise in bfloat16; and all layers must have the same bits.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -45,13 +49,13 @@ def require_reader(*, symmetric: bool = True) -> None:
 
 
 def require_packable(model: PreTrainedModel, layers: Mapping[str, Any]) -> None:
-    """Refuse layers that the format cannot hold: it knows nn.Linear alone."""
-    other = [name for name in layers if not isinstance(model.get_submodule(name), nn.Linear)]
+    """Refuse layers that the format cannot hold: it knows linear layers and tables alone."""
+    other = [name for name in layers if not isinstance(model.get_submodule(name), nn.Linear | nn.Embedding)]
     if other:
         kind = type(model.get_submodule(other[0])).__name__
         raise UnknownArchitecture(
             f"{type(model).__name__} has layers of the kind {kind} ({other[0]}), which the format of quantized weights "
-            "does not know; it holds nn.Linear alone"
+            "does not know; it holds nn.Linear and nn.Embedding alone"
         )
 
 
@@ -59,17 +63,30 @@ def packed(quantized: Quantized, model: PreTrainedModel) -> PreTrainedModel:
     """A copy of `model` (the same sizes, in the precision to store) that holds codes and steps in place of weights."""
     require_packable(model, quantized.layers)
     out = copy.deepcopy(model)
+    steps = step_dtype(model, quantized.layers)
     for name, rounded in quantized.layers.items():
         layer: Any = out.get_submodule(name)
         bits, (rows, columns) = rounded.grid.bits, rounded.Q.shape
-        del layer.weight
+        for sharing in [each for each in out.modules() if getattr(each, "weight", None) is layer.weight]:
+            del sharing.weight  # type: ignore[union-attr]  # a tied head is tied again when the table is opened
         _hold(layer, "weight_packed", pack(rounded.Q, bits))
-        _hold(layer, "weight_scale", rounded.s)
+        _hold(layer, "weight_scale", rounded.s.to(steps))
         _hold(layer, "weight_shape", torch.tensor([rows, columns]))
         if not rounded.grid.symmetric:
             _hold(layer, "weight_zero_point", pack(rounded.z.mT, bits).mT.contiguous())
     out.config.quantization_config = quantization_config(quantized.layers, base_path(model))
+    if _has_tables(model, quantized.layers):
+        out.config.quantization_config["dequantize"] = True
     return out
+
+
+def step_dtype(model: PreTrainedModel, layers: Iterable[str]) -> torch.dtype:
+    """The precision steps are stored in."""
+    return torch.float32 if _has_tables(model, layers) else torch.bfloat16
+
+
+def _has_tables(model: PreTrainedModel, layers: Iterable[str]) -> bool:
+    return any(isinstance(model.get_submodule(name), nn.Embedding) for name in layers)
 
 
 @torch.no_grad()
@@ -96,23 +113,26 @@ def stored_tensors(model: PreTrainedModel, dtype: torch.dtype, grids: Mapping[st
     """Kind and shape of every tensor on disk if the weights of these layers are packed; it needs no codes."""
     names = {f"{layer}.weight": layer for layer in grids}
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    steps = step_dtype(model, grids)
     own = dict(model.named_parameters())  # what is tied is there once
     tied = dict(model.named_parameters(remove_duplicate=False)).keys() - own.keys()
     for name, tensor in model.state_dict().items():
         if name in names:
-            tensors |= _packed_tensors(name, tensor.shape, grids[names[name]])
+            tensors |= _packed_tensors(name, tensor.shape, grids[names[name]], steps)
         elif name not in tied:
             tensors[name] = (dtype if tensor.is_floating_point() else tensor.dtype, tuple(tensor.shape))
     return as_saved(model, tensors)
 
 
-def _packed_tensors(weight: str, shape: torch.Size, grid: Grid) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Words of codes and zeros, steps in two bytes, and two integers of eight for the shape."""
+def _packed_tensors(
+    weight: str, shape: torch.Size, grid: Grid, steps: torch.dtype
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Words of codes and zeros, steps, and two integers of eight bytes for the shape."""
     rows, columns = shape
     groups = columns // grid.width(columns)
     zeros = {} if grid.symmetric else {"zero_point": (torch.int32, (_words(rows, grid.bits), groups))}
     parts: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        "packed": (torch.int32, (rows, _words(columns, grid.bits))), "scale": (torch.bfloat16, (rows, groups)),
+        "packed": (torch.int32, (rows, _words(columns, grid.bits))), "scale": (steps, (rows, groups)),
         "shape": (torch.int64, (2,)), **zeros,
     }  # fmt: skip
     return {f"{weight}_{part}": tensor for part, tensor in parts.items()}

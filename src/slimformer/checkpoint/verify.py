@@ -36,7 +36,8 @@ def verify(model: PreTrainedModel, folder: Path, packed: PreTrainedModel | None 
     if not all(bool(torch.isfinite(tensor).all()) for tensor in expected.values()):
         raise SaveFailed(f"the model gives NaN or infinite outputs as {model.dtype}; save it in float32")
     actual, weights = _reload(folder, sample)
-    _compare_weights(reload.checksums(model if packed is None else packed, single=packed is not None), weights)
+    opened = model if packed is None or packed.config.quantization_config.get("dequantize") else packed
+    _compare_weights(reload.checksums(opened, single=packed is not None), weights)
     _compare_outputs(expected, actual, RTOL.get(exact.dtype, 5e-2))
 
 

@@ -55,6 +55,7 @@ def compress(
     vocab_data: opt.VocabData = None,
     bits: opt.KeptBits = None,
     group: opt.KeptGroup = None,
+    tables: opt.Tables = None,
     timing: opt.Timing = True,
     track: opt.Track = None,
     k: opt.Groups = None,
@@ -76,7 +77,8 @@ def compress(
     others = {"eval_data": (*(eval_data or ()), *([vocab_data] if vocab_data else ())), "head_data": head_data}
     given = {
         "max_kl": max_kl, "refine": refine, "heal": inputs.minutes(heal), "head_data": head_data, "bits": bits,
-        "group": group, "k": k, "window": window, "kind": kind, "keep_exact": keep_exact, "steps": steps,
+        "group": group, "tables": tables, "k": k, "window": window, "kind": kind, "keep_exact": keep_exact,
+        "steps": steps,
         "vocab": None if vocab is None else inputs.vocabulary_size(vocab), "vocab_data": vocab_data,
     }  # fmt: skip
     short = _asked(texts, given, settings)

@@ -112,6 +112,10 @@ KeptGroup = Annotated[
         "--group", metavar="N", help="with --bits: weights of a row that share a step; 0 for the row", show_default="32"
     ),
 ]
+Tables = Annotated[
+    bool | None,
+    typer.Option("--tables/--no-tables", help="with --bits: embeddings and the head of words, too", show_default="no"),
+]
 Timing = Annotated[bool, typer.Option(help="measure latency before and after")]
 MaybeOut = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder to write the smaller model to")]
 DryRun = Annotated[

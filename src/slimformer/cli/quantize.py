@@ -29,6 +29,7 @@ def quantize(
     group: Group = 32,
     method: Rounding = "gptq",
     symmetric: Symmetric = True,
+    tables: opt.Tables = None,
     data: opt.DataOption = None,
     only_data: opt.OnlyData = False,
     reading: opt.Reading = opt.READING,
@@ -40,8 +41,8 @@ def quantize(
 ) -> None:
     """Store the weights of all blocks in 8 or 4 bits, so that plain from_pretrained opens them.
 
-    Embeddings, heads and norms stay. The fit part of --data is rounded on, the report part is measured on. Needs
-    the extra `quant`.
+    Heads of classes and norms stay, and without --tables embeddings, too. The fit part of --data is rounded on, the
+    report part is measured on. Needs the extra `quant`.
     """
     name = inputs.joined(data)
     inputs.require_place(out_folder, force, model, *inputs.parts_of(name))
@@ -52,7 +53,9 @@ def quantize(
     from slimformer.steps.quantize import grid_of
 
     grid_of(bits, group)
-    asked: dict[str, Any] = {"bits": bits, "group": group, "method": method, "symmetric": symmetric}
+    asked: dict[str, Any] = {
+        "bits": bits, "group": group, "method": method, "symmetric": symmetric, "tables": bool(tables)
+    }  # fmt: skip
     loaded = load_model(model, opening.resolve())
     with showing_progress(hidden=shown.hidden) as progress:
         smaller = make_smaller(

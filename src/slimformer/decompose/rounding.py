@@ -79,11 +79,10 @@ class Rounded:
         s, z = (x.float().repeat_interleave(g, 1) for x in (self.s, self.z))
         return (self.Q.float() - z) * s
 
-    @property
-    def bits(self) -> float:
-        """Bits a weight takes, its share of steps and zeros included."""
-        shared = self.s.numel() * (16 + (0 if self.grid.symmetric else self.grid.bits))
-        return self.grid.bits + shared / self.Q.numel()
+    def stored_bits(self, step: int = 16) -> int:
+        """Bits of all codes, and of steps (so many each) and zeros."""
+        zero = 0 if self.grid.symmetric else self.grid.bits
+        return self.grid.bits * self.Q.numel() + (step + zero) * self.s.numel()
 
 
 def round_nearest(W: Float[Tensor, "o d"], grid: Grid) -> Rounded:

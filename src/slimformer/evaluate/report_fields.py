@@ -124,6 +124,7 @@ class QuantizationFacts:
     errors: dict[str, NotNegative]
     method: str
     bits: Annotated[int, Field(ge=1, le=16)] | None = None
+    tables: bool = False
     bits_per_weight: Annotated[float, Field(gt=0, le=64)] | None = None
     pattern: str | None = None
     zeros: Share | None = None

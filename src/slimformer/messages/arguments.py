@@ -123,7 +123,8 @@ KINDS: dict[str, Kind] = {
     "settings": instance("a dictionary of settings by step.key", dict),
     "format": TEXT, "refine": YES_OR_NO, "timing": YES_OR_NO, "force": YES_OR_NO, "verify": YES_OR_NO,
     "only_data": YES_OR_NO,
-    "bits": whole(1), "group": whole(0, optional=True), "method": TEXT, "symmetric": YES_OR_NO, "pattern": TEXT,
+    "bits": whole(1), "group": whole(0, optional=True), "tables": YES_OR_NO, "method": TEXT,
+    "symmetric": YES_OR_NO, "pattern": TEXT,
     "k": whole(1), "kind": TEXT, "window": whole(0), "keep_exact": whole(0), "steps": whole(1),
     "budgets": Kind("two numbers, the small one first", _are_numbers), "tolerance": AT_LEAST_0, "mean_macs": NUMBER,
     "device": Kind("the name of a device, e.g. 'cpu'", _is_device),
@@ -137,8 +138,8 @@ KINDS: dict[str, Kind] = {
     "say": CALLABLE, "report": instance("a dictionary", dict),
 }  # fmt: skip
 LEFT_OPEN = (  # None leaves these to the recipe
-    "macs", "params", "latency", "max_kl", "size", "bits", "group", "refine", "heal", "head_data", "k", "kind",
-    "window", "keep_exact", "steps", "eval_data", "vocab", "vocab_data",
+    "macs", "params", "latency", "max_kl", "size", "bits", "group", "tables", "refine", "heal", "head_data", "k",
+    "kind", "window", "keep_exact", "steps", "eval_data", "vocab", "vocab_data",
 )  # fmt: skip
 KINDS |= {name: replace(KINDS[name], optional=True) for name in LEFT_OPEN}
 

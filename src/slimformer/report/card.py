@@ -112,9 +112,11 @@ def narrow_line(facts: dict[str, Any]) -> str:
     if "pattern" in facts:
         share = f"{100 * facts['zeros']:.0f} %"
         return f"{share} of the weights of linear layers in blocks are zero ({facts['pattern']}).{grouped}"
+    what = "Linear layers in blocks and the tables at both ends" if facts.get("tables") else "Linear layers in blocks"
     return (
-        f"Linear layers in blocks are stored with {facts['bits']} bits a weight ({facts['bits_per_weight']:.2f} with "
-        f"the steps); transformers reads them with the package compressed-tensors, slimformer by itself.{grouped}"
+        f"{what} are stored with {facts['bits']} bits a weight "
+        f"({facts['bits_per_weight']:.2f} with the steps); transformers reads them with the package "
+        f"compressed-tensors, slimformer by itself.{grouped}"
     )
 
 

@@ -1,7 +1,8 @@
 """A copy of a model whose linear layers are on a grid, or mostly zero.
 
-Only linear layers inside blocks are touched: embeddings, language-model heads, classifiers, norms and biases stay (but
-a bias takes up the mean of what rounding does to its layer's output).
+Linear layers inside blocks are touched and, where asked for, the tables at both ends: embeddings, and the head that
+gives a word for every row. Classifiers, norms and biases stay (but a bias takes up the mean of what rounding does to
+its layer's output).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from slimformer.rewrite.surgery import nudge, write
 Method = Literal["gptq", "nearest"]
 METHODS: tuple[Method, ...] = ("gptq", "nearest")
 Heard = Callable[[int], None]
+FEW_ROWS = 256  # tables with fewer (kinds of segments, distances between positions) save nothing and may be delicate
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,13 @@ def quantized(
     batches: Sequence[Batch] = (),
     *,
     method: Method = "gptq",
-    by_energy: bool = True,
+    tables: bool = False,
     progress: Heard = lambda _block: None,
 ) -> Quantized:
     """A copy with all linear layers of its blocks on the grid; `batches` are for "gptq", "nearest" reads nothing.
 
-    `by_energy`: see `decompose.rounding.round_compensated`.
+    With `tables` those at both ends are on it, too, to the nearest: every token reads a row of its own, so no row can
+    make up for another.
     """
     if method not in METHODS:
         raise UnknownMethod(f"there is no way of rounding {method!r}; choose from {', '.join(METHODS)}")
@@ -79,14 +82,34 @@ def quantized(
     def change(name: str, moments: Moments) -> None:
         layer = out.get_submodule(name)
         W, C = weight_of(layer).cpu(), moments.second(centred=has_bias(layer))
-        layers[name] = round_compensated(W, C, grid, by_energy=by_energy)
+        layers[name] = round_compensated(W, C, grid, by_energy=True)
         errors[name] = _exchange(layer, W, layers[name].W, C, moments)
 
     if method == "gptq":
         change_in_turn(out, architecture, batches, change, progress=progress)
     else:
         _each(out, architecture, lambda name: _to_nearest(out, name, grid, layers), progress)
+    if tables:
+        for name in tables_of(out):
+            table = weight_of(out.get_submodule(name))
+            layers[name] = round_nearest(table.cpu(), grid)
+            table.copy_(layers[name].W)  # in place: a head may share it
     return Quantized(out, layers, errors)
+
+
+def tables_of(model: PreTrainedModel) -> list[str]:
+    """The tables at both ends: what tokens and positions are looked up in, and the head of words unless it is tied."""
+    blocks = tuple(f"{block.path}." for block in describe(model).blocks)
+    outside = {name: module for name, module in model.named_modules() if not name.startswith(blocks)}
+    found = {
+        name: module.weight
+        for name, module in outside.items()
+        if isinstance(module, nn.Embedding) and module.num_embeddings >= FEW_ROWS
+    }
+    head = model.get_output_embeddings()
+    tied = any(getattr(head, "weight", None) is each for each in found.values())
+    heads = [name for name, module in outside.items() if module is head and isinstance(module, nn.Linear)]
+    return [*found, *(() if tied else heads)]
 
 
 def sparsified(

@@ -27,7 +27,7 @@ from slimformer.steps.calibration import calibrated
 from slimformer.steps.certified import require_certifiable, smallest_certified
 from slimformer.steps.heal import Heal
 from slimformer.steps.make import even_plan, make, priced
-from slimformer.steps.size import best_within, require_size_possible
+from slimformer.steps.size import Room, best_within, require_size_possible
 from slimformer.steps.step import Step
 
 
@@ -40,8 +40,9 @@ class Cut(CutSettings, Step):
     max_kl: float | None = Field(default=None, description="or: the smallest model whose mean KL is certified so")
     size: int | None = Field(default=None, description="or: bytes all weights may take; bits are chosen, too")
     group: int = Field(default=32, ge=0, description="with a size: weights of a row that share a step; 0: the row")
+    tables: bool | None = Field(default=None, description="with a size: tables in few bits? none: chosen")
 
-    flags: ClassVar[dict[str, str]] = {name: name for name in (*BUDGETS, "group")}
+    flags: ClassVar[dict[str, str]] = {name: name for name in (*BUDGETS, "group", "tables")}
 
     @property
     def budget(self) -> Budget:
@@ -49,6 +50,11 @@ class Cut(CutSettings, Step):
         given = {name: getattr(self, name) for name in BUDGETS}
         by = require_one(given)
         return budget_of(**{by: given[by]}) if by in MEASURES else Budget(1.0)
+
+    @property
+    def room(self) -> Room | None:
+        """The bytes that were asked for, and how weights may be stored in them."""
+        return None if self.size is None else Room(self.size, self.group, self.tables)
 
     def require_complete(self) -> None:
         """One budget, and a fraction where it is one."""
@@ -61,8 +67,8 @@ class Cut(CutSettings, Step):
             self._require_affordable(run, self.budget)
         if self.max_kl is not None or self.size is not None:
             self._require_unhealed(run)
-        if self.size is not None and not run.before:
-            require_size_possible(run, self.size, self.group)
+        if self.room is not None and not run.before:
+            require_size_possible(run, self.room)
 
     def _require_unhealed(self, run: Run) -> None:
         """A search makes many models, and a certificate needs text that nobody learned from."""
@@ -89,13 +95,13 @@ class Cut(CutSettings, Step):
         require_certifiable(run, self.max_kl)
         budget = priced(run, self.budget)
         self._require_affordable(run, budget)
-        if self.size is not None and run.before:
-            require_size_possible(run, self.size, self.group)
+        if self.room is not None and run.before:
+            require_size_possible(run, self.room)
         run = calibrated(run, self)
         if self.max_kl is not None:
             cut = smallest_certified(run, self, self.max_kl)
-        elif self.size is not None:
-            cut = best_within(run, self, self.size, self.group)
+        elif self.room is not None:
+            cut = best_within(run, self, self.room)
         else:
             cut = make(run, budget, self)
         plan = cut.decided

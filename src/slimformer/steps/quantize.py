@@ -1,4 +1,4 @@
-"""Step `quantize`: linear layers of all blocks in 8 or 4 bits; later weights make up for what earlier ones lost."""
+"""Step `quantize`: linear layers of all blocks in 8 or 4 bits, and the tables at both ends where that is asked for."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch
 from pydantic import Field
 from transformers import PreTrainedModel
 
-from slimformer.checkpoint.pack import require_packable, require_reader
+from slimformer.checkpoint.pack import require_packable, require_reader, step_dtype
 from slimformer.decompose.rounding import Grid
-from slimformer.errors import BudgetOutOfReach
+from slimformer.errors import BudgetOutOfReach, UnknownMethod
+from slimformer.messages.words import option
 from slimformer.models import describe
 from slimformer.nn.long_context import keys_are_grouped
 from slimformer.rewrite.in_turn import linear_layers
-from slimformer.rewrite.quantize import Quantized, quantized
+from slimformer.rewrite.quantize import Quantized, quantized, tables_of
 from slimformer.rewrite.surgery import round_weights
 from slimformer.run import Run
 from slimformer.steps.step import Step
@@ -27,15 +28,18 @@ GROUPS = (32, 64, 128)
 class Quantize(Step):
     """Store the linear layers of all blocks in fewer bits, with a step for every `group` weights of a row.
 
-    "gptq" fits on the fit split (three passes over it, and d³ for every width d); "nearest" fits nothing.
+    "gptq" fits on the fit split (three passes over it, and d³ for every width d): later weights make up for what
+    earlier ones lost. "nearest" fits nothing. `tables` are embeddings and the head that gives words, always to
+    the nearest.
     """
 
     bits: int = Field(default=4, description="8 or 4")
     group: int = Field(default=32, ge=0, description="weights of a row that share a step: 32, 64, 128; 0: the row")
     method: Literal["gptq", "nearest"] = Field(default="gptq", description="how weights are rounded")
     symmetric: bool = Field(default=True, description="is zero in the middle of the grid?")
+    tables: bool = Field(default=False, description="embeddings and the head of words, too?")
 
-    flags: ClassVar[dict[str, str]] = {"bits": "bits", "group": "group"}
+    flags: ClassVar[dict[str, str]] = {"bits": "bits", "group": "group", "tables": "tables"}
     place: ClassVar[int] = 5
 
     @property
@@ -53,6 +57,10 @@ class Quantize(Step):
     def require_possible(self, run: Run) -> None:
         """Refuse what could not be saved or read again."""
         require_savable(run.dense, symmetric=self.symmetric)
+        if self.tables and not tables_of(run.dense):
+            raise UnknownMethod(
+                f"{option('tables', True)}: {type(run.dense).__name__} has no table of tokens; leave it out"
+            )
 
     def run(self, run: Run) -> Run:
         """Round what would be stored; what is not packed is stored in the precision of the model."""
@@ -61,12 +69,12 @@ class Quantize(Step):
             if run.model is not run.dense:
                 round_weights(run.model, run.loaded.dtype)
             rounded = quantized(
-                run.model, self.grid, run.splits["fit"], method=self.method,
+                run.model, self.grid, run.splits["fit"], method=self.method, tables=self.tables,
                 progress=lambda i: run.progress("quantize", i + 1, blocks),
             )  # fmt: skip
             round_others(rounded, run.loaded.dtype)
         narrow = replace(run, model=rounded.model, quantized=rounded)
-        return narrow.reporting(quantization=quantization_facts(rounded, self.grid, self.method))
+        return narrow.reporting(quantization=quantization_facts(rounded, self))
 
 
 def grid_of(bits: int, group: int | None, *, symmetric: bool = True) -> Grid:
@@ -97,12 +105,14 @@ def round_others(rounded: Quantized, dtype: torch.dtype) -> None:
             rounded.model.get_submodule(name).weight.copy_(weight)  # type: ignore[operator, union-attr]
 
 
-def quantization_facts(rounded: Quantized, grid: Grid, method: str) -> dict[str, Any]:
+def quantization_facts(rounded: Quantized, how: Quantize) -> dict[str, Any]:
     """What a report says: what was asked for, what weights take with their steps, and the error of every layer."""
     codes = sum(layer.Q.numel() for layer in rounded.layers.values())
-    bits = sum(layer.bits * layer.Q.numel() for layer in rounded.layers.values())
+    step = 8 * step_dtype(rounded.model, rounded.layers).itemsize
+    bits = sum(layer.stored_bits(step) for layer in rounded.layers.values())
     return {
-        "bits": grid.bits, "group": grid.group, "symmetric": grid.symmetric, "method": method,
+        "bits": how.bits, "group": how.grid.group, "symmetric": how.symmetric, "method": how.method,
+        "tables": how.tables,
         "layers": len(rounded.layers), "bits_per_weight": bits / codes, "errors": dict(rounded.errors),
         "groups": _group_counts(rounded), "grouped_keys": keys_are_grouped(rounded.model),
     }  # fmt: skip

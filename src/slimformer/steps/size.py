@@ -1,20 +1,23 @@
 """The best model that fits into so many bytes: every number of bits, each with as many weights as then fit.
 
-A size can be met by fewer weights or by fewer bits. Each number of bits leaves room for one share of the parameters;
-every such pair is made, and the one that does the least harm on the select split is kept.
+A size can be met by fewer weights or by fewer bits, in blocks and in the tables at both ends. Each way to store leaves
+room for one share of the blocks' parameters; every such pair is made, and the one that does the least harm on the
+select split is kept. Left out is what can only be worse: the whole model in fewer bits than it fits in, and tables in
+all bits where eight leave notably more of the blocks (rows of eight bits cost next to nothing:
+docs/methods/quantization.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from slimformer.checkpoint.pack import stored_bytes, stored_tensors
+from slimformer.checkpoint.pack import step_dtype, stored_bytes, stored_tensors
 from slimformer.checkpoint.tensor_file import file_bytes
 from slimformer.decompose.rounding import Grid
 from slimformer.errors import BudgetOutOfReach
@@ -26,58 +29,101 @@ from slimformer.plan import Budget
 from slimformer.plan.memory import in_words
 from slimformer.plan.settings import CutSettings
 from slimformer.rewrite.in_turn import linear_layers
+from slimformer.rewrite.quantize import tables_of
 from slimformer.run import Run
 from slimformer.steps.make import make
 from slimformer.steps.quantize import BITS, Quantize, grid_of, require_savable
 
 TRIES = 3  # steps take more than planned where no group fits a width; then a little less is kept
 LEAST = 0.1  # share of the parameters below which nothing is tried
+NOTABLY = 0.05  # of the blocks' parameters
+ALL = 32  # bits of what is not rounded
 
 
-def require_size_possible(run: Run, size: int, group: int) -> None:
+@dataclass(frozen=True)
+class Room:
+    """Bytes all weights may take, and how they may be stored: weights that share a step; tables in few bits, or not."""
+
+    size: int
+    group: int
+    tables: bool | None = None  # none: whichever is better
+
+
+def require_size_possible(run: Run, room: Room) -> None:
     """Refuse, before the work, a size that what is not compressed takes already."""
     model, dtype = run.dense, run.loaded.dtype
     require_savable(model)
-    if not list(_shares(run, size, group)):
-        whole = _on_disk(model, dtype, None)
-        others = whole - sum(_weights(model).values()) * dtype.itemsize
+    if not _shares(run, room):
+        whole = _on_disk(model, dtype, {})
+        fewest = Quantize(bits=min(BITS), group=room.group, tables=room.tables is not False and bool(tables_of(model)))
+        least, inside = _split(model, dtype, fewest)
         raise BudgetOutOfReach(
-            f"{in_words(size)} were asked for, and what is not compressed (embeddings, norms, head) takes "
-            f"{in_words(others)} of {in_words(whole)}; give more"
+            f"{in_words(room.size)} were asked for; the model has {in_words(whole)}, and with everything in "
+            f"{min(BITS)} bits what is not cut (embeddings, norms, head) takes {in_words(int(least - inside))}; give "
+            "more"
         )
 
 
-def best_within(run: Run, settings: CutSettings, size: int, group: int) -> Run:
+def best_within(run: Run, settings: CutSettings, room: Room) -> Run:
     """Of all ways to fit into the size, the one that does the least harm on the select split."""
     best: Run | None = None
     tried: list[dict[str, Any]] = []
-    for rounding, share in _shares(run, size, group):
-        smaller = _fitting(_storing(run, rounding), settings, size, share, rounding)
+    for rounding, share in _shares(run, room):
+        smaller = _fitting(_storing(run, rounding), settings, room.size, share, rounding)
         if smaller is None:
             continue
         harm = fmean(document_harms(run.dense, smaller.model, run.splits["select"]))
         if all(harm < each["harm"] for each in tried):
             best = smaller
-        bits = rounding.bits if rounding else None
-        tried.append({"bits": bits, "params": smaller.decided.params, "bytes": bytes_of(smaller), "harm": harm})
+        stored = rounding.model_dump(include={"bits", "tables"}) if rounding else {"bits": None, "tables": False}
+        tried.append({**stored, "params": smaller.decided.params, "bytes": bytes_of(smaller), "harm": harm})
     if best is None:
         raise BudgetOutOfReach(
-            f"no model of {in_words(size)} can be made of this one; give more, or fewer {option('bits')}"
+            f"no model of {in_words(room.size)} can be made of this one; give more, or fewer {option('bits')}"
         )
-    return best.reporting(sizing={"size": size, "candidates": tried})
+    return best.reporting(sizing={"size": room.size, "candidates": tried})
 
 
-def _shares(run: Run, size: int, group: int) -> Iterator[tuple[Quantize | None, float]]:
-    """For every number of bits the share of the blocks' parameters that fits into the size, if it is not too small."""
-    asked = next((step for step in run.after if isinstance(step, Quantize)), None)
-    choices = (None, *(Quantize(bits=bits, group=group) for bits in BITS)) if asked is None else (asked,)
-    for rounding in choices:
+Choice = tuple[Quantize | None, float]  # how weights are stored, and the share of the blocks' parameters that then fits
+
+
+def _shares(run: Run, room: Room) -> list[Choice]:
+    """For every way to store the share of the blocks' parameters that fits, if it is not too small; see above."""
+    found: list[Choice] = []
+    for rounding in _ways(run, room):
         whole, inside = _split(run.dense, run.loaded.dtype, rounding)
-        share = min(1.0, 1 - (whole - size) / inside)
-        if share >= LEAST:
-            yield rounding, share
-        if share == 1.0:
-            return  # with fewer bits it would fit as well, and be worse
+        share = min(1.0, 1 - (whole - room.size) / inside)
+        if share >= LEAST and not any(s == 1.0 and _is_finer(other, rounding) for other, s in found):
+            found.append((rounding, share))
+    return [(rounding, share) for rounding, share in found if not _is_crowded_out(rounding, share, found)]
+
+
+def _ways(run: Run, room: Room) -> Sequence[Quantize | None]:
+    """How weights may be stored, the finest first: as asked for, else in any number of bits."""
+    asked = next((step for step in run.after if isinstance(step, Quantize)), None)
+    if asked is not None:
+        return [asked]
+    possible = (False, True) if tables_of(run.dense) else (False,)
+    choices = possible if room.tables is None else (room.tables,)
+    pairs = [(bits, tables) for tables in choices for bits in BITS]
+    return [None, *(Quantize(bits=bits, group=room.group, tables=tables) for bits, tables in pairs)]
+
+
+def _bits(way: Quantize | None) -> tuple[int, int]:
+    """Of blocks and of tables."""
+    return (ALL, ALL) if way is None else (way.bits, way.bits if way.tables else ALL)
+
+
+def _is_finer(one: Quantize | None, other: Quantize | None) -> bool:
+    """Has one at least as many bits as the other, everywhere?"""
+    return all(a >= b for a, b in zip(_bits(one), _bits(other), strict=True))
+
+
+def _is_crowded_out(way: Quantize | None, share: float, found: Sequence[Choice]) -> bool:
+    """Would tables of eight bits (and blocks of eight at most) leave notably more of the blocks?"""
+    blocks, tables = _bits(way)
+    instead = (min(blocks, max(BITS)), max(BITS))
+    return tables == ALL and any(_bits(other) == instead and s > share + NOTABLY for other, s in found)
 
 
 def _storing(run: Run, rounding: Quantize | None) -> Run:
@@ -104,19 +150,26 @@ def bytes_of(run: Run) -> int:
     """What the file of weights takes, to the byte."""
     if run.quantized is not None:
         return stored_bytes(run.quantized, run.loaded.dtype)
-    return _on_disk(run.model, run.loaded.dtype, None)
+    return _on_disk(run.model, run.loaded.dtype, {})
 
 
 def _split(model: PreTrainedModel, dtype: torch.dtype, rounding: Quantize | None) -> tuple[int, float]:
     """Bytes of the file if nothing is cut, and how many of them are weights of linear layers in blocks."""
-    each = dtype.itemsize if rounding is None else (rounding.bits + 16 / (rounding.group or 256)) / 8
-    grid = None if rounding is None else grid_of(rounding.bits, rounding.group)
-    return _on_disk(model, dtype, grid), sum(_weights(model).values()) * each
+    weights = _weights(model)
+    if rounding is None:
+        return _on_disk(model, dtype, {}), sum(weights.values()) * dtype.itemsize
+    grid = grid_of(rounding.bits, rounding.group)
+    grids = dict.fromkeys(weights, grid)
+    if rounding.tables:
+        grids |= dict.fromkeys(tables_of(model), grid)
+    step = 8 * step_dtype(model, grids).itemsize
+    each = (rounding.bits + step / (rounding.group or 256)) / 8
+    return _on_disk(model, dtype, grids), sum(weights.values()) * each
 
 
-def _on_disk(model: PreTrainedModel, dtype: torch.dtype, grid: Grid | None) -> int:
-    """Bytes of the file, with linear layers in blocks on a grid if there is one."""
-    return file_bytes(stored_tensors(model, dtype, {} if grid is None else dict.fromkeys(_weights(model), grid)))
+def _on_disk(model: PreTrainedModel, dtype: torch.dtype, grids: dict[str, Grid]) -> int:
+    """Bytes of the file, with these layers on grids."""
+    return file_bytes(stored_tensors(model, dtype, grids))
 
 
 def _weights(model: PreTrainedModel) -> dict[str, int]:

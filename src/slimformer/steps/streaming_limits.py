@@ -15,8 +15,8 @@ from slimformer.models.opening import Opening
 
 STREAMED = ("cut", "refine")
 NEED_ALL = (
-    "eval_data", "head_data", "vocab", "vocab_data", "bits", "group", "heal", "k", "kind", "window", "keep_exact",
-    "steps",
+    "eval_data", "head_data", "vocab", "vocab_data", "bits", "group", "tables", "heal", "k", "kind", "window",
+    "keep_exact", "steps",
 )  # fmt: skip
 
 

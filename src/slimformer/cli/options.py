@@ -109,7 +109,10 @@ KeptBits = Annotated[
 KeptGroup = Annotated[
     int | None,
     typer.Option(
-        "--group", metavar="N", help="with --bits: weights of a row that share a step; 0 for the row", show_default="32"
+        "--group",
+        metavar="N",
+        help="with --bits: weights of a row that share a step; 0 for the row",
+        show_default="32; --size: 64",
     ),
 ]
 Tables = Annotated[

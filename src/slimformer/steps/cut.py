@@ -39,7 +39,7 @@ class Cut(CutSettings, Step):
     latency: float | None = Field(default=None, description="or: fraction of the blocks' measured latency to keep")
     max_kl: float | None = Field(default=None, description="or: the smallest model whose mean KL is certified so")
     size: int | None = Field(default=None, description="or: bytes all weights may take; bits are chosen, too")
-    group: int = Field(default=32, ge=0, description="with a size: weights of a row that share a step; 0: the row")
+    group: int = Field(default=64, ge=0, description="with a size: weights of a row that share a step; 0: the row")
     tables: bool | None = Field(default=None, description="with a size: tables in few bits? none: chosen")
 
     flags: ClassVar[dict[str, str]] = {name: name for name in (*BUDGETS, "group", "tables")}

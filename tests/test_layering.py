@@ -72,6 +72,16 @@ def test_imports_point_one_way_between_folders():
             assert RANK[layer_of(other)] <= RANK[own], f"{module} must not know {other}"
 
 
+def test_the_order_that_is_documented_is_this_one():
+    for name in ("CONTRIBUTING.md", "docs/design.md"):
+        text = (SRC.parents[1] / name).read_text(encoding="utf-8")
+        (order,) = re.findall(r"^errors →[^`]*", text, re.MULTILINE)
+        documented = re.findall(r"\w+", order)
+        folders = {each.name for each in SRC.iterdir() if each.is_dir() and each.name not in ("start", "recipes")}
+        assert documented == [layer for layer in LAYERS if layer in documented], name
+        assert {name for name in folders if not name.startswith("_")} <= set(documented), name
+
+
 def test_no_cycle_is_anywhere():
     """Inside folders, too; a folder's `__init__` that gathers names stands for whoever imports the folder."""
     links = {module: {other for other in own_imports(file) if other in MODULES} for module, file in MODULES.items()}

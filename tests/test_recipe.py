@@ -209,7 +209,7 @@ def test_bits_add_a_step_and_refine_takes_one_out():
 def test_a_group_belongs_to_the_bits_or_to_the_size_that_leads_to_them():
     balanced = load_recipe("balanced")
     by_bits = with_arguments(balanced, {"bits": 8, "group": 128, "macs": 0.5})
-    assert (by_bits.steps[-1].group, cut_settings(by_bits).group) == (128, 32)
+    assert (by_bits.steps[-1].group, cut_settings(by_bits).group) == (128, 64)
     by_size = with_arguments(balanced, {"size": 10**6, "group": 128})
     assert steps_of(by_size) == ["cut", "refine"] and cut_settings(by_size).group == 128
     with pytest.raises(BudgetOutOfReach, match=r"group=… says how bits are stored; give bits=8, bits=4 or a size=…"):

@@ -118,7 +118,7 @@ def _moments(model: PreTrainedModel, batches: Sequence[Batch]) -> list[Moments]:
         here = batch.to(model.device)
         states: list[Tensor] = []
         with listening(model, inputs={block.path: states.append for block in describe(model).blocks}):
-            model(**here.inputs)
+            model.base_model(**here.inputs)  # the head of a language model costs as much as its blocks
         found = [Moments.of(_unit_rows(state, here.mask).cpu().double()) for state in states]
         sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
     model.train(was_training)

@@ -14,7 +14,7 @@ def coverage(results: dict[str, Any], part: str | None) -> str:
     if part == "documents":
         return f"{results['trials']:,} samples of each:\n\n{markdown(DOCUMENTS, _documents(results['documents']))}"
     if part == "examples":
-        return f"{results['trials']:,} samples of each:\n\n{markdown(EXAMPLES, _examples(results['examples']))}"
+        return markdown(EXAMPLES, _examples(results["examples"]))
     raise NothingToRender(f"coverage.json has no part {part!r}")
 
 

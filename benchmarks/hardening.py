@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,16 @@ class Tally:
         return {"spoilt": self.outcomes.total(), **{name: self.outcomes[name] for name in OUTCOMES}, "slow": self.slow}
 
 
-def fuzz(examples: int, root: Path) -> dict[str, Any]:
-    """Outcomes by file, for seeds 0, 1, …; of what goes wrong the first few are printed with their seeds."""
-    found: dict[str, Any] = {}
-    wrong: list[str] = []
+def fuzz(examples: int, root: Path, only: Sequence[str] = (), known: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Outcomes by file, for seeds 0, 1, …; of what goes wrong the first few are printed with their seeds.
+
+    With `only`, these files; what is `known` of the others stays.
+    """
+    found: dict[str, Any] = dict((known or {}).get("files", {})) if only else {}
+    wrong: list[str] = list((known or {}).get("wrong", [])) if only else []
     for name, target in targets(root).items():
+        if only and name not in only:
+            continue
         tally, began = Tally(), time.perf_counter()
         for seed in range(examples):
             spoil_once(target, seed, root / "spoilt", tally)
@@ -89,7 +95,7 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=700, help="of every kind of file")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--times", type=int, default=16, help="each command is killed")
-    parser.add_argument("--only", nargs="*", default=(), help="commands to kill; what is known of the others stays")
+    parser.add_argument("--only", nargs="*", default=(), help="commands, or files; what is known of the others stays")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -99,8 +105,11 @@ def main() -> int:
         place = MEMORY if part == "fuzz" and MEMORY.is_dir() else None
         with tempfile.TemporaryDirectory(prefix="hardening-", dir=place) as scratch:
             root = Path(scratch)
-            before = known.get("kills", {}).get("jobs", {})
-            known[part] = fuzz(asked.examples, root) if part == "fuzz" else kills(asked.times, root, asked.only, before)
+            before = known.get(part, {})
+            if part == "fuzz":
+                known[part] = fuzz(asked.examples, root, asked.only, before)
+            else:
+                known[part] = kills(asked.times, root, asked.only, before.get("jobs", {}))
         write_json(asked.results, known, indent=1)
     misread = any(known.get("fuzz", {}).get(name, 0) for name in (MISREAD, TRACEBACK, "slow"))
     return 1 if misread or harmed(known.get("kills", {})) else 0

@@ -22,19 +22,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoModelForImageClassification
 
-from slimformer.calibrate.store import open_statistics
+from families import tiny
+from kills_push import kill_push
+from kills_whole import (
+    whole_export,
+    whole_json,
+    whole_model,
+    whole_page,
+    whole_runs,
+    whole_sentences,
+    whole_statistics,
+)
 from slimformer.checkpoint.load import load
-from slimformer.evaluate.report_file import read_report
 from slimformer.files import manifest
 from slimformer.heads.match_file import read_match
-from slimformer.lab.folder import read_folder
 from slimformer.models.families import read_family
 from slimformer.plan import Plan
-from slimformer.report.page import is_page
 from slimformer.steps.cascade import load_cascade
 from terminal import files, save_tiny, slimformer, texts, write_table, write_texts
+from tokenizers_by_kind import WORDS, word_piece
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link"}
 NOTES = "notes.txt"
@@ -86,6 +93,8 @@ def jobs(root: Path) -> dict[str, Job]:
         return Job((command, out(name), *rest), out(name), whole, works_on=result)
 
     unproved = ("--no-verify",)
+    words = ("--data", given / "words.txt", "--tokens", 1000)
+    vocabulary = ("--recipe", "vocabulary", "--vocab", 0.8, "--set", "embedding.dim=8")
     return {
         "compress": made("compress", ("compress", llama, "--macs", 0.6, *brief, "--no-timing"), whole_model),
         "compress --memory": Job(
@@ -99,7 +108,12 @@ def jobs(root: Path) -> dict[str, Job]:
         "frontier": made("frontier", ("frontier", stats), whole_json),
         "sweep": changed("sweep", given / "bare", ("sweep", *brief, "--macs", "0.7"), whole_statistics),
         "cascade": made("cascade", ("cascade", stats, *brief, "--macs", "0.6,1"), load_cascade),
+        "compress --vocab": made(
+            "vocabulary", ("compress", given / "sentences", *vocabulary, *words, "--no-timing"),
+            whole_sentences,
+        ),
         "quantize": made("quantize", ("quantize", llama, *brief, "--bits", 8, *unproved), whole_model),
+        "quantize --tables": made("tables", ("quantize", llama, *brief, "--tables", *unproved), whole_model),
         "sparsify": made("sparsify", ("sparsify", llama, *brief, *unproved), whole_model),
         "heal": Job(
             ("heal", small, "--teacher", llama, *data, "--epochs", 2, *unproved, "--no-timing", "--out", out("heal")),
@@ -110,6 +124,7 @@ def jobs(root: Path) -> dict[str, Job]:
         "adapt": made("adapt", ("adapt", llama, *brief), load),
         "match": made("match", ("match", *features), lambda folder: read_match(folder / "match.safetensors")),
         "export": made("export", ("export", llama, "--to", "torch", *unproved), whole_export),
+        "export --to onnx": made("onnx", ("export", llama, "--to", "onnx", *unproved), whole_export),
         "inspect --figures": Job(
             ("inspect", llama, *data, "--tokens", 600, "--figures", out("inspect")), out("inspect"),
             lambda folder: whole_json(folder / "inspection.json"),
@@ -130,6 +145,8 @@ def furnish(given: Path) -> Path:
     """What the commands read."""
     llama, text = save_tiny(given / "llama", "llama"), write_texts(given / "text.txt")
     save_tiny(given / "bert", "bert", "classify")
+    save_sentences(given / "sentences")
+    (given / "words.txt").write_text("\n\n".join(" ".join(WORDS.split()[i % 30 :][:8]) + f" {i}" for i in range(200)))
     write_table(given / "table.tsv")
     (given / "ptb").mkdir()
     (given / "ptb" / "ptb.test.txt").write_text("\n".join(texts(30, seed=9)))
@@ -145,6 +162,22 @@ def furnish(given: Path) -> Path:
     return given
 
 
+def save_sentences(folder: Path) -> None:
+    """A folder of sentence-transformers whose tokenizer can lose tokens."""
+    tokenizer = word_piece()
+    tiny("bert", "bare", vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"))
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
 def run(*arguments: object) -> None:
     """A command that must go well."""
     ended = slimformer(*arguments)
@@ -152,46 +185,7 @@ def run(*arguments: object) -> None:
         raise SystemExit(f"{arguments[0]} does not go through unharmed: {ended.err}")
 
 
-# --- whole results ----------------------------------------------------------------------------------------------
-
-
-def whole_model(folder: Path) -> None:
-    load(folder)
-    Plan.load(folder / "plan.json")
-
-
-def whole_statistics(folder: Path) -> None:
-    statistics = open_statistics(folder)
-    for i in range(statistics.provenance.n_blocks):
-        statistics.block(i)
-    statistics.weights()
-    statistics.probes()
-    for curves in folder.glob("curves-*.json"):
-        whole_json(curves)
-
-
-def whole_json(path: Path) -> None:
-    if not json.loads(path.read_text()):
-        raise ValueError(f"{path} is empty")
-
-
-def whole_export(folder: Path) -> None:
-    whole_json(folder / "export.json")
-
-
-def whole_page(folder: Path) -> None:
-    read_report(folder)
-    if not is_page(folder / "report.html"):
-        raise ValueError("the page is none")
-    load(folder)
-
-
-def whole_runs(folder: Path) -> None:
-    """What runs have recorded can be read, and the model of every run that ended opens."""
-    if (folder / "lab.json").is_file():
-        read_folder(folder)
-    for result in (folder / "runs").glob("*.json"):
-        AutoModelForImageClassification.from_pretrained(folder / "models" / result.stem)
+# --- after a kill -----------------------------------------------------------------------------------------------------
 
 
 def broken(job: Job, before: dict[str, bytes], *, must_be_there: bool) -> str:
@@ -352,11 +346,14 @@ def kills(times: int, root: Path, only: Sequence[str] = (), known: dict[str, Any
 
     With `only`, these commands; what is `known` of the others stays.
     """
-    draw, found = random.Random(0), dict(known or {}) if only else dict[str, Any]()
+    found = dict(known or {}) if only else dict[str, Any]()
     for name, job in jobs(root).items():
         if not only or name in only:
-            found[name] = kill_often(job, times, draw)
+            found[name] = kill_often(job, times, random.Random(name))
             print(f"{name}: {found[name]}", flush=True)
+    if not only or "push" in only:
+        found["push"] = kill_push(times, root / "given" / "small", random.Random("push"))
+        print(f"push: {found['push']}", flush=True)
     return {
         "jobs": found,
         "kills": sum(job["kills"] for job in found.values()),

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from slimformer.models.family import Family
 from slimformer.plan import Edit, Plan
 from slimformer.recipe import Recipe
 
@@ -86,6 +87,11 @@ def recipe_holds(recipe: Recipe, path: Path) -> bool:
     steps = [{each: None} if isinstance(each, str) else each for each in given["steps"]]
     said = [{name: settings or {} for name, settings in each.items()} for each in steps]
     return _holds(recipe.to_json(), {**given, "steps": said})
+
+
+def family_holds(family: Family, path: Path) -> bool:
+    """Does a family hold what its file says?"""
+    return _holds(family.to_json(), yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def yaml_holds(model: BaseModel, path: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from slimformer.calibrate.store import open_statistics
 from slimformer.checkpoint.cascade import CascadeRecord, Member, read_cascade, save_cascade
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.pack import packed
-from slimformer.checkpoint.save import Belongings, save
+from slimformer.checkpoint.save import Belongings, copy_companions, save
 from slimformer.decompose.rounding import Grid
 from slimformer.errors import DataUnreadable
 from slimformer.evaluate.report_file import read_report
@@ -33,11 +34,13 @@ from slimformer.heads.analytic import AnalyticHead
 from slimformer.heads.head_file import SUMS, read_head, write_head
 from slimformer.heads.match import match
 from slimformer.heads.match_file import read_match, write_match
+from slimformer.heal.work import Work
 from slimformer.lab.grid import expand
 from slimformer.lab.settings import load_experiment
 from slimformer.lab.state import Progress, load_state, save_state
-from slimformer.models import describe
+from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import fingerprint
+from slimformer.models.families import family_yaml, read_family
 from slimformer.models.load import load_model
 from slimformer.plan.plan import Plan, check_fits
 from slimformer.recipe import cut_settings, load_recipe
@@ -48,7 +51,8 @@ from slimformer.steps.make import read_probes, settings_of
 from slimformer.steps.result import plan_of
 from slimformer.steps.streaming_job import Job, read_note
 from spoiling import Target
-from terminal import done, save_tiny, texts, write_table, write_texts
+from terminal import done, files, save_sentences, save_tiny, texts, write_table, write_texts
+from tokenizers_by_kind import fallback
 
 LAB = """
 name: spoilt
@@ -68,7 +72,7 @@ def targets(root: Path) -> dict[str, Target]:
     """All of them; good files are made below `root`."""
     model = save_tiny(root / "llama", "llama")
     statistics, result = _statistics(root, model)
-    found = [*_single(root, result), *_data(root), *_strangers(root, model)]
+    found = [*_single(root, result), *_data(root), *_strangers(root, model), *_later(root)]
     names = ["stats.json", "error_weights.json", "probes.json", "moments/block-000.safetensors"]
     found += [_beside(name, statistics, _read_statistics) for name in names]
     (curves,) = statistics.glob("curves-*.json")
@@ -78,6 +82,25 @@ def targets(root: Path) -> dict[str, Target]:
     found += [_beside(name, result, _read_result, "result") for name in ("report.json", "plan.json", "tokenizer.json")]
     found.append(_beside("cascade.json", _cascade(root), _read_cascade))
     return {target.label or target.name: target for target in found}
+
+
+def _later(root: Path) -> list[Target]:
+    """A family as its file, notes of a healing, and folders with fewer tokens, with tables in few bits and with shorter
+    embeddings."""
+    family = Target("family.yaml", family_yaml(FAMILIES["llama"]).encode(), _read_family, second=lambda _: AGREED)
+    Work(root).keep("block-000", {"kept": True, "loss": 0.25}, {"weight": torch.arange(12.0)})
+    note = Target("block-000.note", (root / "block-000.note").read_bytes(), _read_note)
+    vocabulary, tables, shorter = _fewer_tokens(root), root / "tables", _shorter(root)
+    done("quantize", root / "llama", "--tables", "--method", "nearest", *_brief(root), "--no-verify", "--out", tables)
+    found = [family, note]
+    for label, folder, names in (
+        ("vocabulary", vocabulary, ("config.json", "model.safetensors", "tokenizer.json", "report.json")),
+        ("tables", tables, ("config.json", "model.safetensors")),
+        ("shorter", shorter, ("modules.json", "2_Dense/model.safetensors", "2_Dense/config.json")),
+    ):
+        read = _read_sentences if label == "shorter" else _read_tokens_and_weights
+        found += [_beside(name, folder, read, label) for name in names]
+    return found
 
 
 def _beside(name: str, folder: Path, read: Callable[[Path], object], label: str = "") -> Target:
@@ -107,6 +130,53 @@ def _single(root: Path, result: Path) -> list[Target]:
         Target("state.safetensors", (root / "state.safetensors").read_bytes(), _read_state),
         Target("note.json", note.read_bytes(), lambda folder: read_note(folder / "note.json")),
     ]
+
+
+def _brief(root: Path) -> tuple[object, ...]:
+    return ("--data", root / "text.txt", "--tokens", 600, "-q")
+
+
+def _fewer_tokens(root: Path) -> Path:
+    """A result of --vocab."""
+    model, tokenizer = root / "subwords", fallback()
+    tiny("llama", vocab_size=len(tokenizer)).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    how = ("--recipe", "vocabulary", "--vocab", 0.9, "--set", "vocabulary.refit=false", "--no-timing")
+    done("compress", model, *how, *_brief(root), "--out", root / "vocabulary")
+    return root / "vocabulary"
+
+
+def _shorter(root: Path) -> Path:
+    """A result of the step `embedding`."""
+    model = save_sentences(root / "sentences")
+    how = ("--macs", 0.8, "--no-refine", "--set", "embedding.dim=8", "--no-timing")
+    done("compress", model, *how, *_brief(root), "--out", root / "shorter")
+    return root / "shorter"
+
+
+def _read_family(folder: Path) -> bool:
+    return second.agree(second.family_holds, read_family(folder / "family.yaml"), folder / "family.yaml")
+
+
+def _read_note(folder: Path) -> dict[str, Any]:
+    found = Work(folder).recall("block-000")
+    if found is None:  # the block is done again, which is how this file is refused
+        raise DataUnreadable("there is no note to go on with")
+    return {"note": found[0], **found[1]}
+
+
+def _read_tokens_and_weights(folder: Path) -> dict[str, Any]:
+    loaded = load_model(folder)
+    text = "w7 the w8"
+    return {**_whole(loaded.model), "ids": loaded.processor(text)["input_ids"], "report": read_report(folder)}
+
+
+def _read_sentences(folder: Path) -> dict[str, Any]:
+    """What the next result would be given along."""
+    loaded = load_model(folder)
+    with tempfile.TemporaryDirectory() as other:
+        copy_companions(loaded.companions, Path(other))
+        return {name: list(content) for name, content in files(Path(other)).items()}
 
 
 def _written(path: Path, text: str) -> Path:

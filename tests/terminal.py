@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import re
 import sys
@@ -94,6 +95,21 @@ def save_tiny(folder: Path, model_type: str, head: str | None = None) -> Path:
     """A tiny model with its tokenizer or image processor, as a folder."""
     tiny(model_type, head).save_pretrained(folder)
     (tiny_image_processor() if model_type == "vit" else tiny_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def save_sentences(folder: Path) -> Path:
+    """A folder of sentence-transformers."""
+    save_tiny(folder, "bert", "bare")
+    parts = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(parts.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     return folder
 
 

@@ -19,43 +19,48 @@ from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 
 import slimformer as package
-from families import LENGTH, VOCABULARY
+from families import LENGTH, tiny
 from slimformer.models import describe
-from terminal import Said, done, save_tiny, slimformer, write_table, write_texts
+from terminal import Said, done, save_sentences, save_tiny, slimformer, write_table, write_texts
+from tokenizers_by_kind import fallback
 
 TABLE = """
-                   dense plain heads ranks rank0 paths linear depth grouped bits8 bits4 ragged4 sparse streamed lossless adapted cascade encoder0 projected
-inspect              .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
-inspect --data       .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
-attention            .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
-compress             .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
-compress plain       .     .     D     D     D     D     D      .      G      .     .      D      .       D        .       .       C       D        G
-compress bits        .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
-compress depth       .     .     S     S     S     S     S      .      G      .     .      S      .       S        .       .       C       S        G
-compress lossless    .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
-compress memory      .     .     .     .     .     .     .      .      G      M     M      M      .       .        .       .       C       .        G
-long-context         .     .     B     B     B     B     B      .      B      .     .      B      .       B        .       .       C       B        B
-dry run              .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
-calibrate            .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
-plan                 .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
-apply                .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
-cut                  .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
-frontier             .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
-sweep                .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
-cascade              .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
-eval                 .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
-eval itself          .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
-eval --task          .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       T        T
-bench                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
-quantize             .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
-sparsify             .     .     .     .     .     .     .      .      .      R     R      R      .       .        .       .       C       .        .
-heal                 .     .     .     .     .     .     .      .      G      H     H      H      .       .        .       .       C       .        G
-probe                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
-match                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
-adapt                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       L        L
-export gguf          W     W     O     O     O     O     O      W      X      W     W      O      W       O        W       W       C       F        X
-push                 U     .     .     .     .     .     .      .      .      .     .      .      .       .        .       U       K       .        .
-report               A     .     .     .     .     .     .      .      .      .     .      .      .       .        .       A       E       .        .
+                   dense plain heads ranks rank0 paths linear depth grouped bits8 bits4 ragged4 sparse streamed lossless adapted cascade encoder0 projected tables healed vocabulary shorter
+inspect              .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+inspect --data       .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+attention            .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+compress             .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
+compress plain       .     .     D     D     D     D      D     .      G      .     .      D       .       D        .       .       C        D        G        .      D        .        D
+compress bits        .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
+compress depth       .     .     S     S     S     S      S     .      G      .     .      S       .       S        .       .       C        S        G        .      S        .        S
+compress lossless    .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
+compress memory      .     .     .     .     .     .      .     .      G      M     M      M       .       .        .       .       C        .        G        M      .        .        .
+long-context         .     .     B     B     B     B      B     .      B      .     .      B       .       B        .       .       C        B        B        .      B        .        B
+dry run              .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
+calibrate            .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
+plan                 .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
+apply                .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
+cut                  .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
+frontier             .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
+sweep                .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
+cascade              .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        V
+eval                 .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+eval itself          .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+eval --task          .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        T        T        .      .        Z        T
+bench                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+quantize             .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+sparsify             .     .     .     .     .     .      .     .      .      R     R      R       .       .        .       .       C        .        .        R      .        .        .
+heal                 .     .     .     .     .     .      .     .      G      H     H      H       .       .        .       .       C        .        G        H      .        Y        .
+probe                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+match                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+adapt                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        L        L        .      .        .        L
+export gguf          W     W     O     O     O     O      O     W      X      W     W      O       W       O        W       W       C        F        X        W      O        .        F
+push                 U     .     .     .     .     .      .     .      .      .     .      .       .       .        .       U       K        .        .        .      .        .        .
+report               A     .     .     .     .     .      .     .      .      .     .      .       .       .        .       A       E        .        .        .      .        .        .
+compress vocab       I     I     I     I     I     I      I     I      I      I     I      I       I       I        I       I       C        I        I        I      I        .        I
+quantize tables      .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        Q        Q        .      .        .        Q
+families check       .     .     P     P     P     P      P     .      .      .     .      P       .       P        .       .       C        P        .        .      P        .        P
+families discover    .     .     P     P     P     P      P     .      .      .     .      P       .       P        .       .       C        P        .        .      P        .        P
 """  # noqa: E501
 REFUSALS = {
     "A": "give a folder `compress` wrote",
@@ -76,7 +81,13 @@ REFUSALS = {
     "T": "does not predict the next token",
     "U": "is no finished checkpoint of slimformer: it holds no plan.json",
     "W": "GGUF holds tokenizers by BPE, and this one is of kind WordLevel; export to onnx or torch",
+    "I": "the tokenizer is of kind WordLevel, which cannot write a word it has no token for",
+    "P": "was cut before, and a family is proved on whole blocks; give the model it was made from",
+    "Q": "has no table of 256 rows or more; leave it out",
+    "V": "gives neither the probabilities of classes nor of next tokens, so there is no entropy to route by",
     "X": "runs over groups of keys, which other runtimes cannot say; export the model it was made from",
+    "Y": "so it cannot learn from it token by token",
+    "Z": "so perplexities per token do not compare",
 }
 EXPORTS = {"grouped": "X", "projected": "X", "cascade": "C"}  # the others go to ONNX and torch
 
@@ -87,7 +98,8 @@ for _row in _rows:
     *_name, _cells = _row[:19].strip(), _row[19:].split()
     EXPECTED[_name[0]] = dict(zip(FOLDERS, _cells, strict=True))
 
-ENCODERS = ("encoder0", "projected")
+ENCODERS = ("encoder0", "projected", "shorter")
+SOURCES = {"vocabulary": "subwords", "shorter": "sentences"}  # other models than `bert` and `dense`
 BRIEF = ("--tokens", 600)
 UNTIMED = (*BRIEF, "--no-timing")
 
@@ -103,7 +115,7 @@ class Shop:
 
     def source(self, name: str) -> Path:
         """The trained model a folder was made from."""
-        return self.root / ("bert" if name in ENCODERS else "dense")
+        return self.root / SOURCES.get(name, "bert" if name in ENCODERS else "dense")
 
     def folder(self, name: str) -> Path:
         made = self.root / name
@@ -157,6 +169,12 @@ def _without_ranks(shop: Shop, folder: Path) -> None:
     done("apply", stats, plan, "--out", folder, "-q")
 
 
+def _healed(shop: Shop, folder: Path) -> None:
+    learning = ("--tokens", 400, "--rate", 1e-3, "--set", "heal.text=600")
+    dense, data = shop.source(folder.name), shop.data(folder.name)
+    done("heal", shop.folder("heads"), "--teacher", dense, *data, *learning, "--out", folder, "-q")
+
+
 MAKERS: dict[str, Callable[[Shop, Path], None]] = {
     "dense": lambda shop, folder: None,
     "plain": _compressed("--macs", 0.7, "--format", "plain"),
@@ -179,7 +197,18 @@ MAKERS: dict[str, Callable[[Shop, Path], None]] = {
     "cascade": _command("cascade", "--macs", "0.6,1", "--no-refine"),
     "encoder0": _without_ranks,
     "projected": _compressed("--recipe", "long-context", "--k", 4, "--kind", "mean", "--keep-exact", 1),
+    "tables": _command("quantize", "--bits", 4, "--tables"),
+    "healed": _healed,
+    "vocabulary": _compressed("--recipe", "vocabulary", "--vocab", 0.8),
+    "shorter": _compressed("--recipe", "balanced", "--macs", 0.7, "--set", "embedding.dim=8"),
 }  # fmt: skip
+
+
+def _save_subwords(folder: Path) -> None:
+    """A model whose tokenizer can lose tokens."""
+    tokenizer = fallback()
+    tiny("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +216,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     root = tmp_path_factory.mktemp("shop")
     save_tiny(root / "dense", "llama")
     save_tiny(root / "bert", "bert", "classify")
+    _save_subwords(root / "subwords")
+    save_sentences(root / "sentences")
     write_texts(root / "text.txt")
     write_texts(root / "short.txt", n=12)
     write_table(root / "table.tsv")
@@ -237,7 +268,7 @@ def _inspected(cell: Cell, found: Any) -> None:
     model.set_attn_implementation("eager")
     length = found["seq_len"]
     with FlopCounterMode(display=False) as counter:
-        model(input_ids=torch.randint(5, VOCABULARY, (1, length)))
+        model(input_ids=torch.randint(5, model.config.vocab_size, (1, length)))
     blocks = next(
         v for k, v in counter.flop_counts.items() if k.endswith(describe(model).stacks[0].path.split(".")[-2])
     )
@@ -305,6 +336,21 @@ def _sparse(cell: Cell, found: Any) -> None:
 
 def _sent(cell: Cell, found: Any) -> None:
     assert found["url"] is None and "config.json" in json.dumps(found)
+
+
+def _fewer_tokens(cell: Cell, found: Any) -> None:
+    rows = package.load(cell.place).get_input_embeddings().num_embeddings
+    assert rows == found["vocabulary"]["keep"] <= cell.model.get_input_embeddings().num_embeddings
+
+
+def _proved(cell: Cell, found: Any) -> None:
+    assert found["proofs"] and all(proof["holds"] for proof in found["proofs"])
+
+
+def _discovered(cell: Cell, found: Any) -> None:
+    """What is found out is a file that --family takes, and the model is described as it was."""
+    said = json.loads(done("inspect", cell.folder, "--family", cell.place, "--json").out)
+    assert said["params"] == json.loads(done("inspect", cell.folder, "--json").out)["params"]
 
 
 def _shown(cell: Cell, found: Any) -> None:
@@ -401,6 +447,15 @@ COMMANDS: dict[str, Command] = {
     "export gguf": Command(lambda c: ("export", c.folder, "--to", "gguf", "--out", c.place)),
     "push": Command(lambda c: ("push", c.folder, "me/it", "--dry-run"), _sent),
     "report": Command(lambda c: ("report", c.folder, "--out", c.place), _shown),
+    "compress vocab": Command(
+        lambda c: ("compress", c.folder, "--recipe", "vocabulary", "--vocab", 0.9, *c.data, *UNTIMED, "--out", c.place),
+        _fewer_tokens,
+    ),
+    "quantize tables": Command(_out("quantize", "--tables"), _stored),
+    "families check": Command(
+        lambda c: ("families", "check", "bert" if c.name in ENCODERS else "llama", c.folder), _proved
+    ),
+    "families discover": Command(lambda c: ("families", "discover", c.folder, "--out", c.place), _discovered),
 }  # fmt: skip
 
 

@@ -1,9 +1,11 @@
 """Intervals of means: they cover as often as they say, few and unequal documents included."""
 
+import math
 from dataclasses import asdict
 
 import numpy as np
 import pytest
+from scipy.stats import multinomial
 
 from slimformer.evaluate.intervals import (
     mean_interval,
@@ -87,6 +89,32 @@ def test_a_difference_of_shares_without_discordant_pairs_is_not_certain() -> Non
         [1.0] * (same + worse) + [0.0] * better, [1.0] * same + [0.0] * worse + [1.0] * better
     )
     assert 0.925 <= coverage(draw, gaps, -0.04) <= 0.985
+
+
+def pairs(same: int, worse: int, better: int):
+    return paired_shares([1.0] * (same + worse) + [0.0] * better, [1.0] * same + [0.0] * worse + [1.0] * better)
+
+
+@pytest.mark.parametrize(("n", "worse", "better"), [(60, 0.04, 0.01), (100, 0.02, 0.01), (650, 0.004, 0.001)])
+def test_differences_of_accuracy_are_covered_where_few_pairs_differ(n: int, worse: float, better: float) -> None:
+    """Over all outcomes with their probabilities: nothing is drawn."""
+    held = total = 0.0
+    for b in range(math.ceil(8 + 2 * n * worse)):
+        for c in range(math.ceil(8 + 2 * n * better)):
+            chance = multinomial.pmf([n - b - c, b, c], n, [1 - worse - better, worse, better])
+            found = pairs(n - b - c, b, c)
+            held, total = held + chance * (found.low <= better - worse <= found.high), total + chance
+    assert total > 0.999
+    assert 0.93 <= held / total <= 0.975
+
+
+@pytest.mark.parametrize(
+    ("same", "worse", "better"), [(50, 3, 1), (60, 0, 0), (0, 5, 0), (0, 0, 5), (1, 1, 0), (0, 4, 4)]
+)
+def test_a_difference_seen_from_the_other_side_is_the_same(same: int, worse: int, better: int) -> None:
+    found, other = pairs(same, worse, better), pairs(same, better, worse)
+    assert (found.low, found.value, found.high) == pytest.approx((-other.high, -other.value, -other.low), abs=1e-9)
+    assert -1 <= found.low < found.high <= 1 and found.low <= found.value <= found.high
 
 
 def test_few_documents_leave_few_degrees_of_freedom() -> None:

@@ -20,6 +20,9 @@ NAMES = (
     "moments/block-000.safetensors", "curves.json", "config.json, plain", "model.safetensors, plain",
     "config.json, ragged", "model.safetensors, ragged", "config.json, four bits", "model.safetensors, four bits",
     "report.json, result", "plan.json, result", "tokenizer.json, result", "cascade.json",
+    "family.yaml", "block-000.note", "config.json, vocabulary", "model.safetensors, vocabulary",
+    "tokenizer.json, vocabulary", "report.json, vocabulary", "config.json, tables", "model.safetensors, tables",
+    "modules.json, shorter", "2_Dense/model.safetensors, shorter", "2_Dense/config.json, shorter",
 )  # fmt: skip
 randoms = st.randoms(use_true_random=False)
 brief = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

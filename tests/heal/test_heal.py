@@ -1,9 +1,12 @@
 """Healing helps or changes nothing, whatever is trained; zeros stay, and a killed run goes on to the same weights."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from families import tiny, tiny_batches, tiny_plan
+from slimformer.heal.distil import last_checkpoint
 from slimformer.heal.heal import Student, Text, heal
 from slimformer.heal.held_out import HeldOut, score
 from slimformer.heal.settings import HealSettings
@@ -115,6 +118,32 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
         assert heal(each, text(each.dense), how, Work(folder)).kept
         found.append(weights(each.small))
     assert same(*found[:2]) and same(*found[1:])
+
+
+def test_a_checkpoint_with_a_flipped_bit_in_any_of_its_files_is_not_gone_on_from(tmp_path):
+    class Kill(Exception):
+        pass
+
+    def kill(stage, done, total):
+        if stage == "heal" and done == 7:
+            raise Kill
+
+    each = student()
+    with pytest.raises(Kill):
+        heal(each, text(each.dense), settings(tokens=4000), Work(tmp_path), kill)
+    place = Work(tmp_path).trainer
+    newest = last_checkpoint(place)
+    assert newest is not None
+    files = [path for path in Path(newest).iterdir() if path.stat().st_size]
+    assert {"trainer_state.json", "optimizer.pt", "trained.safetensors"} <= {path.name for path in files}
+    for path in files:
+        good = path.read_bytes()
+        spoilt = bytearray(good)
+        spoilt[len(spoilt) // 2] ^= 1
+        path.write_bytes(spoilt)
+        assert last_checkpoint(place) != newest, path.name
+        path.write_bytes(good)
+    assert last_checkpoint(place) == newest
 
 
 def test_the_random_numbers_of_the_caller_are_left_alone(tmp_path):

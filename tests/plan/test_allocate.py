@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import random
 import re
 from dataclasses import replace
@@ -218,8 +219,50 @@ def test_what_is_left_of_a_plain_budget_buys_nothing_better(model_type, name):
                 assert cost > left or harm >= 0
 
 
+GROUPED = [name for name in MODEL_TYPES if attention_part(name).kv_key]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 4), (8, 2), (6, 3)])
+@pytest.mark.parametrize("model_type", GROUPED)
+def test_nothing_nearer_to_a_budget_does_less_harm(model_type, heads, kv_heads):
+    """All choices are tried. Plain sizes are the best of them; ragged ones, which are exact up to a step, are within a
+    tenth of the least harm. So what is left of a budget where heads go in whole groups is not lost by oversight."""
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 4, "hidden_size": 6 * heads}
+    found, how = calibrated(tiny(model_type, **sizes)), recipe("balanced", attention="heads", ffn="neurons")
+    for budget in (0.45, 0.55, 0.7, 0.8, 0.9):
+        rungs, plan = chosen_from(found, how, budget, "ragged"), found.plan(budget, how)
+        limit = int(budget * sum(rung.cost[-1] for rung in rungs))
+        least, harm = front(rungs, limit)[-1], harm_of(rungs, plan.sizes)
+        assert least[1] - 1e-12 <= harm <= 1.1 * least[1]
+        rungs, plan = chosen_from(found, how, budget, "plain"), found.plan(budget, how, format="plain")
+        limit = int(budget * sum(rung.cost[-1] for rung in rungs))
+        alike = [merged([rung for rung in rungs if rung.site.kind == kind]) for kind in KINDS]
+        assert harm_of(rungs, plan.sizes) == pytest.approx(front(alike, limit)[-1][1])
+
+
+def front(rungs, budget):
+    """(price, least harm for it) by trying every choice within a budget; only prices that buy less harm."""
+    points = [(0, 0.0)]
+    for rung in rungs:
+        tried = sorted((a + cost, b + harm) for a, b in points for cost, harm in zip(rung.cost, rung.harm, strict=True))
+        points, best = [], math.inf
+        for cost, harm in tried:
+            if cost <= budget and harm < best:
+                best = harm
+                points.append((cost, harm))
+    return points
+
+
+def merged(rungs):
+    """Ladders that take the same size, as one."""
+    cost, harm = (
+        tuple(map(sum, zip(*values, strict=True))) for values in ([r.cost for r in rungs], [r.harm for r in rungs])
+    )
+    return replace(rungs[0], cost=cost, harm=harm)
+
+
 @pytest.mark.parametrize("format", ["ragged", "plain"])
-@pytest.mark.parametrize("model_type", [name for name in MODEL_TYPES if attention_part(name).kv_key])
+@pytest.mark.parametrize("model_type", GROUPED)
 def test_key_value_heads_may_go_whole_at_any_number(model_type, format):
     found, how = grouped(model_type), recipe("uniform")
     legal = site_sizes(found.architecture, found.architecture.sites[0], Legal(plain=format == "plain"))

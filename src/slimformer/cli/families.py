@@ -84,11 +84,12 @@ def families_check(
     inputs.require_model(model, opening)
 
     from slimformer.errors import UnknownArchitecture
-    from slimformer.inspect.proofs import prove
+    from slimformer.inspect.proofs import prove, require_dense
     from slimformer.models.families import bring_family
     from slimformer.models.load import load_model
 
     loaded = load_model(model, opening.resolve(), supported=False)
+    require_dense(loaded.model, loaded.name)
     bring_family(loaded.model.config, family)
     proofs = prove(loaded.model)
 

@@ -22,7 +22,7 @@ from slimformer.files.manifest import NAME, require_unchanged
 from slimformer.files.reading import LARGE, read_json
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
-from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS
+from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS, SENTENCE_PARTS
 from slimformer.models.read import CONFIG_FILES
 from slimformer.models.weight_files import INDEX
 from slimformer.report.hub_card import card_for_hub
@@ -128,7 +128,8 @@ def _require_finished(folder: Path) -> None:
     for name in ("config.json", "plan.json", "report.json", CARD):
         if not (folder / name).is_file():
             raise CannotPush(f"{folder} is no finished checkpoint of slimformer: it holds no {name}")
-    require_unchanged(folder, "plan.json", *CONFIG_FILES, *PROCESSOR_FILES, *PROCESSOR_SETTINGS, "*.safetensors", INDEX)
+    texts = ("plan.json", *CONFIG_FILES, *PROCESSOR_FILES, *PROCESSOR_SETTINGS, *SENTENCE_PARTS)
+    require_unchanged(folder, *texts, "*.safetensors", INDEX)
     _json(folder / "config.json")
     _json(folder / "plan.json")
     _require_weights(folder)

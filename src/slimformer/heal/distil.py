@@ -24,6 +24,8 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, Traine
 
 from slimformer.calibrate.distributed import world
 from slimformer.calibrate.text import Batch
+from slimformer.errors import FileChanged
+from slimformer.files import manifest
 from slimformer.files.seals import read_sealed, save_sealed
 from slimformer.heal.held_out import HeldOut, score
 from slimformer.heal.losses import distillation_loss
@@ -182,8 +184,17 @@ def distil(
     return plan, float(best)
 
 
+class _Listed(TrainerCallback):
+    """Lists the files of every checkpoint with their sums, so that a spoilt one is not gone on from."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            manifest.finish(Path(args.output_dir) / f"checkpoint-{state.global_step}", "healing")
+
+
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint that is whole, and whose best one is: a kill may come while one is written or removed."""
+    """The newest checkpoint that is whole, and whose best one is: a kill may come while one is written or removed, and
+    a disk may spoil it."""
     best = {path: found for path in folder.glob("checkpoint-*") if (found := _best_of(path)) is not None}
     usable = [path for path, name in best.items() if name in {each.name for each in best}]
     return str(max(usable, key=lambda path: int(path.name.rpartition("-")[2]))) if usable else None
@@ -194,9 +205,13 @@ def _best_of(checkpoint: Path) -> str | None:
     from transformers.trainer_callback import TrainerState
 
     try:
+        known = manifest.read(checkpoint)
+        if known is None or not all((checkpoint / name).is_file() for name in known.files):
+            return None
+        if any(manifest.changed(checkpoint, "*")):
+            return None
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        read_sealed(checkpoint / WEIGHTS)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, FileChanged):
         return None
     return Path(state.best_model_checkpoint or checkpoint).name if state.global_step else None
 
@@ -296,7 +311,7 @@ def _trainer(
         seed=teaching.seed, data_seed=teaching.seed, remove_unused_columns=False, dataloader_pin_memory=False,
         use_cpu=teaching.teacher.device.type == "cpu",
     )  # fmt: skip
-    callbacks: list[TrainerCallback] = [EarlyStoppingCallback(PATIENCE)] if looking else []
+    callbacks: list[TrainerCallback] = [_Listed(), *([EarlyStoppingCallback(PATIENCE)] if looking else [])]
     if progress is not None:
         callbacks.append(_ProgressLines(teaching, progress))
     trainer = Distiller(model, arguments, teaching, callbacks=callbacks)

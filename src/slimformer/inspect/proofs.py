@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from slimformer.checkpoint.save import save
 from slimformer.decompose import Selection
+from slimformer.errors import UnknownArchitecture
 from slimformer.inspect.responses import Bench, calls_of, probe_inputs, run
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import HEADS, own_rows, weight_of
@@ -48,6 +49,14 @@ class Proof:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def require_dense(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model whose blocks have sizes of their own: on parts that are gone nothing can be proved."""
+    if getattr(model.config, "slimformer", None):
+        raise UnknownArchitecture(
+            f"{name} was cut before, and a family is proved on whole blocks; give the model it was made from"
+        )
 
 
 def prove(model: PreTrainedModel, *, laws: Sequence[str] = LAWS, fresh: bool = True) -> list[Proof]:

@@ -19,6 +19,7 @@ PROCESSOR_FILES = (
     "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 PROCESSOR_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
+SENTENCE_PARTS = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]*_*/*")
 TEXTS = ("*.json", "*.txt", "*.jinja", "*/*.jinja")
 
 

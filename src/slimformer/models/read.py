@@ -21,7 +21,7 @@ from slimformer.models.class_choice import POOLER, Choice, choose_class, on_meta
 from slimformer.models.families import FAMILY_KEY, bring_family, family_of, read_family
 from slimformer.models.opening import Opening
 from slimformer.models.packed import is_packed, open_packed, plain_names, require_readable
-from slimformer.models.place import Place, require_regular_texts
+from slimformer.models.place import SENTENCE_PARTS, Place, require_regular_texts
 from slimformer.models.weight_files import Weights, open_weights
 
 BLOCK_COUNTS, MOST_BLOCKS = ("num_hidden_layers", "n_layer", "n_layers"), 10_000
@@ -56,7 +56,7 @@ def look_at(place: Place, opening: Opening, *, supported: bool = True) -> Checkp
         raise ModelBroken(
             f"{place.name} holds an adapter, which lies on top of another model; merge it into that first"
         )
-    require_unchanged(place.folder, *CONFIG_FILES)
+    require_unchanged(place.folder, *CONFIG_FILES, *SENTENCE_PARTS)
     config = _config(place, opening, supported=supported)
     require_readable(config, place.name)
     weights = open_weights(place.folder)

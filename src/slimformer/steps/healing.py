@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from slimformer.errors import WrongArgument
+from slimformer.errors import PlanDoesNotFit, WrongArgument
 from slimformer.evaluate.assessment import require_relatives
+from slimformer.evaluate.by_text import describes_images, reads_alike
 from slimformer.heal.work import work_for
 from slimformer.messages.words import option
 from slimformer.models.architecture import fingerprint
@@ -26,6 +27,11 @@ def healing_run(small: Loaded, dense: Loaded, *, length: int | None) -> Run:
     if small.model is dense.model:
         raise WrongArgument(f"the model and its {option('teacher')} are the same, so there is nothing to learn")
     require_relatives(dense, small, asked="teacher")
+    if not describes_images(dense) and not reads_alike(dense, small):
+        raise PlanDoesNotFit(
+            f"{small.name} reads other tokens than {dense.name}, so it cannot learn from it token by token; give "
+            f"{option('heal', '10m')} to the run that takes tokens away"
+        )
     run = Run(replace(dense, dtype=small.dtype), small.model, length=length)
     plan = plan_of(small, "unknown", run.seq_len)
     return replace(run, plan=plan, format=plan.format)

@@ -16,7 +16,7 @@ from slimformer.messages.words import option
 from slimformer.models import describe
 from slimformer.nn.long_context import keys_are_grouped
 from slimformer.rewrite.in_turn import linear_layers
-from slimformer.rewrite.quantize import Quantized, quantized, tables_of
+from slimformer.rewrite.quantize import FEW_ROWS, Quantized, quantized, tables_of
 from slimformer.rewrite.surgery import round_weights
 from slimformer.run import Run
 from slimformer.steps.step import Step
@@ -59,7 +59,8 @@ class Quantize(Step):
         require_savable(run.dense, symmetric=self.symmetric)
         if self.tables and not tables_of(run.dense):
             raise UnknownMethod(
-                f"{option('tables', True)}: {type(run.dense).__name__} has no table of tokens; leave it out"
+                f"{option('tables', True)}: {type(run.dense).__name__} has no table of {FEW_ROWS} rows or more; "
+                "leave it out"
             )
 
     def run(self, run: Run) -> Run:

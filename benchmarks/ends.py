@@ -6,7 +6,8 @@
 
 MiniLM, calibrated and its tokens counted on the built-in text, which has nothing of STS-B. Reported on STS-B dev:
 Spearman's correlation of cosines with the scores people gave, and its difference to the dense model, bootstrapped over
-pairs; MB of the weights; tokens a sentence. Results: benchmarks/results/ends.json.
+pairs; MB of the weights; tokens a sentence. Some ways are served as ONNX files with four bits, too (`ends_speed.py`),
+next to the dense model in torch and in ONNX Runtime. Results: benchmarks/results/ends.json.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,15 @@ from scipy.stats import spearmanr
 
 import slimformer
 from cells import HERE, write_json
+from ends_speed import Served, in_onnx, in_torch, scored, speeds
 from slimformer.files.versions import versions
 from slimformer.models.load import load_model
+from slimformer.steps.result import Result
 from stsb import Pairs, cosines, dev_pairs, embeddings, interval, resampled
 
 RESAMPLES = 1000
 WAYS: dict[str, dict[str, Any]] = {
+    "vocabulary 24,000": {"recipe": "vocabulary", "vocab": 24_000},
     "vocabulary 20,000": {"recipe": "vocabulary", "vocab": 20_000},
     "vocabulary 16,000": {"recipe": "vocabulary", "vocab": 16_000},
     "vocabulary 16,000, not refitted": {
@@ -41,16 +46,25 @@ WAYS: dict[str, dict[str, Any]] = {
     "4 bits, tables too": {"recipe": "lossless", "bits": 4, "tables": True},
     "vocabulary 20,000, widths 0.7, 8 bits": {"vocab": 20_000, "macs": 0.7, "bits": 8},
     "widths 0.5, 8 bits, tables too": {"macs": 0.5, "bits": 8, "tables": True},
+    "vocabulary 24,000, 4 bits, tables too": {
+        "recipe": "vocabulary", "vocab": 24_000, "bits": 4, "group": 64, "tables": True
+    },
     "at most 12 MB": {"size": 12_000_000},
     "vocabulary 24,000, at most 12 MB": {"vocab": 24_000, "size": 12_000_000},
     "at most 10 MB": {"size": 10_000_000},
 }  # fmt: skip
+ORDER = ("dense", *WAYS)
+SERVED = ("vocabulary 24,000, 4 bits, tables too", "at most 12 MB", "vocabulary 24,000, at most 12 MB")
 
 
-def measured(way: dict[str, Any], pairs: Pairs, dense: Any, before: Any, *, tokens: int) -> dict[str, Any]:
-    """MB and STS-B of one way; the difference to the dense model with its interval."""
+def made(way: dict[str, Any], dense: Any, *, tokens: int) -> Result:
+    """The smaller model of one way."""
     asked = {"vocab_data": "builtin", **way} if "vocab" in way else way
-    result = slimformer.compress(dense, "builtin", tokens=tokens, timing=False, **asked)
+    return slimformer.compress(dense, "builtin", tokens=tokens, timing=False, **asked)
+
+
+def measured(result: Result, pairs: Pairs, before: Any) -> dict[str, Any]:
+    """MB and STS-B of one way; the difference to the dense model with its interval."""
     own = result.loaded.processor
     values = cosines(embeddings(result.model, own, pairs.sentences), pairs)
     scores = np.array(pairs.scores)
@@ -66,7 +80,7 @@ def measured(way: dict[str, Any], pairs: Pairs, dense: Any, before: Any, *, toke
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="", help="ways whose name holds this text")
+    parser.add_argument("--only", default="", help="ways whose name holds this text, or several of them: A|B")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=HERE / "results")
     asked = parser.parse_args()
@@ -80,14 +94,33 @@ def main() -> int:
     facts = {"benchmark": "ends", "pairs": len(pairs.scores), "calibration_tokens": tokens, "versions": versions()}
     results = {**facts, "ways": rows}
     if asked.only:
-        rows |= json.loads((asked.out / "ends.json").read_text("utf-8"))["ways"]
-    for name, way in WAYS.items():
-        if asked.only not in name:
-            continue
-        rows[name] = measured(way, pairs, dense, before, tokens=tokens)
-        Console().print(name, rows[name])
-        write_json(asked.out / "ends.json", results)
+        known = json.loads((asked.out / "ends.json").read_text("utf-8"))
+        rows |= known["ways"]
+        results |= {"served": known.get("served", {})}
+    with tempfile.TemporaryDirectory() as scratch:
+        others = {
+            "dense, torch": in_torch(dense, dense.model, dense.processor),
+            "dense, ONNX Runtime": onnx(dense, dense.model, dense.processor, Path(scratch), None, asked.threads),
+        }
+        for name, way in WAYS.items():
+            if not any(part in name for part in asked.only.split("|")):
+                continue
+            result = made(way, dense, tokens=tokens)
+            rows[name] = measured(result, pairs, before)
+            if name in SERVED:
+                own = onnx(dense, result.model, result.loaded.processor, Path(scratch), 4, asked.threads)
+                found = speeds({**others, name: own}, pairs, repeats=2 if asked.quick else 7)
+                found[name]["spearman"] = scored(own, pairs)
+                results.setdefault("served", {})[name] = {"threads": asked.threads, "competitors": found}
+            Console().print(name, rows[name])
+            write_json(asked.out / "ends.json", {**results, "ways": {way: rows[way] for way in ORDER if way in rows}})
     return 0
+
+
+def onnx(dense: Any, model: Any, tokenizer: Any, scratch: Path, bits: int | None, threads: int) -> Served:
+    """One more file in ONNX Runtime."""
+    folder = scratch / str(sum(1 for _ in scratch.iterdir()))
+    return in_onnx(dense, model, tokenizer, folder, bits=bits, threads=threads)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,18 @@ def test_tables_are_packed_and_open_here_as_what_was_measured(tmp_path, family, 
     assert (head is opened.get_input_embeddings().weight) == tied and len(head.unique()) < head.numel() / 2
 
 
+def test_with_tables_all_layers_have_groups_of_one_width():
+    assert Grid(4, 64).shared([384, 1536, 320]).group == 64
+    assert Grid(4, 64).shared([384, 1536, 96]).group == 48, "of 64 no more than half is given up"
+    assert Grid(4, 64).shared([384, 1000]).group is None and Grid(8).shared([384, 7]).group is None
+    model = tiny_ragged(tiny("bert", vocab_size=300))
+    apart, together = (
+        quantized(model, Grid(4, 16), method="nearest", tables=tables).layers.values() for tables in (False, True)
+    )
+    assert len({each.Q.shape[1] // each.s.shape[1] for each in apart}) > 1, "else the model shows nothing"
+    assert len({each.grid.group for each in together}) == 1
+
+
 def test_a_model_without_tables_has_none_to_store_in_fewer_bits():
     with pytest.raises(UnknownMethod, match="tables=True"):
         quantize(tiny("vit"), torch.randn(8, 3, 16, 16), bits=8, tables=True)
@@ -184,6 +196,7 @@ def test_plain_from_pretrained_in_a_fresh_process_gives_the_same_logits(tmp_path
         "opt": ("opt", Grid(4, 16), {}), "ragged": ("llama", Grid(4, 16), {"ragged": True}),
         "tables": ("bert", Grid(8), tables), "tied": ("llama", Grid(4, 16), {**tables, "tie_word_embeddings": True}),
         "ragged tables": ("llama", Grid(8), {**tables, "ragged": True}),
+        "ragged tables in four": ("bert", Grid(4, 16), {**tables, "ragged": True}),
     }  # fmt: skip
     if transformers.__version__ not in NO_ZERO_POINTS:
         cases["lopsided"] = ("opt", Grid(4, 16, symmetric=False), {})

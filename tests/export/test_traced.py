@@ -12,14 +12,18 @@ import torch
 from conftest import skip_or_fail
 from families import MODEL_TYPES, heads, tiny, tiny_compressed, tiny_ragged, tiny_tokenizer
 from ranked import ranked
+from slimformer.checkpoint.sentence import with_dense
+from slimformer.decompose.rounding import Grid, round_nearest
 from slimformer.errors import CannotExport, ExportFailed, SequenceTooLong
 from slimformer.export import onnx_file
 from slimformer.export.asked import Target
 from slimformer.export.compare import TOLERANCE, difference, require_alike, require_close
 from slimformer.export.graph import Graph, Pooling, outputs_of, pooling_of, sample
+from slimformer.export.onnx_int4 import codes_and_scales
 from slimformer.export.torch_file import write_program
 from slimformer.export.write import export_model
 from slimformer.models.load import Loaded
+from slimformer.rewrite.quantize import quantized
 
 
 def needs_onnx() -> None:
@@ -70,6 +74,38 @@ def test_a_ragged_encoder_in_onnx_runtime_and_in_int8(tmp_path):
     assert (tmp_path / "model.onnx").stat().st_size < whole
 
 
+def test_four_bits_take_half_of_the_file_and_keep_a_grid_that_is_there(tmp_path):
+    needs_onnx()
+    import onnx
+
+    model = tiny("bert", "bare", vocab_size=400, hidden_size=64, intermediate_size=256)
+    on_grid = quantized(model, Grid(4, 64), method="nearest", tables=True).model
+    for name, each in (("off", model), ("on", on_grid)):
+        for bits in (8, 4):
+            (tmp_path / f"{name}{bits}").mkdir()
+            onnx_file.write_onnx(Graph(each, Pooling("mean", True)).eval(), tmp_path / f"{name}{bits}", bits=bits)
+    gaps, graph = {}, Graph(on_grid, Pooling("mean", True)).eval()
+    for bits in (8, 4):
+        gaps[bits] = difference(graph, onnx_file.runner(tmp_path / f"on{bits}" / "model.onnx", graph)).largest
+    assert gaps[4] < 1.5 * gaps[8], "codes are those of the model: only products are rounded further, as in int8"
+    written = {bits: onnx.load(tmp_path / f"off{bits}" / "model.onnx") for bits in (8, 4)}
+    sizes = {bits: sum(len(t.raw_data) for t in each.graph.initializer) for bits, each in written.items()}
+    assert sizes[4] < 0.7 * sizes[8]
+    kinds = [node.op_type for node in written[4].graph.node]
+    assert "GatherBlockQuantized" in kinds and kinds.count("MatMulInteger") == len(
+        [node for node in written[8].graph.node if node.op_type == "MatMulInteger"]
+    )
+
+
+def test_codes_and_scales_are_those_of_the_grid_weights_are_on():
+    W = torch.randn(8, 96, generator=torch.Generator().manual_seed(0))
+    for group in (16, 32):
+        rounded = round_nearest(W, Grid(4, group))
+        Q, s = codes_and_scales(rounded.W.numpy())
+        assert s.shape == (8, 96 // group)
+        assert (Q.reshape(8, -1, group) * s[..., None]).reshape(8, 96) == pytest.approx(rounded.W.numpy(), rel=1e-6)
+
+
 def test_the_outputs_of_another_model_are_noticed():
     graph, other = Graph(tiny("bert")).eval(), Graph(tiny("bert", seed=1)).eval()
     require_close(difference(graph, lambda inputs: outputs_of(graph, inputs)))
@@ -115,6 +151,35 @@ def test_embeddings_are_those_of_sentence_transformers(kind, normalize, tmp_path
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+def test_a_linear_module_after_the_pooling_belongs_to_the_embedding(tmp_path):
+    sentences = pytest.importorskip("sentence_transformers", reason="sentence-transformers is an extra")
+    model, tokenizer = tiny("bert", "bare"), tiny_tokenizer()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    names = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "3_Normalize")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{name}"} for name, path in names]
+    for _, path in names[1:]:
+        (tmp_path / path).mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
+    )
+    for name, content in with_dense(modules, torch.randn(8, 32, generator=torch.Generator().manual_seed(0))).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    given = tokenizer(["w5 w6 w7 w8", "w9 w10"], padding=True, return_tensors="pt")
+    given["token_type_ids"] = torch.zeros_like(given["input_ids"])
+    found = outputs_of(Graph(model, pooling_of(tmp_path)), given)["sentence_embedding"]
+    assert found.shape == (2, 8)
+    opened = sentences.SentenceTransformer(str(tmp_path), device="cpu")
+    expected = opened.encode(["w5 w6 w7 w8", "w9 w10"], convert_to_tensor=True)
+    assert torch.allclose(found, expected, atol=1e-5)
+    said = json.loads((tmp_path / "2_Dense" / "config.json").read_text())
+    (tmp_path / "2_Dense" / "config.json").write_text(
+        json.dumps({**said, "activation_function": "torch.nn.modules.activation.Tanh"})
+    )
+    assert pooling_of(tmp_path) is None, "what is more than a product is not exported as one"
+
+
 def test_other_pipelines_have_no_embedding(tmp_path):
     assert pooling_of(None) is None
     assert pooling_of(tmp_path) is None
@@ -128,6 +193,8 @@ def test_other_pipelines_have_no_embedding(tmp_path):
         ({"to": "tflite"}, CannotExport, "onnx, torch, gguf"),
         ({"to": "torch", "int8": True}, CannotExport, "to='onnx'"),
         ({"to": "onnx", "quant": "q8_0"}, CannotExport, "int8=True"),
+        ({"to": "torch", "int4": True}, CannotExport, "to='onnx'"),
+        ({"to": "onnx", "int4": True, "int8": True}, CannotExport, "one of the two"),
         ({"to": "gguf", "seq_len": 8}, CannotExport, "any length"),
         ({"to": "torch", "seq_len": 65}, SequenceTooLong, "64 positions"),
     ],
@@ -154,7 +221,7 @@ def test_every_family_leaves_as_it_is(model_type, kind, tmp_path):
     write_program(graph, tmp_path)
     needs_onnx()
     onnx_file.write_onnx(graph, tmp_path)
-    onnx_file.write_onnx(graph, tmp_path, int8=True)
+    onnx_file.write_onnx(graph, tmp_path, bits=8)
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ compressed-tensors is installed, and computes with s (q − z): the very weights
 
 Tables of embeddings are looked up, not multiplied with, and transformers cannot hold a packed one: a config with such a
 table asks for plain weights when it is opened (`dequantize`). There s (q − z) is taken in the precision of s, so steps
-are then stored in single precision, otherwise in bfloat16; and all layers must have the same bits.
+are then stored in single precision, otherwise in bfloat16; and all layers are read in the way of the first, so they
+must have the same bits and groups of the same width (`rewrite.quantize.grid_with_tables`).
 """
 
 from __future__ import annotations
@@ -148,11 +149,12 @@ def quantization_config(layers: Mapping[str, Rounded], above: str) -> dict[str, 
     Layers go by their names inside the headless model (`above` is the path to it), which may be opened alone.
     """
     groups: dict[tuple[int, bool, int | None], list[str]] = {}
+    widths = {full: rounded.Q.shape[1] // rounded.s.shape[1] for full, rounded in layers.items()}
+    one = len({*widths.values()}) == 1  # then a row that is one group needs no entry of its own
     for full, rounded in layers.items():
         name = rf"re:(.*\.)?{re.escape(full.removeprefix(above))}$"
-        width = rounded.Q.shape[1] // rounded.s.shape[1]
-        whole = width == rounded.Q.shape[1]
-        key = (rounded.grid.bits, rounded.grid.symmetric, None if whole else width)
+        whole = widths[full] == rounded.Q.shape[1] and not one
+        key = (rounded.grid.bits, rounded.grid.symmetric, None if whole else widths[full])
         groups.setdefault(key, []).append(name)
     return {
         "quant_method": "compressed-tensors",

@@ -16,6 +16,9 @@ from slimformer.export.asked import Target
 ON_CPU = opt.OpeningAsked("cpu")  # files are traced and compared there
 To = Annotated[str, typer.Option("--to", metavar="NAME", help="onnx, torch (a torch.export program) or gguf")]
 Int8 = Annotated[bool, typer.Option("--int8", help="onnx: weights to int8, by dynamic quantization")]
+Int4 = Annotated[
+    bool, typer.Option("--int4", help="onnx: four bits in the file, int8 in computing; for ONNX Runtime alone")
+]
 Quant = Annotated[
     str | None, typer.Option(metavar="NAME", help="gguf: numbers to store, f32, f16 or q8_0", show_default="f16")
 ]
@@ -34,6 +37,7 @@ def export(
     to: To,
     out_folder: OutFolder,
     int8: Int8 = False,
+    int4: Int4 = False,
     quant: Quant = None,
     seq_len: FixedLength = None,
     opening: opt.OpeningAsked = ON_CPU,
@@ -47,7 +51,7 @@ def export(
     ONNX and torch take every model; batch and sequence are free, decoders have no cache. GGUF takes language models of
     the LLaMA family in plain format, with their tokenizer.
     """
-    target = Target(to, int8, quant, seq_len)
+    target = Target(to, int8, quant, seq_len, int4)
     inputs.require_place(out_folder, force, model)
     inputs.require_model(model, opening)
 

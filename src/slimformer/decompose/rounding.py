@@ -16,7 +16,9 @@ Frantar, Ashkboos, Hoefler, Alistarh: GPTQ, arXiv 2210.17323.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int8
@@ -48,6 +50,12 @@ class Grid:
         wanted = self.group or d
         fitting = [g for g in range(min(wanted, d), 0, -1) if d % g == 0 and 2 * g >= wanted]
         return fitting[0] if fitting else d
+
+    def shared(self, widths: Iterable[int]) -> Grid:
+        """The grid on which rows of all these widths have steps for equally many weights; for rows, where none fits."""
+        g = self.width(math.gcd(*widths))
+        fits = self.group is not None and self.group <= 2 * g <= 2 * self.group
+        return replace(self, group=g if fits else None)
 
     def lay(self, W: Float[Tensor, "o g"]) -> tuple[Float[Tensor, " o"], Float[Tensor, " o"]]:
         """Step and zero of every row of W, which is one group."""

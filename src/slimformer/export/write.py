@@ -107,17 +107,17 @@ def _writer(model: PreTrainedModel, loaded: Loaded, target: Target, verify: bool
 def _traced(graph: Graph, name: str, folder: Path, target: Target, verify: bool) -> Export:
     from slimformer.export import onnx_file, torch_file
 
-    int8, seq_len = target.int8, target.seq_len
+    bits, seq_len = target.bits, target.seq_len
     packages: tuple[str, ...] = ("torch", "transformers")
     if target.to == "onnx":
-        file, gap = onnx_file.FILE, onnx_file.write_onnx(graph, folder, int8=int8, seq_len=seq_len, verify=verify)
+        file, gap = onnx_file.FILE, onnx_file.write_onnx(graph, folder, bits=bits, seq_len=seq_len, verify=verify)
         packages += onnx_file.PACKAGES
     else:
         file, gap = torch_file.FILE, torch_file.write_program(graph, folder, seq_len=seq_len, verify=verify)
     notes = ["there is no cache: every call reads the whole sequence"] if graph.uncached else []
     return Export(
         target.to, name, file, _size(folder, file), list(graph.input_names), list(graph.output_names), seq_len,
-        longest(graph.model), "int8" if int8 else "f32", verify, None if int8 or not verify else TOLERANCE,
+        longest(graph.model), f"int{bits}" if bits else "f32", verify, None if bits or not verify else TOLERANCE,
         _as_dict(gap), notes, {package: version(package) for package in packages},
     )  # fmt: skip
 

@@ -141,7 +141,7 @@ def choices(architecture: Architecture, curves: Mapping[str, Curve], terms: Term
 def legal_sizes_of(settings: CutSettings, budget: Budget | None, architecture: Architecture, format: str) -> Legal:
     """Which sizes settings and format allow."""
     ffn = ffn_of(settings, budget, architecture, format)
-    return Legal(settings.multiple_of, format == "plain", settings.allow_empty, ffn)
+    return Legal(settings.multiple_of, format == "plain", settings.allow_empty, ffn, settings.columns)
 
 
 def _by_rank(settings: CutSettings, budget: Budget, format: str) -> bool:

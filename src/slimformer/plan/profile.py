@@ -40,13 +40,14 @@ class Prices:
 
 @dataclass(frozen=True)
 class Legal:
-    """Which sizes sites may take: neurons in multiples, sizes a stock config can say, parts without neurons, and how
-    feed-forward parts may be cut (`CutSettings.ffn`)."""
+    """Which sizes sites may take: neurons in multiples, sizes a stock config can say, parts without neurons, how
+    feed-forward parts may be cut (`CutSettings.ffn`), and what the width of all heads is a multiple of."""
 
     multiple_of: int = 8
     plain: bool = False
     allow_empty: bool = False
     ffn: str = "neurons"
+    columns: int = 1
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,8 @@ def _is_legal(architecture: Architecture, site: Site, units: int, legal: Legal) 
     if site.stays:
         return False
     if site.kind == "attn.heads":  # stock attention cannot run without heads
-        return units > 0 and (not legal.plain or _plain_heads(architecture, site, units))
+        even = units > 0 and units * site.unit % legal.columns == 0
+        return even and (not legal.plain or _plain_heads(architecture, site, units))
     if legal.plain and not site.part.keys:
         return False
     if units == 0:

@@ -33,4 +33,7 @@ class CutSettings(BaseModel):
         default="squares", description="count errors of what a block writes, or what they cost at the outputs"
     )
     multiple_of: int = Field(default=8, ge=1, description="neurons are kept in multiples of this")
+    columns: int = Field(
+        default=1, ge=1, description="heads are kept so that they are together a multiple of this wide"
+    )
     allow_empty: bool = Field(default=False, description="may a block lose all its neurons?")

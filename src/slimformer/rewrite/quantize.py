@@ -71,11 +71,12 @@ def quantized(
     """A copy with all linear layers of its blocks on the grid; `batches` are for "gptq", "nearest" reads nothing.
 
     With `tables` those at both ends are on it, too, to the nearest: every token reads a row of its own, so no row can
-    make up for another.
+    make up for another. All layers then have steps for equally many weights (`grid_with_tables`).
     """
     if method not in METHODS:
         raise UnknownMethod(f"there is no way of rounding {method!r}; choose from {', '.join(METHODS)}")
     out, architecture = copy.deepcopy(model), describe(model)
+    grid = grid_with_tables(model, grid) if tables else grid
     layers: dict[str, Rounded] = {}
     errors: dict[str, float] = {}
 
@@ -110,6 +111,14 @@ def tables_of(model: PreTrainedModel) -> list[str]:
     tied = any(getattr(head, "weight", None) is each for each in found.values())
     heads = [name for name, module in outside.items() if module is head and isinstance(module, nn.Linear)]
     return [*found, *(() if tied else heads)]
+
+
+def grid_with_tables(model: PreTrainedModel, grid: Grid) -> Grid:
+    """The grid of all layers where tables are rounded, too: what reads such a file takes one width of groups for all of
+    them (`checkpoint.pack`), so it is one that divides every row; where none does, steps are of whole rows."""
+    architecture = describe(model)
+    names = [name for i in range(architecture.n_blocks) for name in linear_layers(model, architecture, i)]
+    return grid.shared(weight_of(model.get_submodule(name)).shape[1] for name in [*names, *tables_of(model)])
 
 
 def sparsified(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,7 @@ from slimformer.rewrite.apply import apply
 from slimformer.rewrite.surgery import round_weights
 from slimformer.run import Run
 from slimformer.steps.calibration import profile
+from slimformer.steps.quantize import Quantize
 
 RANKS = (".attn.qk", ".attn.vo")
 ROUNDING = 1e-3  # by which a divergence of single precision may fall below zero
@@ -41,7 +43,7 @@ ROUNDING = 1e-3  # by which a divergence of single precision may fall below zero
 
 def make(run: Run, budget: Budget, settings: CutSettings) -> Run:
     """The run with its model at one budget, in the precision it is stored in. The one way from curves to a model."""
-    plan = make_plan(run, budget, settings)
+    plan = make_plan(run, budget, storable(run, settings))
     with run.timed("apply"):
         model = carry_out(
             plan, run.dense, run.known, run.curves, residence=run.residence, progress=run.progress
@@ -52,6 +54,21 @@ def make(run: Run, budget: Budget, settings: CutSettings) -> Run:
     if made.quantized is None:
         _round(made)
     return made
+
+
+def storable(run: Run, settings: CutSettings) -> CutSettings:
+    """The settings with which what is cut can be stored as the steps after the cut want it.
+
+    Tables in few bits ask for groups of one width in all layers, so heads and neurons are then kept in multiples of it,
+    and neither ranks nor linear paths, which have any width, stand in for them.
+    """
+    group = next((step.one_group for step in run.after if isinstance(step, Quantize)), None)
+    if group is None:
+        return settings
+    instead = {"attention": {"best": "heads"}, "ffn": {"best": "neurons"}}
+    said = {name: ways.get(getattr(settings, name), getattr(settings, name)) for name, ways in instead.items()}
+    multiple = math.lcm(settings.multiple_of, group)
+    return settings.model_copy(update={**said, "multiple_of": multiple, "columns": group})
 
 
 def _round(run: Run) -> None:

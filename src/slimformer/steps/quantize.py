@@ -50,6 +50,11 @@ class Quantize(Step):
     def grid(self) -> Grid:
         return grid_of(self.bits, self.group, symmetric=self.symmetric)
 
+    @property
+    def one_group(self) -> int | None:
+        """How many weights share a step in every layer; none where layers may differ."""
+        return self.group if self.tables and self.group else None
+
     def require_complete(self) -> None:
         """Bits and groups that are stored."""
         assert self.grid

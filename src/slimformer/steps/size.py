@@ -29,7 +29,7 @@ from slimformer.plan import Budget
 from slimformer.plan.memory import in_words
 from slimformer.plan.settings import CutSettings
 from slimformer.rewrite.in_turn import linear_layers
-from slimformer.rewrite.quantize import tables_of
+from slimformer.rewrite.quantize import grid_with_tables, tables_of
 from slimformer.run import Run
 from slimformer.steps.make import make
 from slimformer.steps.quantize import BITS, Quantize, grid_of, require_savable
@@ -161,9 +161,10 @@ def _split(model: PreTrainedModel, dtype: torch.dtype, rounding: Quantize | None
     grid = grid_of(rounding.bits, rounding.group)
     grids = dict.fromkeys(weights, grid)
     if rounding.tables:
-        grids |= dict.fromkeys(tables_of(model), grid)
+        grid = grid_with_tables(model, grid)
+        grids = dict.fromkeys([*weights, *tables_of(model)], grid)
     step = 8 * step_dtype(model, grids).itemsize
-    each = (rounding.bits + step / (rounding.group or 256)) / 8
+    each = (rounding.bits + step / (grid.group or 256)) / 8
     return _on_disk(model, dtype, grids), sum(weights.values()) * each
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTImageProcessor
 
 from slimformer.calibrate.collect import collect
+from slimformer.calibrate.pairs import targets_of
 from slimformer.calibrate.text import Batch
 from slimformer.checkpoint.reload import checksums
 from slimformer.decompose import Curve
@@ -70,13 +71,25 @@ SIZES: dict[str, dict[str, Any]] = {
     "dinov2": {**_BERT, "image_size": 16, "patch_size": 4, "num_labels": CLASSES, "mlp_ratio": 2},
     "vit": {**_BERT, "image_size": 16, "patch_size": 4, "num_labels": CLASSES},
     "minimal": {**_BERT, "image_size": 16, "patch_size": 4, "num_channels": 3, "num_labels": CLASSES},
+    "bart": {
+        **_TEXT, "d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "dropout": 0.0,
+        "decoder_start_token_id": 2, "forced_eos_token_id": None,
+    },
+    "t5": {
+        "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3,
+        "num_heads": 4, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
+        "dropout_rate": 0.0, "pad_token_id": 1, "decoder_start_token_id": 1,
+    },
 }  # fmt: skip
+SIZES["mt5"] = {**SIZES["t5"], "feed_forward_proj": "gated-gelu"}
 _STEM = {
     "bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "opt": "OPT", "gpt2": "GPT2",
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "vit": "ViT",
     "minimal": "Minimal", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "electra": "Electra", "mpnet": "MPNet",
     "modernbert": "ModernBert", "phi3": "Phi3", "granite": "Granite", "smollm3": "SmolLM3", "olmo2": "Olmo2",
     "gpt_neox": "GPTNeoX", "gemma2": "Gemma2", "gemma3_text": "Gemma3", "deit": "DeiT", "dinov2": "Dinov2",
+    "bart": "Bart", "t5": "T5", "mt5": "MT5",
 }  # fmt: skip
 _SUFFIX = {
     "bare": "Model",
@@ -84,6 +97,7 @@ _SUFFIX = {
     "masked": "ForMaskedLM",
     "classify": "ForSequenceClassification",
     "answer": "ForQuestionAnswering",
+    "write": "ForConditionalGeneration",
 }
 
 
@@ -98,6 +112,8 @@ def heads(model_type: str) -> tuple[str, ...]:
     family = FAMILIES[model_type]
     if family.image:
         return ("classify", "bare")
+    if family.reads_pairs:
+        return ("write", "bare")
     usual = ("causal" if family.causal else "masked", "bare", "classify", "answer")
     return tuple(head for head in usual if (model_type, head) not in LACKING)
 
@@ -171,7 +187,13 @@ def _batch(model: PreTrainedModel, rows: int, length: int, generator: torch.Gene
     if not family.causal:
         mask = torch.arange(length) < torch.randint(length // 2, length + 1, (rows, 1), generator=generator)
         ids = ids.where(mask, torch.tensor(model.config.pad_token_id))
-    return Batch({"input_ids": ids, "attention_mask": mask.long()}, mask)
+    inputs = {"input_ids": ids, "attention_mask": mask.long()}
+    if not family.reads_pairs:
+        return Batch(inputs, mask)
+    lengths = torch.randint(length // 4, length // 2, (rows,), generator=generator).tolist()  # shorter than sources
+    said = [torch.randint(5, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+    decoder_ids, targets, real = targets_of(said, model.config)
+    return Batch({**inputs, "decoder_input_ids": decoder_ids}, real, targets=targets)
 
 
 def tiny_plan(

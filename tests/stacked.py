@@ -1,5 +1,5 @@
-"""Models that are more than one stack of two parts: BART, an encoder and a decoder with cross-attention, and `macaron`,
-whose blocks have a feed-forward part on each side of their attention."""
+"""Models that are more than one stack of two parts: BART, which the package knows, and `macaron`, whose blocks have a
+feed-forward part on each side of their attention."""
 
 from __future__ import annotations
 
@@ -10,50 +10,14 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
-    BartConfig,
-    BartForConditionalGeneration,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from families import VOCABULARY, _filled
+from families import VOCABULARY, _filled, tiny
 from slimformer.models import Family
-from slimformer.models.family import AttentionPart, Derived, FeedForwardPart, Part, StackLayout
-
-
-def attention(path: str, key: str, norm: str, name: str = "attn") -> AttentionPart:
-    return AttentionPart(
-        query=f"{path}.q_proj",
-        key=f"{path}.k_proj",
-        value=f"{path}.v_proj",
-        out=f"{path}.out_proj",
-        head_dim=f"{path}.head_dim",
-        heads_key=key,
-        name=name,
-        norm_after=norm,
-        derived=(Derived(f"{path}.num_heads", "heads"),),
-    )
-
-
-def bart_stack(name: str, *cross: Part, causal: bool) -> StackLayout:
-    own = attention("self_attn", f"{name}_attention_heads", "self_attn_layer_norm")
-    ffn = FeedForwardPart(("fc1",), "fc2", f"{name}_ffn_dim", norm_after="final_layer_norm")
-    return StackLayout(f"{name}.layers", (own, *cross, ffn), name=name, causal=causal)
-
-
-BART = Family(
-    "bart",
-    ("bart",),
-    (
-        bart_stack("encoder", causal=False),
-        bart_stack(
-            "decoder",
-            attention("encoder_attn", "decoder_attention_heads", "encoder_attn_layer_norm", "cross"),
-            causal=True,
-        ),
-    ),
-)
+from slimformer.models.family import AttentionPart, Derived, FeedForwardPart, StackLayout
 
 MACARON = Family(
     "macaron",
@@ -149,12 +113,7 @@ def macaron() -> PreTrainedModel:
 
 
 def bart() -> PreTrainedModel:
-    config = BartConfig(
-        vocab_size=VOCABULARY, d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=40, max_position_embeddings=64,
-        pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2, dropout=0.0,
-    )  # fmt: skip
-    return _filled(BartForConditionalGeneration(config), 0).eval()
+    return tiny("bart")
 
 
 def last(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:

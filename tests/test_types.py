@@ -83,6 +83,12 @@ def test_a_smaller_model_comes_back_from_its_folder_and_generates(model_type, tm
         how_to = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
         cached, plain = (small.generate(ids, **how_to, use_cache=use) for use in (True, False))
         assert torch.equal(cached, plain)
+    if FAMILIES[model_type].reads_pairs:
+        batch = tiny_batches(small, 1, rows=2)[0]
+        given = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
+        how_to = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+        cached, plain = (small.generate(**given, **how_to, use_cache=use) for use in (True, False))
+        assert torch.equal(cached, plain)
 
 
 @pytest.mark.parametrize("model_type", [t for t in TYPES if any(p.fixed for s in FAMILIES[t].stacks for p in s.parts)])

@@ -33,7 +33,7 @@ from slimformer.plan.asked import BUDGETS
 from slimformer.plan.budget import budget_of
 from slimformer.recipe import RECIPE, Recipe, cut_settings, load_recipe, recipe_of, with_arguments, with_settings
 from slimformer.run import Run, timed
-from slimformer.steps import NAMES
+from slimformer.steps import NAMES, require_known_stacks
 from slimformer.steps.cut import Cut
 from slimformer.steps.heal import Heal
 from slimformer.steps.healing import belonging_to, healing_run, healing_work
@@ -149,6 +149,7 @@ def _opened(
     with timed(seconds, "load"):
         loaded = open_or_discover(model, processor, opening)
     run = Run(loaded, loaded.model, format, length, seconds=seconds, before=chosen.before_cut, after=chosen.after_cut)
+    require_known_stacks(chosen.steps, describe(run.dense))
     for step in chosen.steps:
         step.require_possible(run)
     return run, chosen
@@ -261,6 +262,7 @@ def heal(
         open_for_work(model, processor, replace(opening, revision=None)),
         open_for_work(teacher, processor, opening),
     )
+    require_known_stacks(chosen.steps, describe(small.model))
     run = healing_run(small, dense, length=given.get("seq_len"))
     run = replace(run, source=data, progress=progress)
     broad = not given.pop("only_data", False)

@@ -29,6 +29,7 @@ from slimformer.calibrate.documents import SELF, Document, Source, Unnamed, name
 from slimformer.calibrate.images import read_images
 from slimformer.calibrate.own_images import own_images
 from slimformer.calibrate.own_text import own_documents
+from slimformer.calibrate.pairs import paired, writes
 from slimformer.calibrate.reader import CHARACTERS, SHARE, Reader, sides
 from slimformer.calibrate.splits import SHARES, SPLITS, numbered, split_documents
 from slimformer.calibrate.tasks import TASKS, Purpose, read_data, require_there, spread
@@ -40,6 +41,8 @@ from slimformer.models import Architecture, family_of
 from slimformer.models.architecture import reads_examples, reads_windows
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
+WRITTEN = "texts without a target were sources; the model itself wrote the targets"
+REPEATED = "texts without a target were sources, and targets as well: the model has no head that writes"
 ROW_TOKENS = 65_536  # for encoders of text, which are small for their widths, and lose most with fewer
 
 
@@ -162,10 +165,14 @@ def _from_documents(source: Source, reader: Reader, asked: Reading) -> Data:
         splits["certify"] = reader.one_row_each(parts, most)
     if reader.windows:
         splits["report"] = in_turn(splits["report"])
-    unit = "image" if image else "example" if reads_examples(reader.model, reader.architecture.family) else "document"
+    pairs = reader.architecture.family.reads_pairs
+    examples = pairs or reads_examples(reader.model, reader.architecture.family)
+    unit = "image" if image else "example" if examples else "document"
+    if pairs and any(document.pair is None for document in documents):
+        notes.append(WRITTEN if writes(reader.model) else REPEATED)
     name, digest = describe_source(source), data_hash(documents)
     data = Data(splits, name, digest, asked.seed, reader.length, reader.windows, unit, tuple(notes))
-    if not image:
+    if not image and not pairs:
         texts = {
             split: first_characters(parts[split], int(CHARACTERS * share * most)) for split, share in SHARE.items()
         }
@@ -295,6 +302,8 @@ def _from_ids(ids: Tensor, reader: Reader, asked: Reading) -> Data:
         split: token_batches(rows[a:b][: most[split]], reader.batch_size)
         for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)
     }
+    if reader.architecture.family.reads_pairs:
+        splits = {split: [paired(batch, reader.model) for batch in part] for split, part in splits.items()}
     return Data(splits, name, digest, asked.seed, length)
 
 

@@ -42,14 +42,15 @@ def fisher_metric(
 ) -> dict[str, Tensor]:
     """For every site the root R of its metric (Rᵀ R = G shrunk), fitted on the first `TOKENS` real tokens.
 
-    None where outputs are not finite, and for models of several stacks, whose errors then count as squares. What a run
+    None where outputs are not finite, and where no way leads back from one stack to the one before (towers side by
+    side), whose errors then count as squares. What a run
     that was stopped had found whole is found again. Cost: two forward passes and one backward pass over these tokens,
     without gradients of weights; memory tokens × hidden size × blocks.
     """
     model.eval()
     architecture = describe(model)
     n_blocks = architecture.n_blocks
-    if len(architecture.stacks) > 1:
+    if len(architecture.stacks) > 1 and not architecture.family.reads_pairs:
         return {}
     if notes := residence.notes("metric"):
         return {name: residence.recall(f"metric.{name}") for name in notes[0]}
@@ -100,7 +101,7 @@ def _of_block(visit: Visit, trails: Sequence[Trail]) -> dict[str, Tensor]:
     for trail in trails:
         gradients = visit.pull_back(trail, list(readers.values()))
         for name, reader in readers.items():
-            g = real_rows(gradients[reader], trail.batch.mask).float()
+            g = real_rows(gradients[reader], trail.rows(visit)).float()
             sums[name] += (g.mT @ g).cpu().double()
     _require_finite(sums)
     return sums

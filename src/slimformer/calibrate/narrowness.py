@@ -29,6 +29,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.linalg.moments import Moments
 from slimformer.models import describe
 from slimformer.models.hooks import listening
+from slimformer.models.walk import stack_rows
 
 TOKENS = 4096  # of each text
 UNSEEN = 0.1  # of the variance of broad text along a direction: below it the calibration text hardly shows it
@@ -109,7 +110,7 @@ def outside(seen: Moments, other: Moments) -> float:
 
 def _moments(model: PreTrainedModel, batches: Sequence[Batch]) -> list[Moments]:
     """Of rows of length 1 before every block, over real positions."""
-    sums: list[Moments] = []
+    sums, architecture = list[Moments](), describe(model)
     was_training = model.training
     model.eval()
     for batch in batches:
@@ -117,9 +118,11 @@ def _moments(model: PreTrainedModel, batches: Sequence[Batch]) -> list[Moments]:
             break
         here = batch.to(model.device)
         states: list[Tensor] = []
-        with listening(model, inputs={block.path: states.append for block in describe(model).blocks}):
+        with listening(model, inputs={block.path: states.append for block in architecture.blocks}):
             model.base_model(**here.inputs)  # the head of a language model costs as much as its blocks
-        found = [Moments.of(_unit_rows(state, here.mask).cpu().double()) for state in states]
+        layouts = [architecture.layout(block.sites[0]) for block in architecture.blocks]
+        masks = [stack_rows(here, state, layout) for state, layout in zip(states, layouts, strict=True)]
+        found = [Moments.of(_unit_rows(*both).cpu().double()) for both in zip(states, masks, strict=True)]
         sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
     model.train(was_training)
     return sums

@@ -54,6 +54,9 @@ def moments_of(statistics: Statistics, architecture: Architecture, i: int) -> Bl
     block, made = statistics.block(i), statistics.provenance
     # of texts every token is a row, of images every position
     rows = {split: {made.tokens[split], made.tokens[split] * made.seq_len} for split in SPLITS if split in made.tokens}
+    if architecture.family.reads_pairs and architecture.layout(architecture.blocks[i].sites[0]).mask:
+        first = next(iter(block.sites.values()), {})  # tokens are those of targets; of sources all sites saw as many
+        rows = {split: {moments.count} for split, moments in first.items()}
     try:
         require_of_model(block, architecture, rows, made.joint)
     except ValueError as error:

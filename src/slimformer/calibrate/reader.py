@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.document import Document
 from slimformer.calibrate.images import image_batches
+from slimformer.calibrate.pairs import pair_batches
 from slimformer.calibrate.splits import cut_documents, one_of_each
 from slimformer.calibrate.text import Batch, packed_batches, padded_batches, unread
 from slimformer.models import Architecture
@@ -49,6 +50,11 @@ class Reader:
                 image_size=sides(config.image_size)[0], channels=config.num_channels, label_ids=self.label_ids,
             )  # fmt: skip
         length, size = self.length, self.batch_size
+        if self.architecture.family.reads_pairs:
+            return pair_batches(
+                cut_documents(documents, size=length * CHARACTERS), self.model, self.processor, seq_len=length,
+                tokens=tokens, batch_size=size,
+            )  # fmt: skip
         if self.windows:
             return packed_batches(documents, self.processor, seq_len=length, tokens=tokens, batch_size=size)
         passages = cut_documents(documents, size=length * CHARACTERS)
@@ -61,6 +67,8 @@ class Reader:
 
         A certificate needs documents more than tokens, so what fit and select left unread is certified on as well.
         """
+        if self.architecture.family.reads_pairs:
+            return self.batches(one_of_each(parts["certify"]), int(SHARE["certify"] * tokens))
         seq_len = None if self.windows else self.length
         left = [
             document

@@ -28,6 +28,7 @@ USUAL_COLUMNS: tuple[tuple[str, ...], ...] = (
     ("premise", "hypothesis"),
     ("#1 String", "#2 String"),
     ("sentence",),
+    ("source", "target"),
 )
 USUAL_LABELS = ("label", "gold_label", "Quality", "score", "is_duplicate")
 

@@ -18,6 +18,7 @@ from slimformer.checkpoint import reload
 from slimformer.checkpoint.fresh import run_fresh
 from slimformer.errors import SaveFailed
 from slimformer.models import family_of
+from slimformer.models.sample_inputs import with_decoder_ids
 
 RTOL = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 N_TOKENS = 16
@@ -65,7 +66,8 @@ def default_sample(model: PreTrainedModel) -> dict[str, Tensor]:
     wanted = min(wanted, groups.get("length", wanted))
     length = min(wanted, getattr(config, "max_position_embeddings", wanted) - 2)
     ids = torch.randint(config.vocab_size, (1, max(1, length)), generator=generator)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    sample = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return with_decoder_ids(model, sample, generator, max(1, length - 3))
 
 
 def _reload(folder: Path, sample: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -44,6 +44,7 @@ def attention(
     from slimformer.inspect.rows import row_spaces
     from slimformer.models import describe
     from slimformer.models.load import load_model
+    from slimformer.models.sample_inputs import require_one_stack
     from slimformer.report.names import source_names
     from slimformer.report.rows import rows_report, show_rows
 
@@ -51,6 +52,7 @@ def attention(
     architecture = describe(loaded.model)
     if architecture.family.image:
         raise SlimformerError("this looks along texts; for the attention of image models see slimformer inspect")
+    require_one_stack(loaded.model.config, "this view of attention")
     read = reader(loaded, columns, seed)
     length = sequence_length(loaded.model, architecture, None)
     rows = attention_rows(read, [name], asked, length, sequences, TOKENS)[name]

@@ -64,19 +64,24 @@ def inspect(
     from slimformer.inspect.summary import inspection
     from slimformer.models import describe
     from slimformer.models.load import load_model
+    from slimformer.models.sample_inputs import require_one_stack
     from slimformer.report.inspection import show_inspection
     from slimformer.report.portrait import show_portrait
 
     loaded = load_model(model, opening.resolve())
     architecture = describe(loaded.model)
+    if names or figures is not None:  # they show spectra, of blocks with one attention
+        require_one_stack(loaded.model.config, "inspect with data or figures")
     length = sequence_length(loaded.model, architecture, seq_len)
     read = reader(loaded, columns, seed)
     rows = attention_rows(read, names, asked, length, sequences, tokens) if names else {}
     given = [read(name, length, tokens) for name in names]  # before the work: data may be refused
-    portrait = inspection(loaded, architecture, length)
+    portrait, paired = inspection(loaded, architecture, length), architecture.family.reads_pairs
     with showing_progress(hidden=shown.hidden) as progress:
         whole = bool(names) or figures is not None
-        portrait["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
+        portrait["weights"] = []
+        if not paired:
+            portrait["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
         if names:
             portrait["data"] = [_look(loaded, architecture, each, rows[each.name], progress) for each in given]
     if figures is not None:
@@ -84,7 +89,8 @@ def inspect(
 
     def tables() -> None:
         show_inspection(portrait, out)
-        show_portrait(portrait, out)
+        if not paired:
+            show_portrait(portrait, out)
         if figures is not None:
             typer.echo(f"\nfigures and inspection.json are in {figures}")
 

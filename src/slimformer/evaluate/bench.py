@@ -27,6 +27,7 @@ from slimformer.evaluate.speed import Latency, Rounds, compare_latency
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import describe
+from slimformer.models.sample_inputs import with_decoder_ids
 from slimformer.nn.grouped_cache import cache_bytes
 
 CACHED = ("keys", "values", "memory")  # what a layer of a cache remembers; the last where keys are grouped
@@ -95,7 +96,8 @@ def bench(
     progress: Progress = silent,
 ) -> Bench:
     """Measure both models at every batch size. Cost: about (repeats + warmup) passes of each, for every size."""
-    image, decoder = describe(dense).family.image, is_language_model(dense)
+    family = describe(dense).family
+    image, decoder = family.image, is_language_model(dense) and not family.reads_pairs
     batch_sizes, new_tokens = workload.batch_sizes, workload.new_tokens
     length = _length(dense, workload.seq_len, new_tokens if decoder else 0)
     pair = {"dense": dense, "small": small}
@@ -140,8 +142,10 @@ def random_inputs(model: PreTrainedModel, batch: int, length: int, seed: int = 0
         sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
         pixels = torch.randn(batch, config.num_channels, *sides, generator=generator)
         return {"pixel_values": pixels.to(device_of(model), model.dtype)}
-    ids = torch.randint(int(config.vocab_size), (batch, length), generator=generator).to(device_of(model))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    ids = torch.randint(int(config.vocab_size), (batch, length), generator=generator)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs = with_decoder_ids(model, inputs, generator, length)
+    return {name: tensor.to(device_of(model)) for name, tensor in inputs.items()}
 
 
 def _forward(pair: Pair, inputs: dict[str, Tensor], length: int, _new: int, rounds: Rounds) -> Iterator[Measurement]:

@@ -14,7 +14,8 @@ very first is predicted exactly once, after the first window from at least windo
 
 Batches are taken as they are: every row on its own, its first real token not predicted, padding not counted, nor
 tokens that only set documents apart: they are read, but they are no part of the text.
-Rows of 2048 packed tokens are the convention of the GPTQ line of papers.
+Of a source and its target (an encoder and a decoder) every token of the target is predicted, from the source and the
+tokens of the target before it. Rows of 2048 packed tokens are the convention of the GPTQ line of papers.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def pieces(model: nn.Module, batch: Batch) -> Iterator[Batch]:
     """`batch` on the device of `model`, few enough rows at a time that language-model logits stay small."""
     batch = batch.to(device_of(model))
     first = next(iter(batch.inputs.values()))
-    rows = _rows_that_fit(model, first.shape[1])
+    rows = _rows_that_fit(model, max(first.shape[1], 0 if batch.mask is None else batch.mask.shape[1]))
     for i in range(0, len(first), rows):
         yield batch.rows(slice(i, i + rows))
 
@@ -144,6 +145,9 @@ def windows_of(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Windows]:
     seen, numbering = 0, Tally()
     for batch in batches:
         for part in pieces(model, batch):
+            if part.targets is not None:
+                yield _of_targets(part, part.targets, numbering)
+                continue
             ids = part.inputs["input_ids"].long()
             numbers = torch.arange(seen, seen := seen + len(ids))
             documents = numbering.documents(part, ids.shape[1])
@@ -153,6 +157,13 @@ def windows_of(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Windows]:
             counted[:, :-1] = real[:, :-1] & real[:, 1:]
             counted &= (documents != SEPARATOR).to(counted.device)
             yield Windows(part.inputs, ids.roll(-1, dims=1), counted, numbers, documents)
+
+
+def _of_targets(part: Batch, targets: Tensor, numbering: Tally) -> Windows:
+    """Targets of a decoder that looks at a source: every real one is predicted, from those before it."""
+    counted = torch.ones_like(targets, dtype=torch.bool) if part.mask is None else part.mask
+    documents = numbering.documents(part, targets.shape[1])
+    return Windows(part.inputs, targets, counted, documents[:, 0], documents)
 
 
 def nll_of(logits: Tensor, part: Windows) -> Tensor:

@@ -22,9 +22,9 @@ def latency(dense: Loaded, small: Loaded, data: Data) -> dict[str, Any]:
     architecture, inputs = describe(dense.model), data.splits["report"][0].inputs
     least = min(vocabulary(each.model) for each in (dense, small)) if not architecture.family.image else 0
     sample = {name: tensor[:1] for name, tensor in inputs.items()}
-    if "input_ids" in sample:
-        sample["input_ids"] = sample["input_ids"].clamp_max(least - 1)
-    blocks = architecture.stacks[-1].layout.blocks
+    for name in sample.keys() & {"input_ids", "decoder_input_ids"}:
+        sample[name] = sample[name].clamp_max(least - 1)
+    blocks = [stack.layout.blocks for stack in architecture.stacks]
     measured = model_latency(dense.model, small.model, sample, Rounds(5, 1), blocks=blocks)
 
     def part(timing: Any, ratio: float) -> dict[str, float]:
@@ -42,7 +42,8 @@ def latency(dense: Loaded, small: Loaded, data: Data) -> dict[str, Any]:
 
 def continuations(loaded: Loaded, small: Loaded) -> dict[str, str] | None:
     """The same beginning continued by both, where there are a tokenizer that can say it and room to go on."""
-    if loaded.processor is None or not is_language_model(loaded.model):
+    goes_on = is_language_model(loaded.model) and not describe(loaded.model).family.reads_pairs
+    if loaded.processor is None or not goes_on:
         return None
     ids = loaded.processor(PROMPT)["input_ids"]
     room = positions(loaded.model.config) - len(ids)
@@ -60,7 +61,7 @@ def _reader(loaded: Loaded, small: Loaded) -> Any:
 def nearest(loaded: Loaded, small: Loaded) -> list[dict[str, Any]] | None:
     """What encoders of text find alike, where there are a tokenizer that can say it and room for it."""
     family = describe(loaded.model).family
-    if loaded.processor is None or family.causal or family.image:
+    if loaded.processor is None or family.causal or family.image or family.reads_pairs:
         return None
     ids = [i for sentence in SENTENCES for i in loaded.processor(sentence)["input_ids"]]
     fits = positions(loaded.model.config) >= LENGTH and ids and max(ids) < vocabulary(loaded.model)

@@ -14,7 +14,7 @@ the time between entering the first block and leaving the last one, in the same 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,19 +109,21 @@ def model_latency(
     inputs: Mapping[str, Tensor],
     rounds: Rounds = ROUNDS,
     *,
-    blocks: str,
+    blocks: str | Sequence[str],
 ) -> ModelLatency:
     """Latency of `small` against `dense`, body and end to end apart, from the same forward passes.
 
-    `blocks` is the path of the blocks inside the headless model ("layers", "encoder.layer", "h").
+    `blocks` is the path of the blocks inside the headless model ("layers", "encoder.layer", "h"); of an encoder and a
+    decoder both, in the order they run: the body is then all from the first block of the one to the last of the other.
     """
+    paths = [blocks] if isinstance(blocks, str) else list(blocks)
     place = device_of(dense)
     if device_of(small) != place:
         raise ValueError(f"the models are on {place} and {device_of(small)}; put both on one device")
     batch = {name: value.to(place) for name, value in inputs.items()}
     models = {"dense": dense, "small": small}
     with evaluating(dense, small):
-        runs = {name: _timed_body(model, blocks, batch, place) for name, model in models.items()}
+        runs = {name: _timed_body(model, paths, batch, place) for name, model in models.items()}
         times = _times(runs, rounds)
     whole, body = (
         _latency({name: [row[part] for row in rows] for name, rows in times.items()}, rounds, place) for part in (0, 1)
@@ -171,29 +173,31 @@ def _timed(call: Callable[[], object], device: torch.device) -> Callable[[], tup
 
 
 def _timed_body(
-    model: nn.Module, blocks: str, inputs: dict[str, Tensor], device: torch.device
+    model: nn.Module, blocks: Sequence[str], inputs: dict[str, Tensor], device: torch.device
 ) -> Callable[[], tuple[float, ...]]:
-    stack = _stack(model, blocks)
+    first, last = _stack(model, blocks[0])[0], _stack(model, blocks[-1])[-1]
 
     def run() -> tuple[float, ...]:
-        with _marks(stack, device) as marks:
+        with _marks(first, last, device) as marks:
             (total,) = _timed(lambda: model(**inputs), device)()
         if len(marks) < 2:
-            raise ValueError(f"a forward pass of {type(model).__name__} did not run the blocks at {blocks!r}")
+            raise ValueError(
+                f"a forward pass of {type(model).__name__} did not run the blocks at {', '.join(blocks)!r}"
+            )
         return total, marks[-1] - marks[0]
 
     return run
 
 
 @contextmanager
-def _marks(stack: nn.ModuleList, device: torch.device) -> Iterator[list[float]]:
+def _marks(first: nn.Module, last: nn.Module, device: torch.device) -> Iterator[list[float]]:
     """Points in time: the first one before the first block, the last one after the last block."""
     marks: list[float] = []
 
     def mark(*_: object) -> None:
         marks.append(_now(device))
 
-    hooks = [stack[0].register_forward_pre_hook(mark), stack[-1].register_forward_hook(mark)]
+    hooks = [first.register_forward_pre_hook(mark), last.register_forward_hook(mark)]
     try:
         yield marks
     finally:

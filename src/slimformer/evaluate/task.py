@@ -40,6 +40,7 @@ from slimformer.evaluate.spans import Reading, answer_questions
 from slimformer.messages.words import option
 from slimformer.models.architecture import is_bare
 from slimformer.models.load import Loaded
+from slimformer.models.sample_inputs import require_one_stack
 
 SQUAD = {"squad": 1, "squad_v2": 2}
 TASKS = tuple(FILES)
@@ -104,6 +105,7 @@ def evaluate_task(task: str, dense: Loaded, small: Loaded, options: Options | No
     """Measure both models on a task. Cost: a forward pass of each, and 4 · resamples scores for the intervals."""
     how = options or Options()
     require_task(task)
+    require_one_stack(dense.model.config, "a task")
     if dense.processor is None:
         raise DataUnreadable(f"{dense.name} has no tokenizer, so it cannot read the texts of {task}")
     measure, unit = _measure(task)

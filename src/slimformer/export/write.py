@@ -23,6 +23,7 @@ from slimformer.export.graph import Graph, free_sizes, longest, pooling_of
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models.load import Loaded
+from slimformer.models.sample_inputs import require_one_stack
 from slimformer.nn.long_context import keys_are_grouped
 
 FORMAT = 1
@@ -70,6 +71,7 @@ def export_model(
             f"attention of {loaded.name} runs over groups of keys, which other runtimes cannot say; export the model "
             "it was made from"
         )
+    require_one_stack(loaded.model.config, "export")
     model = in_float32(loaded.model).eval()
     if model.dtype != torch.float32:
         model = copy.deepcopy(model).float()

@@ -32,6 +32,7 @@ from slimformer.heads.lm_head import (
     mean_losses,
 )
 from slimformer.messages.progress import Progress, silent
+from slimformer.models.sample_inputs import require_one_stack
 
 RIDGES = (1e-3, 1e-2, 1e-1)
 BETAS = (1.0, 3.0, 10.0, 20.0, 40.0)
@@ -81,6 +82,7 @@ def require_language_model(model: PreTrainedModel) -> None:
     """Refuse a model without a head that predicts the next token."""
     if not is_language_model(model):
         raise HeadDoesNotFit(f"{type(model).__name__} has no language-model head to adapt")
+    require_one_stack(model.config, "a head for another domain")
 
 
 def adapt_head(

@@ -31,6 +31,7 @@ from slimformer.heads.asked import POOLS as POOLS
 from slimformer.models import describe, family_of
 from slimformer.models.hooks import listening
 from slimformer.models.norms import final_norm
+from slimformer.models.sample_inputs import require_one_stack
 
 CHUNK = 512  # documents encoded between two updates of the moments; enough to put like lengths together
 ROWS = 32  # documents per forward pass
@@ -68,6 +69,7 @@ class Chunk:
 
 def readings_of(model: PreTrainedModel, pools: Sequence[str] = (), layers: Sequence[int] = ()) -> list[Reading]:
     """Every combination; by default the customary poolings of the family, after the last block."""
+    require_one_stack(model.config, "a head on its states")
     n_blocks = describe(model).n_blocks
     return [Reading(p, l) for l in layers or (n_blocks,) for p in pools or usual_pools(model)]
 

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from slimformer.errors import UnknownArchitecture
 from slimformer.messages.words import option
 from slimformer.models.architecture import out_in, weight_of
+from slimformer.models.sample_inputs import with_decoder_ids
 
 ROWS = 10  # rows of a matrix that are changed, spread evenly
 TOKENS = (2, 9)  # sequences and their length
@@ -56,7 +57,8 @@ def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     if name == "input_ids":
         table: Any = model.get_input_embeddings()
         least = min(5, len(table.weight) // 2)
-        return {"input_ids": torch.randint(least, len(table.weight), TOKENS, generator=generator)}
+        ids = {"input_ids": torch.randint(least, len(table.weight), TOKENS, generator=generator)}
+        return with_decoder_ids(model, ids, generator, TOKENS[1] - 2)
     if name == "pixel_values":
         size = config.image_size
         height, width = size if isinstance(size, list | tuple) else (size, size)

@@ -85,6 +85,8 @@ class Site:
     fixed: Fixed | None = None  # it may not shrink, and has no writers
     kept: str = ""  # why it may not shrink, though it has writers
     path_bias: bool = False  # of the linear path beside the units
+    positions: int = 0  # of its stack, where these are always as many; 0: as long as the sequence
+    looks_at: int = 0  # the same of the stack whose states its keys and values read (cross-attention)
 
     @property
     def gated(self) -> bool:
@@ -111,6 +113,11 @@ class Site:
     def kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.units // max(1, self.group)
+
+    @property
+    def crosses(self) -> bool:
+        """Do its keys and values read the states of another stack?"""
+        return isinstance(self.part, AttentionPart) and bool(self.part.crosses)
 
     @property
     def attention(self) -> AttentionPart:
@@ -295,8 +302,8 @@ def base_path(model: PreTrainedModel) -> str:
 
 
 def is_bare(model: PreTrainedModel) -> bool:
-    """Has the model no head?"""
-    return model.base_model is model
+    """Has the model no head? The base of some with a head (T5) is the model itself."""
+    return model.base_model is model and model.get_output_embeddings() is None
 
 
 def reads_windows(model: PreTrainedModel, family: Family) -> bool:

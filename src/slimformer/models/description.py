@@ -65,13 +65,21 @@ def _stack(model: PreTrainedModel, layout: StackLayout, first: int, named: bool)
     return Stack(layout, path, tuple(replace(block, sites=_sites(model, layout, block)) for block in blocks))
 
 
+def _positions(model: PreTrainedModel, name: str) -> int:
+    """How many positions a stack always has; 0 where that is as data have it, or where there is no such stack."""
+    said = next((layout.positions for layout in family_of(model.config).stacks if layout.name == name), "")
+    return int(getattr(model.config, said)) if said else 0
+
+
 def _sites(model: PreTrainedModel, layout: StackLayout, block: Block) -> tuple[Site, ...]:
     out = []
     for n, part in enumerate(layout.parts):
         site = _heads(model, part, block) if isinstance(part, AttentionPart) else _neurons(model, part, block)
         norm = f"{block.path}.{part.norm}" if part.norm and is_pre_norm(model, part) else ""
         first_writer = site.writers[0].module if site.writers else site.module
-        out.append(replace(site, norm=norm, entry=block.path if n == 0 else norm or first_writer))
+        looks_at = _positions(model, part.crosses) if isinstance(part, AttentionPart) and part.crosses else 0
+        positions, entry = _positions(model, layout.name), block.path if n == 0 else norm or first_writer
+        out.append(replace(site, norm=norm, entry=entry, positions=positions, looks_at=looks_at))
     return tuple(out)
 
 
@@ -140,6 +148,8 @@ def _head_counts(part: AttentionPart, block: nn.Module, qk: int, vo: int) -> tup
 
 def _neurons(model: PreTrainedModel, part: FeedForwardPart, block: Block) -> Site:
     module = model.get_submodule(block.path)
+    if part.gated and part.gated[0] in dict(module.named_modules()):
+        part = replace(part, writers=part.gated)
     reader = module.get_submodule(part.out)
     outer, units = out_in(reader)
     writers = tuple(

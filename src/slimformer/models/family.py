@@ -53,6 +53,7 @@ class AttentionPart:
     by_head: bool = False  # of a fused matrix: q, k and v of head 0, then those of head 1
     plain_heads: bool = False  # can the stock config say "fewer heads of the same width"?
     divides_hidden: tuple[str, ...] = ()  # model types whose config insists that heads divide the hidden size
+    crosses: str = ""  # the stack before whose last states its keys and values read (cross-attention)
 
     @property
     def ranks(self) -> bool:
@@ -100,6 +101,7 @@ class FeedForwardPart:
     may_be_empty: bool = True  # can its modules run without any neuron? Conv1D cannot
     mlp: str = ""  # the module that can stand for the whole feed-forward part
     mlp_inert: tuple[str, ...] = ()  # modules before it that then have nothing to do
+    gated: tuple[str, ...] = ()  # the writers of those blocks that have these modules instead (T5 1.1, FLAN-T5)
 
     @property
     def halves(self) -> tuple[int, ...]:
@@ -143,6 +145,9 @@ class StackLayout:
     tuples: bool = False  # do its blocks give a tuple, the stream first?
     gains_from_one: bool = False  # do its norms multiply by 1 + weight?
     image: bool | str = False  # does it read images? Or the attribute of the config that says so
+    hands_on: tuple[str, ...] = ()  # arguments that blocks have from the tuple of the one before (T5: shared biases)
+    positions: str = ""  # the attribute of the config that says how many it always has (Whisper); else as data have
+    mask: str = ""  # the input that says which of its positions are real, where it is not the mask of the outputs
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -162,6 +167,16 @@ class Family:
         for names in ([stack.name for stack in self.stacks], *parts):
             if len(set(names)) < len(names):  # sites would have the same name
                 raise ValueError(f"family {self.name}: stacks and parts need names of their own, not {names}")
+
+        for n, stack in enumerate(self.stacks):
+            crossed = {part.crosses for part in stack.parts if isinstance(part, AttentionPart) and part.crosses}
+            if not crossed <= {before.name for before in self.stacks[:n]}:
+                raise ValueError(f"family {self.name}: {stack.name} crosses {crossed}, which is no stack before it")
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Is it an encoder and a decoder that looks at it: does it read a source and write a target?"""
+        return any(part.crosses for stack in self.stacks for part in stack.parts if isinstance(part, AttentionPart))
 
     @property
     def causal(self) -> bool:

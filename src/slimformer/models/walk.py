@@ -28,10 +28,12 @@ from transformers import PreTrainedModel
 
 from slimformer.models.architecture import Architecture, Block, Site
 from slimformer.models.batch import Batch
+from slimformer.models.family import StackLayout
 from slimformer.models.hooks import answering, nudged
 from slimformer.models.residence import IN_MEMORY, Residence
 
 Split = str
+SOURCE = "encoder_hidden_states"  # what blocks call that which their cross-attention looks at
 
 
 @dataclass
@@ -65,6 +67,11 @@ class Trail:
     stream: Stream
     states: list[Tensor]
     gradient: Tensor | None = None
+    crossed: Tensor | None = None  # the gradient at what cross-attention was given of the stack before, so far
+
+    def rows(self, visit: Visit) -> Tensor | None:
+        """Which positions are real in the stack of a block."""
+        return stack_rows(self.batch, self.states[visit.i], visit.architecture.layout(visit.sites[0]))
 
     def keep_gradient(self, gradient: Tensor, i: int, residence: Residence) -> None:
         """The gradient before block i. Two places take turns: what a block wrote may have the gradient after it."""
@@ -98,6 +105,11 @@ class Visit:
     def sites(self) -> tuple[Site, ...]:
         return self.here.sites
 
+    @property
+    def _stack(self) -> int:
+        """The number of the stack the block is in."""
+        return next(n for n, s in enumerate(self.architecture.stacks) if self.i <= s.blocks[-1].index)
+
     def run(self, stream: Stream) -> Tensor:
         """The state after the block; the stream stays before it."""
         self.enter(stream)
@@ -105,24 +117,28 @@ class Visit:
 
     def enter(self, stream: Stream) -> None:
         """Where another stack begins, let a stream go from the end of the one before to the start of this one."""
-        stacks = self.architecture.stacks
-        n = next(n for n, stack in enumerate(stacks) if self.i <= stack.blocks[-1].index)
+        stacks, n = self.architecture.stacks, self._stack
         if n == len(stream.ends):
             return
         assert stream.batch is not None
         stream.ends = (*stream.ends, stream.state)
+        states, calls = self._begin(stream.batch, stream.ends)
+        stream.state = self.residence.keep(f"{stream.name}.start.{n}", states[0])
+        stream.calls = [*stream.calls[: self.i], *calls]
+        stream.rows = stack_rows(stream.batch, states[0], stacks[n].layout)
+
+    def _begin(self, batch: Batch, ends: Sequence[Tensor]) -> tuple[list[Tensor], list[dict[str, Any]]]:
+        """The state before this block and the calls from here on, where the stacks before it ended in these states."""
         blocks = [self.model.get_submodule(block.path) for block in self.architecture.blocks]
-        ended, left = blocks[: self.i], blocks[self.i :]
-        ends = {id(blocks[b.index]): end for s, end in zip(stacks, stream.ends, strict=False) for b in s.blocks}
+        stacks, (ended, left) = self.architecture.stacks, (blocks[: self.i], blocks[self.i :])
+        end_of = {id(blocks[b.index]): end for s, end in zip(stacks, ends, strict=False) for b in s.blocks}
         states: list[Tensor] = []
         calls: list[dict[str, Any]] = []
         wrap = _wrapping(self.model, self.architecture)
-        answers = answering(ended, lambda block: lambda *_args, **_kwargs: wrap(block, ends[id(block)]))
+        answers = answering(ended, lambda block: lambda *_args, **_kwargs: wrap(block, end_of[id(block)]))
         with answers, _echoing(left, states, calls, wrap):
-            self.model.base_model(**stream.batch.inputs, **plain_call(self.architecture))
-        stream.state = self.residence.keep(f"{stream.name}.start.{n}", states[0])
-        stream.calls = [*stream.calls[: self.i], *calls]
-        stream.rows = _rows(stream.batch, states[0])
+            self.model.base_model(**batch.inputs, **plain_call(self.architecture))
+        return states, calls
 
     def advance(self, stream: Stream) -> None:
         """Let a stream through the block."""
@@ -131,15 +147,34 @@ class Visit:
     def pull_back(self, trail: Trail, names: Sequence[str]) -> dict[str, Tensor]:
         """The gradients at the outputs of the modules named, from that after the block; the trail's becomes the one
         before it. The block runs once more, from its stored state."""
-        first = self.i == 0  # nothing before it wants a gradient
+        first = self.i in {stack.blocks[0].index for stack in self.architecture.stacks}  # embeddings want no gradient
+        call, crossed = trail.stream.calls[self.i], list[Tensor]()
         with torch.enable_grad(), nudged(self.model, names) as zeros:
             state = trail.states[self.i].detach().requires_grad_(not first)
-            after = through(self.block, state, trail.stream.calls[self.i])
-            at = [zeros[name] for name in names]
-            found = torch.autograd.grad(after, at if first else [*at, state], trail.gradient)
+            if any(site.crosses for site in self.sites):
+                crossed = [call[SOURCE].detach().requires_grad_()]
+                call = {**call, SOURCE: crossed[0]}
+            after = through(self.block, state, call)
+            at = [*(zeros[name] for name in names), *crossed, *([] if first else [state])]
+            found = torch.autograd.grad(after, at, trail.gradient)
+        if crossed:
+            trail.crossed = found[len(names)] if trail.crossed is None else trail.crossed + found[len(names)]
         if not first:
             trail.keep_gradient(found[-1], self.i, self.residence)
+        elif trail.crossed is not None:
+            trail.keep_gradient(self._before_stack(trail), self.i, self.residence)
         return dict(zip(names, found, strict=False))
+
+    def _before_stack(self, trail: Trail) -> Tensor:
+        """The gradient at the end of the stack before the one that begins here, from that at what blocks were given of
+        it, which a norm may have changed. Cost: what is outside the blocks, once."""
+        n, gradient, trail.crossed = self._stack, trail.crossed, None
+        *earlier, end = trail.stream.ends[:n]
+        end = end.detach().requires_grad_()
+        with torch.enable_grad():
+            _, calls = self._begin(trail.batch, [*earlier, end])
+            (found,) = torch.autograd.grad(calls[0][SOURCE], [end], gradient)
+        return found
 
 
 def forward(
@@ -174,13 +209,15 @@ def rehearse(
         name = f"{split}-{n:05d}"
         state = residence.keep(f"{name}.start", states[0])
         own = here if len(architecture.stacks) > 1 else None
-        yield Stream(state, calls, _rows(here, state), split, name, before, own)
+        rows = stack_rows(here, state, architecture.stacks[0].layout)
+        yield Stream(state, calls, rows, split, name, before, own)
         before += len(next(iter(here.inputs.values())))
 
 
-def _rows(batch: Batch, state: Tensor) -> Tensor | None:
-    """Which positions of a stream are real; nothing to pick where all are, or where it is not the masked text."""
-    mask = batch.mask
+def stack_rows(batch: Batch, state: Tensor, layout: StackLayout) -> Tensor | None:
+    """Which positions of a stream are real in a stack; nothing to pick where all are, or where it is not the masked
+    text."""
+    mask = batch.inputs[layout.mask].bool() if layout.mask in batch.inputs else batch.mask
     return None if mask is None or bool(mask.all()) or (mask.shape != state.shape[:2]) else mask
 
 
@@ -220,15 +257,16 @@ def record(
 ) -> list[Trail]:  # fmt: skip
     """The states of every batch before every block and after the last, kept under this name.
 
-    For models of one stack: a way back leads from each block to the one before. Cost: one forward pass; memory tokens ×
-    hidden size × blocks.
+    For models of one stack, or of an encoder and a decoder that looks at it: a way back leads from each block to the
+    one before. Cost: one forward pass; memory tokens × hidden size × blocks.
     """
-    assert len(architecture.stacks) == 1
     here = [batch.to(model.device) for batch in batches]
     streams = rehearse(model, architecture, here, name, residence)
     trails = [Trail(batch, stream, [stream.state]) for batch, stream in zip(here, streams, strict=True)]
     for visit in forward(model, architecture, residence):
         for trail in trails:
+            visit.enter(trail.stream)
+            trail.states[-1] = trail.stream.state
             state = residence.keep(f"{trail.stream.name}.after.{visit.i}", visit.run(trail.stream))
             trail.states.append(state)
             trail.stream.state = state
@@ -272,29 +310,48 @@ def _key(X: Tensor) -> tuple[int, torch.Size]:
     return X.data_ptr(), X.shape
 
 
-Wrap = Callable[[nn.Module, Tensor], Any]
+@dataclass(frozen=True)
+class Wrap:
+    """What a block gives, from the stream after it: that, or a tuple that begins with it."""
+
+    tuples: Mapping[int, tuple[str, ...]]  # of blocks that give one: what they hand on in it
+
+    def __call__(self, block: nn.Module, state: Tensor) -> Any:
+        return (state, *[None] * len(self.tuples[id(block)])) if id(block) in self.tuples else state
+
+    def as_given(self, block: nn.Module, state: Tensor, call: Mapping[str, Any]) -> Any:
+        """The same of a block that does not run: what it was handed it hands on."""
+        handed = [call.get(name) for name in self.tuples.get(id(block), ())]
+        return (state, *handed) if id(block) in self.tuples else state
 
 
 def _wrapping(model: PreTrainedModel, architecture: Architecture) -> Wrap:
-    """What a block gives, from the stream after it: that, or a tuple that begins with it."""
     stacks = [stack for stack in architecture.stacks if stack.layout.tuples]
-    tuples = {id(model.get_submodule(block.path)) for stack in stacks for block in stack.blocks}
-    return lambda block, state: (state,) if id(block) in tuples else state
+    return Wrap({id(model.get_submodule(b.path)): stack.layout.hands_on for stack in stacks for b in stack.blocks})
 
 
 @contextmanager
 def _echoing(
     blocks: Sequence[nn.Module], states: list[Tensor], calls: list[dict[str, Any]], wrap: Wrap
 ) -> Iterator[None]:
-    """Let every block hand back its input and note how it was called."""
+    """Let every block hand back its input and note how it was called.
+
+    What blocks hand on besides the stream does not depend on it: the first of a stack, who is given none of it, runs to
+    find it, and the others hand it on.
+    """
 
     def echo(block: nn.Module) -> Any:
         names = [p for p in inspect.signature(block.forward).parameters if p != "hidden_states"]
+        run = block.forward
 
         def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
             states.append(hidden_states)
-            calls.append({**dict(zip(names, args, strict=False)), **kwargs})
-            return wrap(block, hidden_states)
+            call = {**dict(zip(names, args, strict=False)), **kwargs}
+            calls.append(call)
+            handed = wrap.tuples.get(id(block), ())
+            if handed and all(call.get(name) is None for name in handed):
+                return (hidden_states, *run(hidden_states, *args, **kwargs)[1:])
+            return wrap.as_given(block, hidden_states, call)
 
         return forward
 

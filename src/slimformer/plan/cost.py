@@ -9,6 +9,10 @@ MACs are those of the matrix products of the blocks, per token of a sequence of 
 
 d is the width of a value, r that of a query or key; they are equal where attention was not cut by rank.
 
+Of an encoder and a decoder T is the length of the target, and of the source as well, unless the encoder always has the
+same number S of positions (Whisper): then a token carries S / T positions of the encoder, keys and values of
+cross-attention are written S / T times for a token, and a query sees S of them.
+
 Norms, activations, softmax and biases are not matrix products and are not counted. Embeddings and heads are
 reported apart.
 """
@@ -58,19 +62,25 @@ def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
     macs = params = site.beside + (path_weights(site.outer, size.rank) if site.gated else 0)
     params += site.outer * (site.path_bias or (size.rank > 0 and site.path_brings_bias))
     units = size.units + (0 if site.gated else 2 * size.rank)
-    for writer in site.writers:
+    seen = site.looks_at or site.positions or seq_len  # by a query
+    source = 0  # what is written at the positions of another stack
+    for n, writer in enumerate(site.writers):
         rows = writer.rows * (units if writer.shared == 1 else size.groups)
-        macs += rows * site.outer
+        if site.crosses and n:
+            source += rows * site.outer
+        else:
+            macs += rows * site.outer
         params += rows * (site.outer + writer.bias)
     columns = units * site.unit
     if site.reader:  # scores are read by no matrix
         macs += columns * site.outer
         params += columns * site.outer
     if site.kind in ("attn.qk", "attn.vo"):
-        macs += seq_len * columns
+        macs += seen * columns
     if site.kind == "attn.heads":
-        macs += seq_len * size.units * (site.writers[0].rows + site.unit)
-    return Cost(macs, params)
+        macs += seen * size.units * (site.writers[0].rows + site.unit)
+    here, there = (n / max(1, seq_len) if n else 1 for n in (site.positions, site.looks_at))
+    return Cost(round(macs * here + source * there), params)
 
 
 def path_weights(width: int, rank: int) -> int:
@@ -104,10 +114,10 @@ def kv_cache_bytes(
     `sizes` replaces the sizes of the sites it names: those of a plan, for the model it was made for.
 
     A block without any ranks keeps one number per position, by which the cache knows its length. Encoders keep nothing.
-    A sliding window caps what is kept; here it is not.
+    A sliding window caps what is kept; here it is not. Of cross-attention keys and values of the source are kept.
     """
     sizes = sizes or {}
-    numbers = 0
+    total = 0
     for site in architecture.heads:
         if architecture.layout(site).causal:
             ranks = scores_site(site), values_site(site)
@@ -115,8 +125,9 @@ def kv_cache_bytes(
                 writer.rows * sizes.get(rank.name, full_size(rank)).units // max(1, rank.units)
                 for writer, rank in zip(site.writers[1:], ranks, strict=True)
             )
-            numbers += max(1, sizes.get(site.name, full_size(site)).groups * kept)
-    return numbers * seq_len * itemsize
+            length = (site.looks_at or seq_len) if site.crosses else seq_len
+            total += max(1, sizes.get(site.name, full_size(site)).groups * kept) * length
+    return total * itemsize
 
 
 def outside_macs(model: PreTrainedModel, architecture: Architecture, seq_len: int) -> int:

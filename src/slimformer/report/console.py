@@ -16,6 +16,7 @@ from slimformer.evaluate.elsewhere import elsewhere_line, headline_metrics
 from slimformer.evaluate.report import Report
 from slimformer.messages.short import count
 from slimformer.models import Architecture
+from slimformer.models.architecture import block_of
 from slimformer.plan import Plan
 from slimformer.plan.memory import in_words
 from slimformer.report.card import embedding_line, healed_line, narrow_line, opening_line, vocabulary_line
@@ -134,7 +135,8 @@ def kept_table(sites: Sequence[dict[str, Any]]) -> Table:
             *([f"{s[rank]}/{s['of_rank']}" if rank in s else "" for s in heads] for rank in ("qk", "vo") if ranked),
             [f"{s['keep']}/{s['of']}" + (f" + rank {s['path']}" if s.get("path") else "") for s in neurons],
         ]
-        table.add_row(str(i), *(", ".join(cell) for cell in cells))
+        stack, number = block_of((heads or neurons)[0]["site"])
+        table.add_row(f"{stack} {number}" if stack else str(i), *(", ".join(filter(None, cell)) for cell in cells))
     return table
 
 

@@ -2,7 +2,8 @@
 
 from itertools import pairwise
 
-from slimformer.errors import UnknownRecipe
+from slimformer.errors import UnknownMethod, UnknownRecipe
+from slimformer.models import Architecture
 from slimformer.steps.cut import Cut
 from slimformer.steps.depth import Depth
 from slimformer.steps.embedding import Embedding
@@ -40,6 +41,19 @@ APART: dict[tuple[str, str], str] = {
     ("head", "embedding"): "leave one of them out: a classifier gives no embedding",
     ("quantize", "head"): "fit the head first: compress with it, then run `slimformer quantize` on the result",
 }
+
+# What is done to an encoder and a decoder that looks at it. The others would need to know which of them they change.
+FOR_PAIRS = ("cut", "refine")
+
+
+def require_known_stacks(steps: tuple[Step, ...], architecture: Architecture) -> None:
+    """Refuse steps for models of one stack where there is an encoder and a decoder."""
+    unknown = [NAMES[type(step)] for step in steps if NAMES[type(step)] not in FOR_PAIRS]
+    if unknown and architecture.family.reads_pairs:
+        raise UnknownMethod(
+            f"the step {unknown[0]} is for models of one stack, and {architecture.model_type} is an encoder and a "
+            f"decoder; for these there are {' and '.join(FOR_PAIRS)} (recipes balanced, stat, uniform)"
+        )
 
 
 def require_order(recipe: str, steps: tuple[Step, ...]) -> None:

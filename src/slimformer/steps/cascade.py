@@ -45,6 +45,7 @@ from slimformer.messages.progress import Progress, silent
 from slimformer.messages.short import Short
 from slimformer.messages.words import option
 from slimformer.models.load import Loaded
+from slimformer.models.sample_inputs import require_one_stack
 from slimformer.plan import Budget, Plan
 from slimformer.plan.settings import CutSettings
 from slimformer.run import Run
@@ -229,6 +230,7 @@ def load_cascade(
 def require_same_task(small: PreTrainedModel, large: PreTrainedModel) -> None:
     """Refuse two models whose answers cannot stand for each other."""
     require_answers(small)
+    require_one_stack(small.config, "a cascade")
     same_kind = type(small).__name__ == type(large).__name__
     if not same_kind or classes(small) != classes(large) or _inputs(small) != _inputs(large):
         raise PlanDoesNotFit(

@@ -62,9 +62,9 @@ make_lazy(
 
 def _teach_transformers() -> None:
     from slimformer.lab import architectures
-    from slimformer.nn import long_context, ragged
+    from slimformer.nn import long_context, travelling
 
-    ragged.enable()
+    travelling.enable()
     long_context.enable()
     architectures.register()
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from families import MODEL_TYPES, tiny, tiny_batches
-from slimformer.decompose.sphere import on_sphere
 from slimformer.errors import ScaleMatters
 from slimformer.models import describe
 from slimformer.models.hooks import listening
 from slimformer.models.norms import affine_of, mlp_norms, require_scale_free
+from slimformer.nn.stand_ins import on_sphere
 
 SCALE_FREE = {"bert", "roberta", "distilbert"}
 KINDS = [*((model_type, {}) for model_type in MODEL_TYPES), ("opt", {"do_layer_norm_before": False})]

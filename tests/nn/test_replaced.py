@@ -9,11 +9,11 @@ from torch import nn
 from calibrated import outputs
 from families import MODEL_TYPES, tiny, tiny_batches
 from slimformer.decompose.linear_map import AffineMap, linear_map, reduced_rank
-from slimformer.decompose.sphere import gegenbauer_features
 from slimformer.linalg.pairs import Pairs
 from slimformer.models import describe
 from slimformer.models.hooks import listening
-from slimformer.nn.replaced import NoMLP, SphereMLP, linear_mlp, low_rank_mlp, put_mlp
+from slimformer.nn.features import gegenbauer_features
+from slimformer.nn.replaced import NoMLP, linear_mlp, low_rank_mlp, put_mlp, stand_in
 
 every_type = pytest.mark.parametrize("model_type", MODEL_TYPES)
 
@@ -88,4 +88,4 @@ def test_features_as_a_module_are_the_features():
     X = torch.randn(2, 3, 32)
     rows = X.flatten(0, 1)
     expected = torch.cat([rows, features(rows)], 1) @ A.mT + b
-    torch.testing.assert_close(SphereMLP(features, AffineMap(A, b))(X), expected.reshape(X.shape))
+    torch.testing.assert_close(stand_in(AffineMap(A, b), features, by="sphere")(X), expected.reshape(X.shape))

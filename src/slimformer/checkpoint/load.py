@@ -14,7 +14,7 @@ from slimformer.models.fetch import find_place
 from slimformer.models.load import load_model, on_device
 from slimformer.models.opening import Opening, OpeningOptions, say, usable_device
 from slimformer.models.read import look_at, read_weights
-from slimformer.nn import ragged
+from slimformer.nn import travelling
 
 AS_STORED = Opening(device="cpu", dtype=None)
 
@@ -29,7 +29,7 @@ def load(folder: str | Path, *, verify: bool = True, **opening: Unpack[OpeningOp
     to compare their SHA-256 with what was written, which takes a second or two for each gigabyte; not with
     `verify=False`.
     """
-    ragged.enable()
+    travelling.enable()
     how = replace(AS_STORED, **opening)
     device, place = usable_device(how.device), find_place(folder, how)
     if (place.folder / "cascade.json").is_file():

@@ -25,7 +25,7 @@ from slimformer.checkpoint.foreign import strip_foreign_code
 from slimformer.checkpoint.sentence import sentence_modules
 from slimformer.checkpoint.verify import verify as verify_reload
 from slimformer.errors import SaveFailed
-from slimformer.nn import ragged
+from slimformer.nn.travelling import write_code
 
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json")
@@ -102,13 +102,9 @@ def write_belongings(folder: Path, processor: Any, source: Path | None, *, parts
     if source is not None:
         (copy_companions if parts else copy_files)(Path(source), folder)
     strip_foreign_code(folder)
-    if _names_own_code(folder):
-        ragged.write_code(folder)
-
-
-def _names_own_code(folder: Path) -> bool:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return "slimformer" in config and "auto_map" in config
+    if "slimformer" in config and "auto_map" in config:
+        write_code(folder, config["slimformer"])
 
 
 @contextmanager

@@ -42,12 +42,12 @@ def calibrate(
     from slimformer.evaluate.data_notes import thin_data, unnamed_data
     from slimformer.models import describe
     from slimformer.models.load import load_model
-    from slimformer.nn.long_context import require_every_key
+    from slimformer.nn.replaced import require_uncut
     from slimformer.steps.calibration import calibrate as gather_moments
     from slimformer.steps.calibration import keep_probes, require_together
 
     loaded = load_model(model, inputs.with_precision(opening, dtype))
-    require_every_key(loaded.model)
+    require_uncut(loaded.model)
     batches = inputs.read_data(loaded, name, reading, broad=not only_data)
     require_together(loaded, batches)
     with showing_progress(hidden=shown.hidden):

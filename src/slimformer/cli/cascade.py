@@ -151,13 +151,13 @@ def _from_model(start: Any, data: str, reading: opt.Reading, recipe: Any, budget
     from slimformer.evaluate.assessment import data_provenance
     from slimformer.evaluate.data_notes import thin_data
     from slimformer.models import describe
-    from slimformer.nn.long_context import require_every_key
+    from slimformer.nn.replaced import require_uncut
     from slimformer.plan import Budget, check_budget
     from slimformer.recipe import cut_settings
     from slimformer.steps.calibration import calibrated
 
     model, settings, architecture = start.dense, cut_settings(recipe), describe(start.dense)
-    require_every_key(model)
+    require_uncut(model)
     require_answers(model)
     for fraction in budgets:  # before the long work
         check_budget(architecture, Budget(fraction), seq_len=start.seq_len, settings=settings, format=start.format)

@@ -347,7 +347,10 @@ def _dropped(small: Loaded) -> set[int]:
 
 
 def _ranks(old: Site, new: Site) -> dict[str, int]:
-    """Ranks of queries–keys and of values, where these were cut, and of a linear path next to gated neurons."""
+    """Ranks of queries–keys and of values, where these were cut, and of a linear path beside gated neurons; or the MACs
+    of what stands for all neurons."""
+    if new.kind == "ffn.hidden" and new.fixed:
+        return {"replaced": new.fixed.macs}
     if new.beside:
         return {"path": path_rank(new.outer, new.beside)}
     if old.kind != "attn.heads" or [w.rows for w in old.writers] == [w.rows for w in new.writers]:

@@ -150,6 +150,14 @@ def _neurons(model: PreTrainedModel, part: FeedForwardPart, block: Block) -> Sit
     module = model.get_submodule(block.path)
     if part.gated and part.gated[0] in dict(module.named_modules()):
         part = replace(part, writers=part.gated)
+    name, standing = f"{block.name}.{part.name}.hidden", module.get_submodule(part.mlp) if part.mlp else None
+    if said := getattr(standing, "stands_in", None):  # of nn.stand_ins, be it the package's or a checkpoint's own
+        there: Any = standing
+        params = sum(parameter.numel() for parameter in there.parameters())
+        return Site(
+            name, NEURONS, block.index, 0, 1, 1, there.out.out_features, (), f"{block.path}.{part.mlp}.out",
+            bool(said["bias"]), part, block.path, fixed=Fixed(there.macs, params, f"replaced: {said['by']}"),
+        )  # fmt: skip
     reader = module.get_submodule(part.out)
     outer, units = out_in(reader)
     writers = tuple(
@@ -158,7 +166,7 @@ def _neurons(model: PreTrainedModel, part: FeedForwardPart, block: Block) -> Sit
     )
     beside = list(getattr(module.get_submodule(part.module), "bypass", ()))
     return Site(
-        f"{block.name}.{part.name}.hidden", NEURONS, block.index, units, 1, 1, outer,
+        name, NEURONS, block.index, units, 1, 1, outer,
         writers, f"{block.path}.{part.out}", has_bias(reader), part, block.path,
         beside=sum(weight_of(layer).numel() for layer in beside), path_bias=any(has_bias(layer) for layer in beside),
         kept=part.fixed,

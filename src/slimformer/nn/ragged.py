@@ -1,7 +1,7 @@
 """Models whose blocks have sizes of their own.
 
-It is the same file inside the package and as `modeling_slimformer.py` beside the weights of a ragged checkpoint, where
-`trust_remote_code=True` finds it when slimformer is not installed. It therefore imports torch and transformers only.
+It is also `modeling_slimformer.py` beside the weights of a ragged checkpoint, where `trust_remote_code=True` finds it
+when slimformer is not installed. It therefore imports torch and transformers only.
 
 The sizes of block i are in `config.per_layer_config[i]`. Stock model code builds every block from the global sizes;
 `config.slimformer` says which matrices and attributes of a block hang on which size:
@@ -13,6 +13,7 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
     ranks       block → qk, vo, planes: queries and keys of width qk, values of width vo, rotary planes kept
     bare        block → modules that have lost their bias
     bypass      path and width of feed-forward parts, block → rank of the linear path beside them, blocks with a bias
+    replaced    path and width of feed-forward parts, block → what stands in the place of its part (`nn/stand_ins.py`)
     stacks      such tables, each with the `sizes` of its blocks, where keys of the config cannot tell all sizes apart
 
 `resize` brings the blocks to these shapes before the weights are read. No stock forward pass is touched; a block with
@@ -25,7 +26,6 @@ import functools
 import logging
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,17 +33,18 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import TransformersKwargs
 
 CODE = "modeling_slimformer.py"
-FORMAT = 7  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
+FORMAT = 8  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
 Planes = Sequence[int] | Sequence[Sequence[int]]
 Attended = tuple[Tensor, Tensor | None]  # what attention gives, and its weights where they are known
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
 _TAKEN = {*TransformersKwargs.__annotations__, "cache_position", "use_cache", "sliding_window"}  # none changes scores
+BESIDE: dict[str, Any] = {}  # key of a table → what puts it into a block, by those who have it
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
@@ -65,13 +66,14 @@ def resize(model: PreTrainedModel) -> None:
 
 
 def _resize_block(block: nn.Module, table: dict[str, Any], i: int, sizes: Any) -> None:
+    gone = [f"{path}." for key in BESIDE.keys() & table.keys() for path in BESIDE[key](block, table[key], i)]
     for path in table.get("bare", {}).get(str(i), ()):
         block.get_submodule(path).register_parameter("bias", None)
     parts, rank = table.get("attention", {}), table.get("ranks", {}).get(str(i))
     heads, kv_heads = (getattr(sizes, parts[key]) if rank else 0 for key in ("heads", "kv_heads"))
     widths = rank_widths(parts, heads, kv_heads, rank["qk"], rank["vo"]) if rank else {}
     for path, axis, key, factor in table["axes"]:
-        size = getattr(sizes, key)
+        size = None if f"{path}.".startswith(tuple(gone)) else getattr(sizes, key)
         if path in widths or size is not None:  # None is how GPT-2 says "four times the hidden size": nothing was cut
             _resize_axis(block, path, axis, widths[path] if path in widths else factor * size)
     if rank:
@@ -359,31 +361,6 @@ def ragged(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
     parts = {"post_init": post_init, "is_custom_code": classmethod(lambda _class: False), "__module__": __name__}
     return type(stock.__name__, (stock,), parts)
-
-
-def enable() -> None:
-    """Let every stock model class read and write ragged checkpoints. Others, without `config.slimformer`, stay."""
-    stock_post_init, stock_save = PreTrainedModel.post_init, PreTrainedConfig.save_pretrained
-    if getattr(stock_post_init, "reads_ragged", False):
-        return
-
-    def post_init(self: PreTrainedModel) -> None:
-        resize(self)
-        stock_post_init(self)
-
-    def save_pretrained(self: PreTrainedConfig, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        stock_save(self, save_directory, *args, **kwargs)
-        if getattr(self, "slimformer", None) and getattr(self, "auto_map", None):
-            write_code(save_directory)
-
-    post_init.reads_ragged = True  # type: ignore[attr-defined]
-    PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
-    PreTrainedConfig.save_pretrained = save_pretrained  # type: ignore[method-assign]
-
-
-def write_code(folder: str | Path) -> None:
-    """Put this file beside the weights, under the name `auto_map` in config.json gives it."""
-    (Path(folder) / CODE).write_bytes(Path(__file__).read_bytes())
 
 
 # Stock constructors read the global sizes on purpose (see above): the warning would only alarm.

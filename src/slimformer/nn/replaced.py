@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from slimformer.decompose.linear_map import AffineMap, RankMaps
-from slimformer.decompose.sphere import Features
-from slimformer.models import Architecture
-from slimformer.models.architecture import NEURONS
+from slimformer.errors import UnknownMethod
+from slimformer.models import Architecture, describe
+from slimformer.models.architecture import NEURONS, Block
+from slimformer.nn.features import Features
+from slimformer.nn.long_context import require_every_key
+from slimformer.nn.stand_ins import StandIn
 
 
-class SphereMLP(nn.Module):
-    """ŷ = A [x, φ(s)] + b with s the point of the sphere that x comes from. D (D + p) + p m multiplications a token."""
-
-    W: Tensor
-    a: Tensor
-    gain: Tensor
-    shift: Tensor
-
-    def __init__(self, features: Features, found: AffineMap) -> None:
-        super().__init__()
-        self.kind, self.degree = features.kind, features.degree
-        for name in ("W", "a", "gain", "shift"):
-            self.register_buffer(name, getattr(features, name).float().clone())
-        self.out = linear_mlp(found)
-
-    def features(self) -> Features:
-        return Features(self.kind, self.W, self.a, self.degree, self.gain, self.shift)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        rows = hidden_states.flatten(0, -2)
-        made = self.out(torch.cat([rows, self.features()(rows)], -1))
-        return made.unflatten(0, hidden_states.shape[:-1])
+def stand_in(found: AffineMap, features: Features | None = None, *, by: str, bias: bool = True) -> StandIn:
+    """ŷ = A [x, φ(s)] + b as a module that can be saved, in single precision."""
+    said: dict[str, Any] = {"by": by, "bias": bias}
+    if features is not None:
+        said |= {"kind": features.kind, "count": len(features.W), "degree": features.degree}
+    module = StandIn(len(found.A), said)
+    with torch.no_grad():
+        for name in ("W", "a", "gain", "shift") if features else ():
+            getattr(module, name).copy_(getattr(features, name))
+        module.out.weight.copy_(found.A)
+        if bias:
+            module.out.bias.copy_(found.b)
+    return module.requires_grad_(False)
 
 
 class NoMLP(nn.Module):
@@ -67,3 +64,24 @@ def put_mlp(model: PreTrainedModel, architecture: Architecture, i: int, module: 
     for name in part.mlp_inert:
         block.set_submodule(name, nn.Identity())
     block.set_submodule(part.mlp, module.to(model.device, model.dtype))
+
+
+def replaced_parts(model: PreTrainedModel, blocks: Iterable[Block]) -> dict[str, dict[str, Any]]:
+    """What stands in the place of feed-forward parts, by the number of the block in its stack."""
+    found = {}
+    for i, block in enumerate(blocks):
+        for site in block.neurons:
+            module = model.get_submodule(site.root).get_submodule(site.feed_forward.mlp or site.part.out)
+            if said := getattr(module, "stands_in", None):
+                found[str(i)] = dict(said)
+    return found
+
+
+def require_uncut(model: PreTrainedModel) -> None:
+    """Refuse to cut what runs over groups of keys, or without its own feed-forward parts."""
+    require_every_key(model)
+    if any(site.kind == NEURONS and site.fixed for site in describe(model)):
+        raise UnknownMethod(
+            "feed-forward parts of this model were replaced (the step replace), and cuts do not follow that; cut first "
+            "and replace in the result, or quantize this one"
+        )

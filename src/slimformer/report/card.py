@@ -39,6 +39,7 @@ def model_card(report: Report, *, folder: str) -> str:
         "vocabulary_line": vocabulary_line(report.vocabulary) if report.vocabulary else "",
         "embedding_line": embedding_line(report.embedding) if report.embedding else "",
         "narrow_line": narrow_line(report.quantization) if report.quantization else "",
+        "replaced_line": replaced_line(report.replaced) if report.replaced else "",
         "healed": healed_line(report.healing) if report.healing else "",
         "fresh_head": fresh_head_line(report.head) if report.head else "",
         "data": source_names(report.data.get("name", "")),
@@ -103,6 +104,21 @@ def embedding_line(facts: dict[str, Any]) -> str:
         f"Embeddings of sentences: {facts['dim']:,} of {facts['of']:,} numbers, by a Dense module after the pooling; "
         f"they keep {100 * facts['energy']:.1f} % of held-out embeddings, and cosines of pairs move by "
         f"{facts['cosine_change']:.3f} (root mean square)."
+    )
+
+
+def replaced_line(facts: dict[str, Any]) -> str:
+    """Which feed-forward parts gave way to what, and what all of them together did where they were looked at."""
+    gone = [each for each in facts["blocks"] if each["replaced"]]
+    share = sum(each["macs"] for each in gone) / sum(each["of_macs"] for each in gone)
+    kind = {"linear": "a linear map", "scale-free": "a linear map that is right up to scale"}
+    names = {"sphere": "zonal", "arc-cosine": "arc-cosine", "fourier": "Fourier", "harmonics": "harmonic"}
+    instead = kind.get(facts["by"]) or f"a linear map with {names[facts['by']]} features of the sphere"
+    many = len(gone) > 1
+    return (
+        f"The feed-forward part{'s' * many} of block{'s' * many} {', '.join(str(each['block']) for each in gone)} "
+        f"{'are' if many else 'is'} replaced by {instead}, at {100 * share:.0f} % of the MACs: {facts['harm_is']} "
+        f"{facts['harm']:.4f} on {facts['tokens']:,} tokens of the select split."
     )
 
 

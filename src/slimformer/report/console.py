@@ -19,7 +19,14 @@ from slimformer.models import Architecture
 from slimformer.models.architecture import block_of
 from slimformer.plan import Plan
 from slimformer.plan.memory import in_words
-from slimformer.report.card import embedding_line, healed_line, narrow_line, opening_line, vocabulary_line
+from slimformer.report.card import (
+    embedding_line,
+    healed_line,
+    narrow_line,
+    opening_line,
+    replaced_line,
+    vocabulary_line,
+)
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.names import measured_line
 from slimformer.report.tables import number_table
@@ -39,6 +46,9 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(grouped_line(report.long_context)))
     elif report.sites:
         console.print(kept_table(report.sites))
+    if report.replaced:
+        console.print(replaced_table(report.replaced))
+        console.print(Text(replaced_line(report.replaced)))
     for title, text in (report.samples or {}).items():
         console.print(Panel(Text(text), title=title, title_align="left"))
     if report.head:
@@ -133,10 +143,29 @@ def kept_table(sites: Sequence[dict[str, Any]]) -> Table:
             [f"{s['keep']}/{s['of']}" for s in heads],
             [f"{s['groups']}/{s['of_groups']}" for s in heads],
             *([f"{s[rank]}/{s['of_rank']}" if rank in s else "" for s in heads] for rank in ("qk", "vo") if ranked),
-            [f"{s['keep']}/{s['of']}" + (f" + rank {s['path']}" if s.get("path") else "") for s in neurons],
+            [f"{s['keep']}/{s['of']}" + _instead(s) for s in neurons],
         ]
         stack, number = block_of((heads or neurons)[0]["site"])
         table.add_row(f"{stack} {number}" if stack else str(i), *(", ".join(filter(None, cell)) for cell in cells))
+    return table
+
+
+def _instead(site: dict[str, Any]) -> str:
+    """What there is beside the neurons of a part, or in their place."""
+    if site.get("replaced"):
+        return ", replaced"
+    return f" + rank {site['path']}" if site.get("path") else ""
+
+
+def replaced_table(section: dict[str, Any]) -> Table:
+    """What stands in the place of feed-forward parts, and what each does alone."""
+    title = f"feed-forward parts replaced: {section['by']}" + (f", λ by {section['scale']}" if section["scale"] else "")
+    harm = f"{section['harm_is']}, alone"
+    table = number_table(title, "block", "R²", "cosine", harm, "MACs / token", "replaced")
+    for each in section["blocks"]:
+        macs = f"{count(each['of_macs'])} → {count(each['macs'])}"
+        figures = (f"{each['r2']:.3f}", f"{each['cosine']:.3f}", f"{each['harm']:.4f}")
+        table.add_row(str(each["block"]), *figures, macs, "yes" if each["replaced"] else "no")
     return table
 
 

@@ -15,6 +15,8 @@ from slimformer.models.class_choice import on_meta
 from slimformer.models.description import dense_head_dim
 from slimformer.models.family import AttentionPart, Family, Part
 from slimformer.models.registered import travels
+from slimformer.nn.replaced import replaced_parts
+from slimformer.nn.stand_ins import KEY
 from slimformer.rewrite.plain_ranks import become_plain
 from slimformer.rewrite.surgery import set_attribute
 
@@ -81,7 +83,8 @@ def sayable(model: PreTrainedModel) -> bool:
     sizes, blocks = _config_sizes(architecture), architecture.blocks
     heads = {key for site in architecture.heads for key in site.part.keys.values()}
     same = all(len(found) == 1 for found in sizes.values())
-    extra = block_ranks(model, blocks) or bare_projections(model, blocks) or block_paths(model, blocks)
+    found = (block_ranks, bare_projections, block_paths, replaced_parts)
+    extra = any(each(model, blocks) for each in found)
     unsaid = any(not site.part.keys for site in architecture)
     return same and not unsaid and all(sizes[key] == {getattr(model.config, key)} for key in heads) and not extra
 
@@ -120,6 +123,10 @@ def _state_plain(model: PreTrainedModel, architecture: Architecture) -> None:
     if block_paths(model, blocks):
         raise PlanDoesNotFit(
             f"a linear path beside gated neurons cannot be said in a stock config; use {option('format', 'ragged')}"
+        )
+    if replaced_parts(model, blocks):
+        raise PlanDoesNotFit(
+            f"feed-forward parts that were replaced cannot be said in a stock config; use {option('format', 'ragged')}"
         )
     sizes = _config_sizes(architecture)
     if any(len(found) > 1 for found in sizes.values()):
@@ -178,7 +185,7 @@ def _state_ragged(model: PreTrainedModel, architecture: Architecture) -> None:
     own = _needs_names(architecture.family)
     tables = [ragged_table(model, stack, own=own) for stack in architecture.stacks]
     if own:
-        config.slimformer = {"format": 6, "stacks": tables}
+        config.slimformer = {"format": 8 if any(KEY in table for table in tables) else 6, "stacks": tables}
         config.per_layer_config = None
     else:
         (config.slimformer,) = tables
@@ -238,6 +245,12 @@ def ragged_table(model: PreTrainedModel, stack: Stack, *, own: bool = False) -> 
         biased = [i for i, block in enumerate(stack.blocks) if block.neurons[0].path_bias]
         formats.append(5 if biased else 4)
         table["bypass"] = beside | ({"bias": biased} if biased else {})
+    if replaced := replaced_parts(model, stack.blocks):
+        (part,) = (site.feed_forward for site in first.neurons)
+        formats.append(8)
+        table[KEY] = {
+            "path": part.mlp, "inert": list(part.mlp_inert), "width": first.neurons[0].outer, "blocks": replaced,
+        }  # fmt: skip
     table["format"] = max(formats)
     if own:
         table["sizes"] = [_sizes(block, own=True) for block in stack.blocks]

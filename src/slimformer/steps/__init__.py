@@ -13,6 +13,7 @@ from slimformer.steps.long_context import LongContext
 from slimformer.steps.lossless import Lossless
 from slimformer.steps.quantize import Quantize
 from slimformer.steps.refine import Refine
+from slimformer.steps.replace import Replace
 from slimformer.steps.sparsify import Sparsify
 from slimformer.steps.step import Step
 from slimformer.steps.vocabulary import Vocabulary
@@ -22,6 +23,7 @@ STEPS: dict[str, type[Step]] = {
     "lossless": Lossless,
     "depth": Depth,
     "long_context": LongContext,
+    "replace": Replace,
     "cut": Cut,
     "refine": Refine,
     "sparsify": Sparsify,

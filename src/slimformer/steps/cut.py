@@ -16,7 +16,7 @@ from pydantic import Field
 from slimformer.errors import BudgetOutOfReach
 from slimformer.messages.words import either, option
 from slimformer.models import describe
-from slimformer.nn.long_context import require_every_key
+from slimformer.nn.replaced import require_uncut
 from slimformer.plan import Budget, Plan, check_budget
 from slimformer.plan.asked import BUDGETS, MEASURES, require_one
 from slimformer.plan.budget import budget_of
@@ -62,7 +62,7 @@ class Cut(CutSettings, Step):
 
     def require_possible(self, run: Run) -> None:
         """Refuse a budget that cannot be reached, while nothing has been read."""
-        require_every_key(run.dense)
+        require_uncut(run.dense)
         if self.budget.by != "latency":
             self._require_affordable(run, self.budget)
         if self.max_kl is not None or self.size is not None:

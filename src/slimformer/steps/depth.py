@@ -40,7 +40,7 @@ from slimformer.models.architecture import NEURONS, fingerprint
 from slimformer.models.description import is_pre_norm
 from slimformer.models.hooks import listening
 from slimformer.models.walk import real_rows, rehearse, through
-from slimformer.nn.long_context import require_every_key
+from slimformer.nn.replaced import require_uncut
 from slimformer.plan import Budget, Edit, Plan
 from slimformer.plan.asked import MEASURES
 from slimformer.plan.budget import budget_of
@@ -79,7 +79,7 @@ class Depth(Step):
 
     def require_possible(self, run: Run) -> None:
         """Refuse a budget that leaves no block."""
-        require_every_key(run.dense)
+        require_uncut(run.dense)
         blocks_to_drop(describe(run.dense), self.budget)
 
     def preview(self, run: Run) -> Plan:

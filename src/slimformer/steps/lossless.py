@@ -17,7 +17,7 @@ from slimformer.errors import NotLossless
 from slimformer.messages.words import option
 from slimformer.models import describe
 from slimformer.models.architecture import fingerprint
-from slimformer.nn.long_context import require_every_key
+from slimformer.nn.replaced import require_uncut
 from slimformer.plan import Edit, Plan, require_format
 from slimformer.plan.cost import block_cost
 from slimformer.rewrite.exact import Scope
@@ -56,7 +56,7 @@ class Lossless(Step):
 
     def require_possible(self, run: Run) -> None:
         """Refuse a format that is not known, and a model that runs over groups of keys."""
-        require_every_key(run.dense)
+        require_uncut(run.dense)
         require_format(run.format)
 
     def preview(self, run: Run) -> list[dict[str, Any]]:

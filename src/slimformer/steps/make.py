@@ -25,7 +25,7 @@ from slimformer.models.load import Loaded
 from slimformer.models.ranks import rank_sites
 from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.models.walk import forward
-from slimformer.nn.long_context import require_every_key
+from slimformer.nn.replaced import require_uncut
 from slimformer.plan import FORMATS, Budget, Plan, Terms, allocate
 from slimformer.plan.plan import check_fits
 from slimformer.plan.profile import blank_curves
@@ -177,7 +177,7 @@ def even_plan(
         raise PlanDoesNotFit(
             f"what the recipe {settings.name!r} would keep cannot be told without data; use `compress`"
         )
-    require_every_key(model)
+    require_uncut(model)
     architecture = describe(model)
     blank = {name: curve for site in architecture for name, curve in blank_curves(site, settings.selector).items()}
     even = settings.model_copy(update={"allocation": "uniform", "ffn": "neurons"})
@@ -218,5 +218,5 @@ def settings_of(plan: Plan) -> CutSettings:
 
 def require_same_model(model: PreTrainedModel, statistics: Statistics, residence: Residence = IN_MEMORY) -> None:
     """Refuse statistics of another model, and one with the same weights that runs over groups of keys."""
-    require_every_key(model)
+    require_uncut(model)
     require_statistics_of(model, statistics, residence.fingerprint(model))

@@ -36,7 +36,7 @@ from slimformer.models import Architecture, describe
 from slimformer.models.opening import Opening
 from slimformer.models.stream import Skeleton, sketch
 from slimformer.models.walk import ending_in, last_states
-from slimformer.nn.long_context import require_every_key
+from slimformer.nn.replaced import require_uncut
 from slimformer.plan import Budget, Plan, check_budget
 from slimformer.plan.memory import Estimate, Work, in_words
 from slimformer.plan.settings import CutSettings
@@ -115,7 +115,7 @@ def stream(
     with timed(seconds, "load"):
         skeleton = asked.sketched()
     model, architecture = skeleton.loaded.model, skeleton.architecture
-    require_every_key(model)
+    require_uncut(model)
     limit = asked.limit(skeleton)
     check_budget(architecture, asked.budget, seq_len=limit.work.seq_len, settings=asked.settings, format=asked.format)
     rows = limit.before_opening(asked.data, asked_before(folder).get("batch_size")).batch_size

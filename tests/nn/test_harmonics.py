@@ -9,8 +9,7 @@ from scipy.special import eval_gegenbauer, eval_legendre, roots_gegenbauer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from slimformer.errors import TooManyHarmonics
-from slimformer.linalg.sphere import harmonic_count, harmonics, legendre
+from slimformer.nn.stand_ins import harmonic_count, harmonics, legendre
 
 
 def points(n: int, q: int) -> Tensor:
@@ -84,8 +83,3 @@ def test_the_numbers_of_harmonics():
     assert [harmonic_count(2, k) for k in range(4)] == [1, 2, 2, 2]
     assert harmonic_count(384, 2) == 73_919
     assert harmonic_count(768, 2) == 295_295
-
-
-def test_in_the_dimension_of_a_network_they_are_refused_with_their_number():
-    with pytest.raises(TooManyHarmonics, match=r"384 dimensions there are 73,919 spherical harmonics of degree 2"):
-        harmonics(torch.randn(2, 384), 2)

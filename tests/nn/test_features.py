@@ -10,18 +10,17 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from slimformer.decompose.linear_map import linear_map, r_squared
-from slimformer.decompose.sphere import (
+from slimformer.errors import TooManyHarmonics
+from slimformer.linalg.moments import Moments
+from slimformer.linalg.pairs import Pairs
+from slimformer.nn.features import (
     Features,
     arc_cosine_features,
     fourier_features,
     gegenbauer_features,
     harmonic_features,
-    on_sphere,
 )
-from slimformer.errors import TooManyHarmonics
-from slimformer.linalg.moments import Moments
-from slimformer.linalg.pairs import Pairs
-from slimformer.linalg.sphere import legendre
+from slimformer.nn.stand_ins import legendre, on_sphere
 
 D = 12
 ONE, ZERO = torch.ones(D).double(), torch.zeros(D).double()

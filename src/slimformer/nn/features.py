@@ -1,4 +1,4 @@
-"""Functions on the sphere that a norm defines, as features for least squares.
+"""Features of the sphere that a norm defines: how their directions are drawn (`nn.stand_ins` computes them).
 
 A LayerNorm writes x = γ s + β with |s| = √D and Σ s = 0; an RMSNorm x = γ s with |s| = √D. So what follows a norm is a
 function on a sphere, once γ and β are undone, and could be expanded there. Features φ(s) of unit s, p of them:
@@ -20,7 +20,6 @@ are networks with random first layers, where the one to be replaced has a traine
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +28,10 @@ from torch import Tensor
 
 from slimformer.errors import TooManyHarmonics
 from slimformer.linalg.moments import Moments
-from slimformer.linalg.sphere import MOST_DIMENSIONS, harmonic_count, harmonics, legendre, unit_rows
+from slimformer.linalg.sphere import unit_rows
+from slimformer.nn.stand_ins import feature_count, features, harmonic_count, on_sphere
 
-RTOL_GAIN = 1e-3  # of the largest |γ|: a coordinate with a smaller one is all but switched off, and cannot be undone
+MOST_DIMENSIONS = 8  # for explicit harmonics
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,11 @@ class Features:
     @property
     def count(self) -> int:
         """How many numbers they give for a token."""
-        if self.kind == "harmonics":
-            return sum(harmonic_count(len(self.W), k) for k in range(2, self.degree + 1))
-        return len(self.W)
+        return feature_count(self.kind, len(self.W), self.degree)
 
     def __call__(self, X: Float[Tensor, "n D"]) -> Float[Tensor, "n p1"]:
         """φ of what a norm wrote. Cost n D p."""
-        return KINDS[self.kind](self, on_sphere(X, self.gain, self.shift))
-
-
-def on_sphere(X: Float[Tensor, "*n D"], gain: Float[Tensor, " D"], shift: Float[Tensor, " D"]) -> Float[Tensor, "*n D"]:
-    """s of x = γ s + β, of length one. Coordinates whose γ is all but zero are left out."""
-    usable = gain.abs() > RTOL_GAIN * gain.abs().max()
-    return unit_rows(((X - shift) / gain.where(usable, 1.0)).where(usable, 0.0))
+        return features(self.kind, self.degree, self.W, self.a, on_sphere(X, self.gain, self.shift))
 
 
 def fourier_features(
@@ -76,7 +68,7 @@ def arc_cosine_features(
 ) -> Features:
     """Random features of the arc-cosine kernel: steps (degree 0), ReLU (1), squared ReLU (2) …"""
     W = _normal(count, len(gain), seed).to(gain)
-    return Features("arc_cosine", W, torch.zeros_like(W[:, 0]), degree, gain, shift)
+    return Features("arc-cosine", W, torch.zeros_like(W[:, 0]), degree, gain, shift)
 
 
 def gegenbauer_features(
@@ -102,35 +94,6 @@ def harmonic_features(
     Q = torch.linalg.eigh(seen.second(centred=True)).eigenvectors.flip(1)[:, :directions].mT
     offset = -(Q @ seen.mean)
     return Features("harmonics", Q.contiguous().to(gain), offset.to(gain), degree, gain, shift)
-
-
-def _fourier(features: Features, S: Float[Tensor, "n D"]) -> Float[Tensor, "n p"]:
-    return (2 / len(features.W)) ** 0.5 * torch.cos(S @ features.W.mT + features.a)
-
-
-def _arc_cosine(features: Features, S: Float[Tensor, "n D"]) -> Float[Tensor, "n p"]:
-    T = S @ features.W.mT
-    powers = (T > 0).to(T) if features.degree == 0 else T.clamp_min(0) ** features.degree
-    return (2 / len(features.W)) ** 0.5 * powers
-
-
-def _gegenbauer(features: Features, S: Float[Tensor, "n D"]) -> Float[Tensor, "n p"]:
-    p, D = features.W.shape
-    scale = (harmonic_count(D, features.degree) / p) ** 0.5
-    return scale * legendre(S @ features.W.mT, D, features.degree)
-
-
-def _harmonic(features: Features, S: Float[Tensor, "n D"]) -> Float[Tensor, "n p"]:
-    """|z| Y(z/|z|): of the degree one in |z|, so that a token far out does not own the fit."""
-    Z = S @ features.W.mT + features.a
-    length = Z.norm(dim=1, keepdim=True)
-    known = 1 + Z.shape[1]  # degrees zero and one
-    return length * harmonics(unit_rows(Z), features.degree)[:, known:]
-
-
-KINDS: dict[str, Callable[[Features, Tensor], Tensor]] = {
-    "fourier": _fourier, "arc_cosine": _arc_cosine, "gegenbauer": _gegenbauer, "harmonics": _harmonic,
-}  # fmt: skip
 
 
 def _normal(p: int, D: int, seed: int) -> Float[Tensor, "p D"]:

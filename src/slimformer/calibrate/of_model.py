@@ -52,8 +52,9 @@ def _require_facts(made: Provenance, model: PreTrainedModel, architecture: Archi
 def moments_of(statistics: Statistics, architecture: Architecture, i: int) -> BlockMoments:
     """The moments of block i, if they are those of block i of this model."""
     block, made = statistics.block(i), statistics.provenance
-    # of texts every token is a row, of images every position
-    rows = {split: {made.tokens[split], made.tokens[split] * made.seq_len} for split in SPLITS if split in made.tokens}
+    # of texts every token is a row, of images every position; once for every run of the block
+    counts = {split: made.tokens[split] * architecture.blocks[i].runs for split in SPLITS if split in made.tokens}
+    rows = {split: {count, count * made.seq_len} for split, count in counts.items()}
     try:
         require_of_model(block, architecture, rows, made.joint)
     except ValueError as error:

@@ -85,6 +85,8 @@ class Site:
     fixed: Fixed | None = None  # it may not shrink, and has no writers
     kept: str = ""  # why it may not shrink, though it has writers
     path_bias: bool = False  # of the linear path beside the units
+    runs: int = 1  # of its block, in one pass
+    distances: int = 0  # rows of tables by distance that every head multiplies its queries or keys with, too
 
     @property
     def gated(self) -> bool:
@@ -147,6 +149,7 @@ class Block:
     name: str
     path: str
     sites: tuple[Site, ...]
+    runs: int = 1  # in one pass, one after the other (ALBERT)
 
     @property
     def heads(self) -> tuple[Site, ...]:
@@ -231,6 +234,11 @@ class Architecture(Short):
     @property
     def n_blocks(self) -> int:
         return len(self.blocks)
+
+    @property
+    def n_layers(self) -> int:
+        """Runs of blocks in one pass: the blocks, unless one is run many times."""
+        return sum(block.runs for block in self.blocks)
 
     @property
     def hidden(self) -> int:

@@ -101,7 +101,11 @@ class Visit:
     def run(self, stream: Stream) -> Tensor:
         """The state after the block; the stream stays before it."""
         self.enter(stream)
-        return through(self.block, stream.state, stream.calls[self.i])
+        return self.through(stream.state, stream.calls[self.i])
+
+    def through(self, state: Tensor, call: Mapping[str, Any]) -> Tensor:
+        """The stream after all runs of the block."""
+        return through(self.block, state, call, self.here.runs)
 
     def enter(self, stream: Stream) -> None:
         """Where another stack begins, let a stream go from the end of the one before to the start of this one."""
@@ -129,17 +133,18 @@ class Visit:
         stream.state = self.residence.keep(stream.label(self.i + 1), self.run(stream))
 
     def pull_back(self, trail: Trail, names: Sequence[str]) -> dict[str, Tensor]:
-        """The gradients at the outputs of the modules named, from that after the block; the trail's becomes the one
-        before it. The block runs once more, from its stored state."""
+        """The gradients at the outputs of the modules named, run after run, from that after the block; the trail's
+        becomes the one before it. The block runs once more, from its stored state."""
         first = self.i == 0  # nothing before it wants a gradient
         with torch.enable_grad(), nudged(self.model, names) as zeros:
             state = trail.states[self.i].detach().requires_grad_(not first)
-            after = through(self.block, state, trail.stream.calls[self.i])
-            at = [zeros[name] for name in names]
+            after = self.through(state, trail.stream.calls[self.i])
+            at = [zero for name in names for zero in zeros[name]]
             found = torch.autograd.grad(after, at if first else [*at, state], trail.gradient)
         if not first:
             trail.keep_gradient(found[-1], self.i, self.residence)
-        return dict(zip(names, found, strict=False))
+        runs = self.here.runs
+        return {name: torch.cat(found[n * runs : (n + 1) * runs]) for n, name in enumerate(names)}
 
 
 def forward(
@@ -189,16 +194,21 @@ def plain_call(architecture: Architecture) -> dict[str, Any]:
     return {} if architecture.family.image else {"use_cache": False}
 
 
-def through(block: nn.Module, state: Tensor, call: Mapping[str, Any]) -> Tensor:
-    """The stream after a block; some blocks hand it back in a tuple."""
-    output = block(state, **call)
-    return output if isinstance(output, Tensor) else output[0]
+def through(block: nn.Module, state: Tensor, call: Mapping[str, Any], runs: int = 1) -> Tensor:
+    """The stream after a block, or after so many runs of it; some blocks hand it back in a tuple."""
+    for _ in range(runs):
+        output = block(state, **call)
+        state = output if isinstance(output, Tensor) else output[0]
+    return state
 
 
 def real_rows(X: Tensor, mask: Tensor | None) -> Tensor:
-    """The rows of X (batch × length × d) at real positions: padding never counts."""
+    """The rows of X (batch × length × d, once or run after run) at real positions: padding never counts."""
     rows = X.flatten(0, -2)  # OPT hands its feed-forward part rows, not batches
-    return rows if mask is None else rows[mask.flatten().to(rows.device)]  # blocks may be on several devices
+    if mask is None:
+        return rows
+    real = mask.flatten().to(rows.device)  # blocks may be on several devices
+    return rows[real.repeat(len(rows) // len(real))]
 
 
 def last_states(
@@ -276,24 +286,27 @@ Wrap = Callable[[nn.Module, Tensor], Any]
 
 
 def _wrapping(model: PreTrainedModel, architecture: Architecture) -> Wrap:
-    """What a block gives, from the stream after it: that, or a tuple that begins with it."""
+    """What a block gives, from the stream after it: that, or a tuple of it and nothing for scores nobody wants."""
     stacks = [stack for stack in architecture.stacks if stack.layout.tuples]
     tuples = {id(model.get_submodule(block.path)) for stack in stacks for block in stack.blocks}
-    return lambda block, state: (state,) if id(block) in tuples else state
+    return lambda block, state: (state, None) if id(block) in tuples else state
 
 
 @contextmanager
 def _echoing(
     blocks: Sequence[nn.Module], states: list[Tensor], calls: list[dict[str, Any]], wrap: Wrap
 ) -> Iterator[None]:
-    """Let every block hand back its input and note how it was called."""
+    """Let every block hand back its input and note how it was called, the first time if it is run several times."""
 
     def echo(block: nn.Module) -> Any:
         names = [p for p in inspect.signature(block.forward).parameters if p != "hidden_states"]
+        noted: list[bool] = []
 
         def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-            states.append(hidden_states)
-            calls.append({**dict(zip(names, args, strict=False)), **kwargs})
+            if not noted:
+                states.append(hidden_states)
+                calls.append({**dict(zip(names, args, strict=False)), **kwargs})
+                noted.append(True)
             return wrap(block, hidden_states)
 
         return forward

@@ -29,3 +29,20 @@ def _row(name: str, found: dict[str, Any], laws: set[str]) -> list[str]:
         f"`{name}`", found["family"], proved("heads"), proved("neurons"), ranks or "–", ", ".join(plain) or "–",
         "; ".join(dict.fromkeys(reasons)) or "–",
     ]  # fmt: skip
+
+
+def discovery(results: dict[str, Any], _report: str | None) -> str:
+    """One row for each type: sites of its file that were found blind, and sites that the file does not have."""
+    rows = [_found(name, found) for name, found in sorted(results["types"].items())]
+    types = results["types"].values()
+    same = sum(found["file"] == found["found"] and not found["false"] for found in types)
+    false = sum(found["false"] for found in types)
+    header = ["`model_type`", "heads found", "neurons found", "false", "same as the file"]
+    table = markdown(header, rows)
+    return f"The same sites as the file in {same} of {len(rows)} types; {false or 'no'} false sites.\n\n{table}"
+
+
+def _found(name: str, found: dict[str, Any]) -> list[str]:
+    shares = [f"{found['found'][kind]} of {found['file'][kind]}" for kind in ("heads", "neurons")]
+    same = found["file"] == found["found"] and not found["false"]
+    return [f"`{name}`", *shares, str(found["false"]), "yes" if same else "no"]

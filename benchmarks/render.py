@@ -30,7 +30,7 @@ from lab_tables import lab
 from linformer_tables import linformer_batch, linformer_speed
 from minimal_tables import minimal_speed
 from mlp_tables import mlp
-from model_type_tables import model_types
+from model_type_tables import discovery, model_types
 from quantization_tables import quantization
 from rank_tables import attention_speed, truncation
 from render_heads import HEADS
@@ -216,7 +216,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "attention_speed": attention_speed, "spectra": spectra, "tasks": tasks, "mlp": mlp, "retrofit": retrofit,
     "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, "linformer_batch": linformer_batch, "lab": lab,
     "export_speed": export_speed, "quantization": quantization, "streaming": streaming, "distributed": distributed,
-    "coverage": coverage, "elsewhere": elsewhere, "model_types": model_types, "ends": ends,
+    "coverage": coverage, "elsewhere": elsewhere, "model_types": model_types, "discovery": discovery, "ends": ends,
     "hardening": hardening,
     **HEADS,
 }  # fmt: skip

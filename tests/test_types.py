@@ -13,11 +13,18 @@ import torch
 from calibrated import Calibrated, calibrated, outputs, recipe, stock
 from families import CORE, LENGTH, SIZES, tiny, tiny_batches
 from slimformer.checkpoint.save import save
-from slimformer.errors import PlanDoesNotFit
+from slimformer.errors import CannotGroup, PlanDoesNotFit, UnknownArchitecture, UnknownMethod
+from slimformer.linalg.moments import Moments
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import HEADS, own_rows, weight_of
+from slimformer.models.hooks import listening
+from slimformer.models.stream import sketch
+from slimformer.models.walk import backward, record
+from slimformer.plan import Budget
 from slimformer.plan.cost import block_cost
 from slimformer.plan.plan import check_fits
+from slimformer.steps.depth import blocks_to_drop
+from slimformer.steps.long_context import LongContext, require_groupable
 
 TYPES = sorted(set(FAMILIES) & set(SIZES) - set(CORE))
 every_type = pytest.mark.parametrize("model_type", TYPES)
@@ -112,3 +119,73 @@ def test_positions_on_a_part_of_each_head_leave_phi3_its_heads():
     rope = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
     architecture = describe(tiny("phi3", rope_parameters=rope))
     assert all("a part of each head" in site.stays for site in architecture.sites if site.kind == HEADS)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "reason"),
+    [
+        ("deberta-v2", {"share_att_key": False}, "distances have projections of their own"),
+        ("deberta-v2", {"conv_kernel_size": 3}, "a convolution stands between its first two blocks"),
+        ("albert", {"num_hidden_groups": 3}, "several groups of blocks"),
+        ("albert", {"inner_group_num": 2}, "several blocks, and one is known"),
+    ],
+)
+def test_models_a_family_does_not_know_are_refused_with_the_reason(model_type, sizes, reason):
+    with pytest.raises(UnknownArchitecture, match=reason):
+        describe(tiny(model_type, **sizes))
+
+
+def test_tables_by_distance_cost_what_their_products_do():
+    """Every head multiplies its queries and keys with 2 × 4 rows each, which its projections make once per sequence."""
+    with_tables = describe(tiny("deberta-v2"))
+    without = describe(tiny("deberta-v2", relative_attention=False))
+    rows, heads, width, hidden, blocks = 2 * 2 * 4, 4, 8, 32, 3
+    more = block_cost(with_tables, LENGTH).macs - block_cost(without, LENGTH).macs
+    assert more == blocks * heads * width * rows * (1 + hidden / LENGTH)
+
+
+def test_a_block_that_is_run_many_times_costs_as_often_and_sees_every_run():
+    """Moments are those of all runs; so is the metric, which is what single runs would add up to."""
+    found = stock("albert")
+    once = describe(tiny("albert", num_hidden_layers=1))
+    costs = [block_cost(architecture, LENGTH) for architecture in (found.architecture, once)]
+    assert costs[0].macs == 3 * costs[1].macs and costs[0].params == costs[1].params
+    (block,) = found.blocks
+    tokens = sum(batch.tokens for batch in found.data["fit"])
+    assert {moments["fit"].count for moments in block.sites.values()} == {3 * tokens}
+    site, seen = found.architecture.neurons[0], list[torch.Tensor]()
+    with listening(found.model, inputs={site.reader: seen.append}), torch.no_grad():
+        for batch in found.data["fit"]:
+            found.model(**batch.inputs)
+    masks = [batch.mask for batch in found.data["fit"] for _ in range(3)]
+    whole = Moments.of(torch.cat([X[mask] for X, mask in zip(seen, masks, strict=True)]))
+    torch.testing.assert_close(block.sites[site.name]["fit"].gram, whole.gram)
+
+
+def test_the_gradient_of_a_shared_block_is_that_of_each_of_its_runs():
+    """Two steps of a reader shared by three runs: what the runs say apart adds up to the gradient of its bias."""
+    model = tiny("albert").double()
+    architecture, batches = describe(model), tiny_batches(model, 1)
+    (trail,) = record(model, architecture, batches, "test")
+    site = architecture.neurons[0]
+    trail.gradient = torch.ones_like(trail.states[-1])
+    (visit,) = backward(model, architecture)
+    found = visit.pull_back(trail, [site.reader])[site.reader]
+    bias = model.get_submodule(site.reader).bias
+    assert len(found) == 3 * len(trail.states[0])
+    after = visit.through(trail.states[0], trail.stream.calls[0])
+    (whole,) = torch.autograd.grad(after.sum(), [bias])
+    torch.testing.assert_close(found.sum((0, 1)), whole)
+
+
+def test_what_needs_blocks_of_their_own_refuses_one_that_is_run_many_times(tmp_path):
+    model = tiny("albert")
+    architecture = describe(model)
+    assert architecture.blocks[0].ranked is None and architecture.n_layers == 3
+    with pytest.raises(UnknownMethod, match="albert runs one block many times, and the step depth drops blocks"):
+        blocks_to_drop(architecture, Budget(0.5))
+    with pytest.raises(CannotGroup, match="one block is run many times"):
+        require_groupable(model, architecture, LongContext(k=16))
+    model.save_pretrained(tmp_path / "dense")
+    with pytest.raises(UnknownArchitecture, match="one block is run many times, so there is nothing to walk on disk"):
+        sketch(tmp_path / "dense")

@@ -54,9 +54,9 @@ def by_one_backward_pass(model, batches) -> dict[str, torch.Tensor]:
     for part in metric_file._parts(batches):
         with torch.enable_grad(), nudged(model, [site.reader for site in sites]) as zeros:
             loss, count = metric_file._surprise(model(**part.inputs), part.mask, generator)
-            gradients = torch.autograd.grad(loss, [zeros[site.reader] for site in sites])
-        for site, gradient in zip(sites, gradients, strict=True):
-            g = real_rows(gradient, stack_rows(part, gradient, architecture.layout(site))).float()
+            gradients = [torch.autograd.grad(loss, zeros[site.reader], retain_graph=True) for site in sites]
+        for site, runs in zip(sites, gradients, strict=True):
+            g = real_rows(torch.cat(runs), stack_rows(part, runs[0], architecture.layout(site))).float()
             sums[site.name] += (g.mT @ g).double()
         outputs += count
     return {name: metric_root(G / outputs) for name, G in sums.items()}

@@ -77,7 +77,7 @@ def pipe(folder: Path) -> Any:
     """What a pipeline makes of the folder, opened by name."""
     from PIL import Image
 
-    head, image = folder.name.split("-")[-1], folder.name.split("-")[1] == "vit"
+    head, image = folder.name.split("-")[-1], "patch_size" in json.loads((folder / "config.json").read_text())
     code = {"trust_remote_code": True} if WHO == "stranger" and folder.name.startswith("ragged") else {}
     if image:
         task = "image-classification" if head == "classify" else "image-feature-extraction"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from calibrated import Calibrated, calibrated, outputs, recipe, stock
-from families import MODEL_TYPES, tiny
+from families import MODEL_TYPES, RUN_AGAIN, tiny
 from slimformer.decompose import METHODS, select
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import own_rows, weight_of
@@ -214,7 +214,7 @@ def read_outputs(model, site, batches):
     return torch.cat(out)
 
 
-@every_family
+@pytest.mark.parametrize("model_type", [name for name in MODEL_TYPES if name not in RUN_AGAIN])
 @every_method
 @with_and_without_mean
 @pytest.mark.parametrize("ridge", [1e-12, 1e-2])

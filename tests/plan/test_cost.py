@@ -12,14 +12,15 @@ EVERY_HEAD = [(model_type, head) for model_type in MODEL_TYPES for head in heads
 
 
 def sequence_length(model):
-    image = FAMILIES[model.config.model_type].image
-    return (model.config.image_size // model.config.patch_size) ** 2 + 1 if image else LENGTH
+    family, config = FAMILIES[model.config.model_type], model.config
+    return (config.image_size // config.patch_size) ** 2 + family.class_positions(config) if family.image else LENGTH
 
 
 def counted(model) -> tuple[float, float]:
     """MACs per token of the blocks and of the rest, counted while the model runs with explicit matrix products."""
     model.set_attn_implementation("eager")
-    batch = tiny_batches(model, 1, rows=4)[0]
+    rows = 1 if any(site.distances for site in describe(model)) else 4  # tables by distance are projected once a call
+    batch = tiny_batches(model, 1, rows=rows)[0]
     if batch.mask is not None:
         batch.inputs["attention_mask"] = torch.ones_like(batch.inputs["attention_mask"])
     with FlopCounterMode(display=False, depth=99) as counter, torch.no_grad():
@@ -28,7 +29,7 @@ def counted(model) -> tuple[float, float]:
     path = f"{type(model).__name__}.{describe(model).stacks[0].path}."
     blocks = sum(n for name, n in macs.items() if name.startswith(path) and "." not in name.removeprefix(path))
     angles = sum(n for name, n in macs.items() if name.endswith("rotary_emb"))  # a table, not a layer
-    tokens = 4 * sequence_length(model)
+    tokens = rows * sequence_length(model)
     return blocks / tokens, (macs["Global"] - blocks - angles) / tokens
 
 

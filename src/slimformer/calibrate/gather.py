@@ -88,7 +88,7 @@ def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: i
     if architecture.family.image:
         height, width = sides(config.image_size)
         rows, columns = sides(config.patch_size)
-        patches = (height // rows) * (width // columns) + (getattr(config, "pool", "cls") == "cls")
+        patches = (height // rows) * (width // columns) + architecture.family.class_positions(config)
         if asked not in (None, patches):
             raise SequenceTooLong(
                 f"a sequence length of {asked:,} was asked for, and an image is always {patches:,} positions to this "

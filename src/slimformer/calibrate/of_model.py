@@ -52,8 +52,9 @@ def _require_facts(made: Provenance, model: PreTrainedModel, architecture: Archi
 def moments_of(statistics: Statistics, architecture: Architecture, i: int) -> BlockMoments:
     """The moments of block i, if they are those of block i of this model."""
     block, made = statistics.block(i), statistics.provenance
-    # of texts every token is a row, of images every position
-    rows = {split: {made.tokens[split], made.tokens[split] * made.seq_len} for split in SPLITS if split in made.tokens}
+    # of texts every token is a row, of images every position; once for every run of the block
+    counts = {split: made.tokens[split] * architecture.blocks[i].runs for split in SPLITS if split in made.tokens}
+    rows = {split: {count, count * made.seq_len} for split, count in counts.items()}
     if architecture.family.reads_pairs and architecture.layout(architecture.blocks[i].sites[0]).mask:
         first = next(iter(block.sites.values()), {})  # tokens are those of targets; of sources all sites saw as many
         rows = {split: {moments.count} for split, moments in first.items()}

@@ -127,7 +127,7 @@ def _pools(text: str) -> tuple[str, ...]:
 def _layers(text: str, loaded: Any) -> tuple[int, ...]:
     from slimformer.models import describe
 
-    n_blocks = describe(loaded.model).n_blocks
+    n_blocks = describe(loaded.model).n_layers
     if text in ("last", "auto"):
         return (n_blocks,) if text == "last" else tuple(range(1, n_blocks + 1))
     try:

@@ -106,12 +106,14 @@ def _block_points(
 ) -> dict[str, tuple[Point, ...]]:
     """Prices of the sites of block i at their measured sizes."""
     here = architecture.blocks[i]
-    calls = {"dense": partial(through, model.get_submodule(here.path), stream.state, stream.calls[i])}
+    calls = {"dense": partial(through, model.get_submodule(here.path), stream.state, stream.calls[i], here.runs)}
     sizes = {site.name: _sizes(architecture, site) for site in here.sites}
     for site in here.sites:
         for size in sizes[site.name][:-1]:
             cut = _cut(model, site, size)
-            calls[f"{site.name} {size.units} {size.groups}"] = partial(through, cut, stream.state, stream.calls[i])
+            calls[f"{site.name} {size.units} {size.groups}"] = partial(
+                through, cut, stream.state, stream.calls[i], here.runs
+            )
     timings = compare_latency(calls, Rounds(REPEATS, WARMUP)).timings
     full = timings["dense"].median
     times = {

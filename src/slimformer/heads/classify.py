@@ -107,7 +107,7 @@ def probe(
     document and one d³. Kind "newton" chooses the reading by its start, and writes 4 d bytes per document and reading
     to a temporary file.
     """
-    n_blocks = describe(loaded.model).n_blocks
+    n_blocks = describe(loaded.model).n_layers
     strange = [layer for layer in features.layers if not 1 <= layer <= n_blocks]
     if strange:
         raise HeadDoesNotFit(f"there is no layer {strange[0]}; the model has layers 1 to {n_blocks}")

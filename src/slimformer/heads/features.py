@@ -70,7 +70,7 @@ class Chunk:
 def readings_of(model: PreTrainedModel, pools: Sequence[str] = (), layers: Sequence[int] = ()) -> list[Reading]:
     """Every combination; by default the customary poolings of the family, after the last block."""
     require_one_stack(model.config, "a head on its states")
-    n_blocks = describe(model).n_blocks
+    n_blocks = describe(model).n_layers
     return [Reading(p, l) for l in layers or (n_blocks,) for p in pools or usual_pools(model)]
 
 

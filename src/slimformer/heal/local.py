@@ -28,7 +28,7 @@ from slimformer.heal.trained import put_back, snapshot, trained_parameters, trai
 from slimformer.heal.work import Work, agreed
 from slimformer.models import Architecture, describe
 from slimformer.models.residence import IN_MEMORY, Residence
-from slimformer.models.walk import Visit, forward, real_rows, rehearse, through
+from slimformer.models.walk import Visit, forward, real_rows, rehearse
 from slimformer.rewrite.correct import Pair
 
 EPOCHS, MOST_EPOCHS = 6, 16  # as long as there is other text to see; at most, where there is not
@@ -237,7 +237,7 @@ def _learn(walk: Walk, visit: Visit, pairs: Sequence[Pair], plan: LocalPlan) -> 
 
 def _step(visit: Visit, pair: Pair, target: Tensor, optimizer: torch.optim.Optimizer, scale: float = 1.0) -> None:
     with torch.enable_grad():
-        given = through(visit.block, pair.student.state.detach(), pair.student.calls[visit.i])
+        given = visit.through(pair.student.state.detach(), pair.student.calls[visit.i])
         x, y = real_rows(target, pair.rows), real_rows(given, pair.rows)
         loss = scale * (x - y).square().sum() / x.square().sum().clamp_min(1e-12)
         optimizer.zero_grad()
@@ -249,7 +249,7 @@ def _error(visit: Visit, pairs: Sequence[Pair]) -> float:
     """Σ ‖f(h) − t‖² / Σ ‖t‖² over real positions."""
     moved = size = 0.0
     for pair in pairs:
-        given = through(visit.block, pair.student.state, pair.student.calls[visit.i])
+        given = visit.through(pair.student.state, pair.student.calls[visit.i])
         x, y = real_rows(pair.teacher.state, pair.rows), real_rows(given, pair.rows)
         moved, size = moved + float((x - y).square().sum()), size + float(x.square().sum())
     return moved / max(size, 1e-30)

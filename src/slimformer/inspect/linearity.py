@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -78,10 +77,10 @@ def _pairs(visit: Visit, streams: Sequence[Stream]) -> Pairs:
     site = visit.here.one(NEURONS)
     total = Pairs.zero(site.outer, site.outer)
     for stream in streams:
-        seen: dict[str, Tensor] = {}
-        hooks = {name: partial(seen.__setitem__, name) for name in ("read", "written")}
+        seen: dict[str, list[Tensor]] = {"read": [], "written": []}
+        hooks = {name: found.append for name, found in seen.items()}
         read, written = {site.writers[0].module: hooks["read"]}, {Reading(site).exit: hooks["written"]}
         with listening(visit.model, inputs=read, outputs=written):
             visit.advance(stream)
-        total += Pairs.of(*(real_rows(seen[name], stream.rows) for name in ("read", "written")))
+        total += Pairs.of(*(real_rows(torch.cat(found), stream.rows) for found in seen.values()))
     return total

@@ -87,6 +87,8 @@ class Site:
     path_bias: bool = False  # of the linear path beside the units
     positions: int = 0  # of its stack, where these are always as many; 0: as long as the sequence
     looks_at: int = 0  # the same of the stack whose states its keys and values read (cross-attention)
+    runs: int = 1  # of its block, in one pass
+    distances: int = 0  # rows of tables by distance that every head multiplies its queries or keys with, too
 
     @property
     def gated(self) -> bool:
@@ -154,6 +156,7 @@ class Block:
     name: str
     path: str
     sites: tuple[Site, ...]
+    runs: int = 1  # in one pass, one after the other (ALBERT)
 
     @property
     def heads(self) -> tuple[Site, ...]:
@@ -238,6 +241,11 @@ class Architecture(Short):
     @property
     def n_blocks(self) -> int:
         return len(self.blocks)
+
+    @property
+    def n_layers(self) -> int:
+        """Runs of blocks in one pass: the blocks, unless one is run many times."""
+        return sum(block.runs for block in self.blocks)
 
     @property
     def hidden(self) -> int:

@@ -26,7 +26,7 @@ from slimformer.models.architecture import (
     weight_of,
 )
 from slimformer.models.families import family_of
-from slimformer.models.family import AttentionPart, FeedForwardPart, Part, StackLayout
+from slimformer.models.family import AttentionPart, Family, FeedForwardPart, Part, StackLayout
 
 
 def is_pre_norm(model: PreTrainedModel, part: Part) -> bool:
@@ -39,6 +39,7 @@ def describe(model: PreTrainedModel) -> Architecture:
     """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
     family = family_of(model.config)
     stacks: list[Stack] = []
+    _require_known(model, family)
     try:
         for layout in family.stacks:
             stacks.append(_stack(model, layout, sum(len(stack.blocks) for stack in stacks), len(family.stacks) > 1))
@@ -55,11 +56,24 @@ def describe(model: PreTrainedModel) -> Architecture:
     return Architecture(family, model.config.model_type, tuple(stacks))
 
 
+def _require_known(model: PreTrainedModel, family: Family) -> None:
+    """Refuse what a family says it does not know of."""
+    for refused in family.refuses:
+        *parents, name = refused.module.split(".")
+        try:
+            there = getattr(model.base_model.get_submodule(".".join(parents)), name)
+        except AttributeError:
+            continue
+        if there is not None:
+            raise UnknownArchitecture(f"{type(model).__name__}: {refused.reason}, so it is not cut")
+
+
 def _stack(model: PreTrainedModel, layout: StackLayout, first: int, named: bool) -> Stack:
     path = base_path(model) + layout.blocks
     prefix = f"{layout.name}." if named else ""
+    runs = int(getattr(model.config, layout.runs)) if layout.runs else 1
     blocks = [
-        Block(first + n, f"{prefix}blocks.{n}", f"{path}.{n}", ())
+        Block(first + n, f"{prefix}blocks.{n}", f"{path}.{n}", (), runs)
         for n, _ in enumerate(model.get_submodule(path).children())
     ]
     return Stack(layout, path, tuple(replace(block, sites=_sites(model, layout, block)) for block in blocks))
@@ -79,7 +93,7 @@ def _sites(model: PreTrainedModel, layout: StackLayout, block: Block) -> tuple[S
         first_writer = site.writers[0].module if site.writers else site.module
         looks_at = _positions(model, part.crosses) if isinstance(part, AttentionPart) and part.crosses else 0
         positions, entry = _positions(model, layout.name), block.path if n == 0 else norm or first_writer
-        out.append(replace(site, norm=norm, entry=entry, positions=positions, looks_at=looks_at))
+        out.append(replace(site, norm=norm, entry=entry, positions=positions, looks_at=looks_at, runs=block.runs))
     return tuple(out)
 
 
@@ -110,8 +124,16 @@ def _heads(model: PreTrainedModel, part: AttentionPart, block: Block) -> Site:
     )  # fmt: skip
     return Site(
         name, HEADS, block.index, units, max(1, vo), group, out_in(reader)[0], writers, reader_path, has_bias(reader),
-        part, block.path, kept=part.fixed,
+        part, block.path, kept=part.fixed, distances=_distances(part, module),
     )  # fmt: skip
+
+
+def _distances(part: AttentionPart, block: nn.Module) -> int:
+    """Rows of the tables by distance: as many for queries as for keys, each in both directions."""
+    attention: Any = block.get_submodule(part.module)
+    if part.distances is None or not attention.relative_attention:
+        return 0
+    return 2 * len(attention.pos_att_type) * _attribute(block, part.distances)
 
 
 def _as_it_is(model: PreTrainedModel, part: AttentionPart, block: nn.Module) -> AttentionPart:

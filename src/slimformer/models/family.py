@@ -50,6 +50,7 @@ class AttentionPart:
     no_ranks: str = ""  # why `nn.ragged.RankAttention` cannot stand in for it, where scores are more than products
     rotary: bool | str = False  # are queries and keys turned by their position, plane by plane? Or what says so of each
     stand_in: bool = False  # does its forward pass ask the config for its heads? Then, with other heads, ours stands in
+    distances: str | None = None  # what holds how many distances either way queries and keys are multiplied with, too
     by_head: bool = False  # of a fused matrix: q, k and v of head 0, then those of head 1
     plain_heads: bool = False  # can the stock config say "fewer heads of the same width"?
     divides_hidden: tuple[str, ...] = ()  # model types whose config insists that heads divide the hidden size
@@ -140,6 +141,7 @@ class StackLayout:
     blocks: str  # from the base model to the list of blocks
     parts: tuple[Annotated[Part, BeforeValidator(_part)], ...]  # in the order they are added to the stream
     name: str = ""  # needed where there are several stacks
+    runs: str | None = None  # key of the config that says how often its one block is run
     final_norm: str | None = None  # from the base model to the norm after the last block
     causal: bool = False
     tuples: bool = False  # do its blocks give a tuple, the stream first?
@@ -148,6 +150,15 @@ class StackLayout:
     hands_on: tuple[str, ...] = ()  # arguments that blocks have from the tuple of the one before (T5: shared biases)
     positions: str = ""  # the attribute of the config that says how many it always has (Whisper); else as data have
     mask: str = ""  # the input that says which of its positions are real, where it is not the mask of the outputs
+    class_position: bool = True  # has an image a position that is no patch? A config with `pool` may say otherwise
+
+
+@dataclass(frozen=True, config=STRICT)
+class Refused:
+    """Models that have this module are not walked, and the reason."""
+
+    module: str  # from the base model; what is None there does not count
+    reason: str
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -158,6 +169,7 @@ class Family:
     model_types: tuple[str, ...]
     stacks: tuple[StackLayout, ...]  # in the order they run: encoder, then decoder
     summary: str = ""  # what is particular about it, in a line
+    refuses: tuple[Refused, ...] = ()
     positions_after_padding: tuple[str, ...] = ()  # model types whose first position is the one after the padding index
 
     def __post_init__(self) -> None:
@@ -187,6 +199,10 @@ class Family:
     def image(self) -> bool:
         """Does it read images, and nothing else?"""
         return all(bool(stack.image) for stack in self.stacks)
+
+    def class_positions(self, config: Any) -> int:
+        """Positions of an image that are no patches."""
+        return int(self.stacks[0].class_position and getattr(config, "pool", "cls") == "cls")
 
     def to_json(self) -> dict[str, Any]:
         """As a file has it; what is as usual is left out."""

@@ -40,17 +40,17 @@ def listening(
 
 
 @contextmanager
-def nudged(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Add a zero to the output of each of the modules named; what the loss says of that zero is its gradient there.
+def nudged(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
+    """Add a zero to every output of each of the modules named; what the loss says of that zero is its gradient there.
 
-    So nothing depends on whether the weights want gradients. The zeros are those of the last forward pass.
+    So nothing depends on whether the weights want gradients.
     """
-    zeros: dict[str, Tensor] = {}
+    zeros: dict[str, list[Tensor]] = {name: [] for name in names}
 
     def nudge(name: str) -> Any:
         def after(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-            zeros[name] = torch.zeros_like(output, requires_grad=True)
-            return output + zeros[name]
+            zeros[name].append(torch.zeros_like(output, requires_grad=True))
+            return output + zeros[name][-1]
 
         return after
 

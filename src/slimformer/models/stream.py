@@ -128,6 +128,11 @@ def sketch(name: str | Path, opening: Opening = Opening()) -> Skeleton:  # noqa:
         raise UnknownArchitecture(
             f"{place.name}: models of several stacks of blocks are not walked on disk yet; leave {option('memory')} out"
         )
+    if architecture.n_layers > architecture.n_blocks:
+        raise UnknownArchitecture(
+            f"{place.name}: one block is run many times, so there is nothing to walk on disk; "
+            f"leave {option('memory')} out"
+        )
     return Skeleton(loaded, architecture, weights, opening.dtype or torch.float32)
 
 

@@ -113,7 +113,11 @@ class Visit:
     def run(self, stream: Stream) -> Tensor:
         """The state after the block; the stream stays before it."""
         self.enter(stream)
-        return through(self.block, stream.state, stream.calls[self.i])
+        return self.through(stream.state, stream.calls[self.i])
+
+    def through(self, state: Tensor, call: Mapping[str, Any]) -> Tensor:
+        """The stream after all runs of the block."""
+        return through(self.block, state, call, self.here.runs)
 
     def enter(self, stream: Stream) -> None:
         """Where another stack begins, let a stream go from the end of the one before to the start of this one."""
@@ -145,25 +149,26 @@ class Visit:
         stream.state = self.residence.keep(stream.label(self.i + 1), self.run(stream))
 
     def pull_back(self, trail: Trail, names: Sequence[str]) -> dict[str, Tensor]:
-        """The gradients at the outputs of the modules named, from that after the block; the trail's becomes the one
-        before it. The block runs once more, from its stored state."""
+        """The gradients at the outputs of the modules named, run after run, from that after the block; the trail's
+        becomes the one before it. The block runs once more, from its stored state."""
         first = self.i in {stack.blocks[0].index for stack in self.architecture.stacks}  # embeddings want no gradient
-        call, crossed = trail.stream.calls[self.i], list[Tensor]()
+        call, crossed, runs = trail.stream.calls[self.i], list[Tensor](), self.here.runs
         with torch.enable_grad(), nudged(self.model, names) as zeros:
             state = trail.states[self.i].detach().requires_grad_(not first)
             if any(site.crosses for site in self.sites):
                 crossed = [call[SOURCE].detach().requires_grad_()]
                 call = {**call, SOURCE: crossed[0]}
-            after = through(self.block, state, call)
-            at = [*(zeros[name] for name in names), *crossed, *([] if first else [state])]
+            after = self.through(state, call)
+            at = [*(zero for name in names for zero in zeros[name]), *crossed, *([] if first else [state])]
             found = torch.autograd.grad(after, at, trail.gradient)
         if crossed:
-            trail.crossed = found[len(names)] if trail.crossed is None else trail.crossed + found[len(names)]
+            there = found[len(names) * runs]
+            trail.crossed = there if trail.crossed is None else trail.crossed + there
         if not first:
             trail.keep_gradient(found[-1], self.i, self.residence)
         elif trail.crossed is not None:
             trail.keep_gradient(self._before_stack(trail), self.i, self.residence)
-        return dict(zip(names, found, strict=False))
+        return {name: torch.cat(found[n * runs : (n + 1) * runs]) for n, name in enumerate(names)}
 
     def _before_stack(self, trail: Trail) -> Tensor:
         """The gradient at the end of the stack before the one that begins here, from that at what blocks were given of
@@ -226,16 +231,21 @@ def plain_call(architecture: Architecture) -> dict[str, Any]:
     return {} if architecture.family.image else {"use_cache": False}
 
 
-def through(block: nn.Module, state: Tensor, call: Mapping[str, Any]) -> Tensor:
-    """The stream after a block; some blocks hand it back in a tuple."""
-    output = block(state, **call)
-    return output if isinstance(output, Tensor) else output[0]
+def through(block: nn.Module, state: Tensor, call: Mapping[str, Any], runs: int = 1) -> Tensor:
+    """The stream after a block, or after so many runs of it; some blocks hand it back in a tuple."""
+    for _ in range(runs):
+        output = block(state, **call)
+        state = output if isinstance(output, Tensor) else output[0]
+    return state
 
 
 def real_rows(X: Tensor, mask: Tensor | None) -> Tensor:
-    """The rows of X (batch × length × d) at real positions: padding never counts."""
+    """The rows of X (batch × length × d, once or run after run) at real positions: padding never counts."""
     rows = X.flatten(0, -2)  # OPT hands its feed-forward part rows, not batches
-    return rows if mask is None else rows[mask.flatten().to(rows.device)]  # blocks may be on several devices
+    if mask is None:
+        return rows
+    real = mask.flatten().to(rows.device)  # blocks may be on several devices
+    return rows[real.repeat(len(rows) // len(real))]
 
 
 def last_states(
@@ -312,17 +322,18 @@ def _key(X: Tensor) -> tuple[int, torch.Size]:
 
 @dataclass(frozen=True)
 class Wrap:
-    """What a block gives, from the stream after it: that, or a tuple that begins with it."""
+    """What a block gives, from the stream after it: that, or a tuple of it and what is handed on, or of it and nothing
+    for scores nobody wants."""
 
     tuples: Mapping[int, tuple[str, ...]]  # of blocks that give one: what they hand on in it
 
     def __call__(self, block: nn.Module, state: Tensor) -> Any:
-        return (state, *[None] * len(self.tuples[id(block)])) if id(block) in self.tuples else state
+        return self.as_given(block, state, {})
 
     def as_given(self, block: nn.Module, state: Tensor, call: Mapping[str, Any]) -> Any:
         """The same of a block that does not run: what it was handed it hands on."""
         handed = [call.get(name) for name in self.tuples.get(id(block), ())]
-        return (state, *handed) if id(block) in self.tuples else state
+        return (state, *(handed or [None])) if id(block) in self.tuples else state
 
 
 def _wrapping(model: PreTrainedModel, architecture: Architecture) -> Wrap:
@@ -334,7 +345,7 @@ def _wrapping(model: PreTrainedModel, architecture: Architecture) -> Wrap:
 def _echoing(
     blocks: Sequence[nn.Module], states: list[Tensor], calls: list[dict[str, Any]], wrap: Wrap
 ) -> Iterator[None]:
-    """Let every block hand back its input and note how it was called.
+    """Let every block hand back its input and note how it was called, the first time if it is run several times.
 
     What blocks hand on besides the stream does not depend on it: the first of a stack, who is given none of it, runs to
     find it, and the others hand it on.
@@ -342,12 +353,14 @@ def _echoing(
 
     def echo(block: nn.Module) -> Any:
         names = [p for p in inspect.signature(block.forward).parameters if p != "hidden_states"]
-        run = block.forward
+        run, noted = block.forward, list[bool]()
 
         def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-            states.append(hidden_states)
             call = {**dict(zip(names, args, strict=False)), **kwargs}
-            calls.append(call)
+            if not noted:
+                states.append(hidden_states)
+                calls.append(call)
+                noted.append(True)
             handed = wrap.tuples.get(id(block), ())
             if handed and all(call.get(name) is None for name in handed):
                 return (hidden_states, *run(hidden_states, *args, **kwargs)[1:])

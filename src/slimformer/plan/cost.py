@@ -7,6 +7,8 @@ MACs are those of the matrix products of the blocks, per token of a sequence of 
     a query head  (r + d) D + T (r + d)                           q rows and o columns, scores and context (full T × T)
     a kv head     (r + d) D                                       k and v rows
 
+    scores by distance    N d + N d D / T a query head        N rows of tables, projected once per sequence (DeBERTa)
+
 d is the width of a value, r that of a query or key; they are equal where attention was not cut by rank.
 
 Of an encoder and a decoder T is the length of the target, and of the source as well, unless the encoder always has the
@@ -56,7 +58,7 @@ def full_size(site: Site) -> Size:
 
 
 def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
-    """MACs per token and parameters of a site at a size."""
+    """MACs per token, of all runs of its block, and parameters of a site at a size."""
     if site.fixed:
         return Cost(site.fixed.macs + 2 * seq_len * site.width, site.fixed.params)
     macs = params = site.beside + (path_weights(site.outer, size.rank) if site.gated else 0)
@@ -79,8 +81,10 @@ def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
         macs += seen * columns
     if site.kind == "attn.heads":
         macs += seen * size.units * (site.writers[0].rows + site.unit)
+        by_distance = size.units * site.unit * site.distances  # the tables are projected once per sequence
+        macs += by_distance + by_distance * site.outer // max(1, seq_len)
     here, there = (n / max(1, seq_len) if n else 1 for n in (site.positions, site.looks_at))
-    return Cost(round(macs * here + source * there), params)
+    return Cost(round(macs * here + source * there) * site.runs, params)
 
 
 def path_weights(width: int, rank: int) -> int:
@@ -141,7 +145,7 @@ def outside_macs(model: PreTrainedModel, architecture: Architecture, seq_len: in
             continue
         once = _once_per_sequence(model, name, causal=architecture.family.causal)
         if isinstance(module, nn.Conv2d):
-            own = getattr(model.config, "pool", "cls") == "cls"  # a position that is no patch
+            own = architecture.family.class_positions(model.config)
             macs += module.weight.numel() * (seq_len - own) / seq_len
         elif isinstance(module, nn.Linear):
             outputs, inputs = out_in(module)

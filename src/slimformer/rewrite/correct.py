@@ -160,6 +160,7 @@ def correct_readers(small: Visit, dense: Visit, cut: Cut[Plan], pairs: Sequence[
 
 def _targets(dense: Visit, stream: Stream) -> dict[str, Target]:
     """Let a stream through a block of the teacher and note what its sublayers did."""
+    dense.enter(stream)  # before anything is noted: the rehearsal of another stack runs its blocks, too
     before, after = dict[str, Tensor](), dict[str, Tensor]()
     with listening(
         dense.model,
@@ -185,12 +186,13 @@ def _compare(small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Seq
     places = {"stream": reading.site.entry, **reading.heard_at(small.model)}
     for pair, target in zip(pairs, targets, strict=True):
         seen: dict[str, Tensor] = {}
+        small.enter(pair.student)
         with (
             suppress(_Seen),
             listening(
                 small.model,
                 inputs={place: _note(seen, name) for name, place in places.items()},
-                outputs={reading.exit: _note(seen, "added", last=True)},
+                outputs={reading.exit: _note(seen, "added", last=small.here.runs)},
             ),
         ):
             small.run(pair.student)
@@ -203,10 +205,14 @@ def _compare(small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Seq
     return found
 
 
-def _note(seen: dict[str, Tensor], name: str, *, last: bool = False) -> Hook:
+def _note(seen: dict[str, Tensor], name: str, *, last: int = 0) -> Hook:
+    """Note X, of several runs one after the other; with the `last` of so many runs, all has been seen."""
+    runs: list[Tensor] = []
+
     def hook(X: Tensor) -> None:
-        seen[name] = X
-        if last:
+        runs.append(X)
+        seen[name] = torch.cat(runs) if len(runs) > 1 else X
+        if len(runs) == last:
             raise _Seen
 
     return hook

@@ -18,6 +18,8 @@ def scores_are_bound(model: PreTrainedModel, architecture: Architecture) -> str:
         return "queries and keys are normed head by head, and the norm sees every coordinate"
     if _any_rotary(architecture):
         return "rotary positions turn keys by their place, so what is added to or mixed into keys does not cancel"
+    if any(site.distances for site in architecture.heads):
+        return "keys are also multiplied with tables by distance, so what is added to them does not cancel"
     return ""
 
 

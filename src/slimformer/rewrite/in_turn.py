@@ -77,10 +77,12 @@ def readings(visit: Visit, stream: Stream) -> list[tuple[str, ...]]:
 
     def hook(name: str) -> Hook:
         def note(X: Tensor) -> None:
+            if any(name in names for _, names in inputs):  # a block that is run again
+                return None
             for seen, names in inputs:
                 if seen is X:
                     return names.append(name)
-            inputs.append((X, [name]))
+            return inputs.append((X, [name]))
 
         return note
 
@@ -106,7 +108,8 @@ def _input_of(visit: Visit, name: str, stream: Stream) -> list[Tensor]:
 
     def hook(X: Tensor) -> None:
         seen.append(X)
-        raise _Seen
+        if len(seen) == visit.here.runs:
+            raise _Seen
 
     with suppress(_Seen), listening(visit.model, inputs={name: hook}):
         visit.run(stream)

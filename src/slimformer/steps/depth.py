@@ -156,6 +156,8 @@ def blocks_to_drop(architecture: Architecture, budget: Budget) -> int:
         raise UnknownMethod(
             f"{architecture.model_type} has several stacks of blocks; the step depth knows models of one"
         )
+    if architecture.n_layers > architecture.n_blocks:
+        raise UnknownMethod(f"{architecture.model_type} runs one block many times, and the step depth drops blocks")
     if not architecture.blocks_alike or len({site.beside for site in architecture.neurons}) > 1:
         raise BudgetOutOfReach("the blocks of this model differ in size; drop blocks of the dense model first")
     kept = math.floor(budget.fraction * architecture.n_blocks + 1e-9)

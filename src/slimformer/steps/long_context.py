@@ -140,6 +140,8 @@ def require_groupable(model: PreTrainedModel, architecture: Architecture, wanted
         raise CannotGroup(f"max_kl {wanted.max_kl} is not a positive number")
     if len(architecture.stacks) > 1 or any(len(block.heads) != 1 for block in architecture.blocks):
         raise CannotGroup(f"{config.model_type}: keys are grouped in models of one stack with one attention in a block")
+    if architecture.n_layers > architecture.n_blocks:
+        raise CannotGroup(f"{config.model_type}: one block is run many times, and keys are grouped block by block")
     if family.image:
         raise CannotGroup(f"{config.model_type}: images have few patches, and all are looked at; this is for text")
     types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}

@@ -80,7 +80,7 @@ def _pairs(visit: Visit, streams: Sequence[Stream]) -> Pairs:
     for stream in streams:
         seen: dict[str, Tensor] = {}
         hooks = {name: partial(seen.__setitem__, name) for name in ("read", "written")}
-        read, written = {site.writers[0].module: hooks["read"]}, {Reading(site).exit: hooks["written"]}
+        read, written = {site.first: hooks["read"]}, {Reading(site).exit: hooks["written"]}
         with listening(visit.model, inputs=read, outputs=written):
             visit.advance(stream)
         total += Pairs.of(*(real_rows(seen[name], stream.rows) for name in ("read", "written")))

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from mlp_methods import METHODS, Part, Rows, held_out
+from mlp_methods import METHODS, Neural, held_out
+from mlp_methods import Subject as Part
 from slimformer.calibrate.text import Batch
 from slimformer.errors import ScaleMatters
 from slimformer.evaluate.fidelity import state_similarity
@@ -71,14 +72,14 @@ def parts(subject: Subject, chosen: Container[int]) -> Iterator[Part]:
     for i in range(architecture.n_blocks):
         if i in chosen:
             fit, held = (rows_of(model, architecture, i, stages) for stages in walks)
-            yield Part(model, architecture, i, fit, held)
+            yield Part(model, architecture, i, fit, held=held)
             continue
         for stage in (stage for stages in walks for stage in stages):
             block = model.get_submodule(architecture.blocks[i].path)
             stage.state = through(block, stage.state, stage.calls[i])
 
 
-def rows_of(model: PreTrainedModel, architecture: Architecture, i: int, stages: Sequence[Stream]) -> Rows:
+def rows_of(model: PreTrainedModel, architecture: Architecture, i: int, stages: Sequence[Stream]) -> Neural:
     """What went through the feed-forward part of block i; the stages move on by one block."""
     block = model.get_submodule(architecture.blocks[i].path)
     site = architecture[f"blocks.{i}.ffn.hidden"]
@@ -95,7 +96,7 @@ def rows_of(model: PreTrainedModel, architecture: Architecture, i: int, stages: 
             stage.state = through(block, stage.state, stage.calls[i])
         for name, rows in heard.items():
             found[name].append(real_rows(rows, stage.rows))
-    return Rows(**{name: torch.cat(rows) for name, rows in found.items()})
+    return Neural(**{name: torch.cat(rows) for name, rows in found.items()})
 
 
 # --- replacing and measuring ------------------------------------------------------------------------------------

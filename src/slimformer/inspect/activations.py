@@ -99,7 +99,7 @@ def significant(values: Tensor, digits: int = 5) -> list[float]:
 def _paths(architecture: Architecture, i: int) -> dict[str, str]:
     heads, neurons = architecture.blocks[i].one(HEADS), architecture.blocks[i].one(NEURONS)
     entry = heads.module if heads.fixed else heads.writers[0].module
-    return dict(zip(STREAMS, (entry, heads.reader, neurons.writers[0].module, neurons.reader), strict=True))
+    return dict(zip(STREAMS, (entry, heads.reader, neurons.first, neurons.reader), strict=True))
 
 
 def _hook(tallies: dict[str, Moments], name: str, stream: Stream) -> Hook:

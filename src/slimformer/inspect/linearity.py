@@ -79,7 +79,7 @@ def _pairs(visit: Visit, streams: Sequence[Stream]) -> Pairs:
     for stream in streams:
         seen: dict[str, list[Tensor]] = {"read": [], "written": []}
         hooks = {name: found.append for name, found in seen.items()}
-        read, written = {site.writers[0].module: hooks["read"]}, {Reading(site).exit: hooks["written"]}
+        read, written = {site.first: hooks["read"]}, {Reading(site).exit: hooks["written"]}
         with listening(visit.model, inputs=read, outputs=written):
             visit.advance(stream)
         total += Pairs.of(*(real_rows(torch.cat(found), stream.rows) for found in seen.values()))

@@ -66,13 +66,14 @@ def parameter_formula(model: PreTrainedModel, architecture: Architecture) -> Par
     biases = sum(_biases(model, site) for site in architecture)
     matrices = {kind: sum(map(_matrix_parameters, sites)) for kind, sites in (("attn", heads), ("ffn", neurons))}
     inside = sum(p.numel() for stack in architecture.stacks for p in model.get_submodule(stack.path).parameters())
-    writers = len(neurons[0].writers)
+    writers = max(len(site.writers) for site in neurons)
     vocabulary, rest, tied = _outside(model, architecture)
     D, L = architecture.hidden, architecture.n_blocks
     over = "L" if alike else "Σ over blocks"
+    symbols = "" if any(site.fixed for site in neurons) else f"{over} {writers + 1} D F"
     terms = (
         Term("" if heads[0].fixed else f"{over} 2 D d (H + K)", "attention matrices", matrices["attn"], True),
-        Term(f"{over} {writers + 1} D F", "feed-forward matrices", matrices["ffn"], True),
+        Term(symbols, "feed-forward matrices", matrices["ffn"], True),
         Term("", "biases of these", biases, True),
         Term("", "norms and other vectors in blocks", inside - biases - sum(matrices.values()), True),
         *vocabulary,

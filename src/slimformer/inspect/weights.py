@@ -84,6 +84,8 @@ def gaussian_matrix(rows: int, columns: int) -> Float[Tensor, " k"]:
 
 def _feed_forward(model: PreTrainedModel, architecture: Architecture, i: int) -> dict[str, Tensor]:
     site = architecture.blocks[i].one(NEURONS)
+    if site.fixed:  # of what stands in for the part, the map that writes
+        return {"down": weight_of(model.get_submodule(site.reader)).cpu().float()}
     paths = [*(writer.module for writer in site.writers), site.reader]
     names = (*(("gate", "up") if site.gated else ("up",)), "down")
     return {n: weight_of(model.get_submodule(path)).cpu().float() for n, path in zip(names, paths, strict=True)}

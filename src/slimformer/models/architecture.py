@@ -96,6 +96,11 @@ class Site:
         return self.kind == NEURONS and len(self.writers) > 1
 
     @property
+    def first(self) -> str:
+        """The module that is given what the part reads; where something stands in for all of it, that."""
+        return self.writers[0].module if self.writers else self.reader.rpartition(".")[0]
+
+    @property
     def path_brings_bias(self) -> bool:
         """Has a linear path that is put beside these units to bring the bias their reader lacks? Only a path of its own
         can; where two neurons stand for one, there is no other place for a bias than the reader."""

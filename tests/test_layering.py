@@ -16,7 +16,7 @@ FILES = sorted(SRC.rglob("*.py"))
 LAYERS = (
     "start", "errors", "messages", "files", "recipes", "linalg", "decompose", "models", "calibrate", "plan", "nn",
     "rewrite", "checkpoint", "evaluate", "inspect", "report", "heads", "lab", "heal", "export", "run", "steps",
-    "recipe", "compress", "slimformer", "cli", "__main__",
+    "recipe", "compress", "verbs", "slimformer", "cli", "__main__",
 )  # fmt: skip
 RANK = {name: i for i, name in enumerate(LAYERS)}
 

@@ -18,6 +18,7 @@ from slimformer.start.after_import import after_import
 from slimformer.start.lazy import make_lazy
 
 if TYPE_CHECKING:
+    from slimformer.calibrate.store import Statistics as Statistics
     from slimformer.checkpoint.load import load as load
     from slimformer.compress import compress as compress
     from slimformer.compress import compress_streamed as compress_streamed
@@ -25,37 +26,68 @@ if TYPE_CHECKING:
     from slimformer.compress import quantize as quantize
     from slimformer.compress import sparsify as sparsify
     from slimformer.errors import SlimformerError as SlimformerError
+    from slimformer.evaluate.report import Report as Report
     from slimformer.models import describe as describe
-    from slimformer.plan import Plan as Plan
+    from slimformer.plan.plan import Plan as Plan
     from slimformer.recipe import Recipe as Recipe
+    from slimformer.recipe import load_recipe as load_recipe
     from slimformer.steps.cascade import Cascade as Cascade
     from slimformer.steps.cascade import load_cascade as load_cascade
     from slimformer.steps.cascade import make_cascade as make_cascade
     from slimformer.steps.result import Result as Result
+    from slimformer.verbs.budgets import apply as apply
+    from slimformer.verbs.budgets import cut as cut
+    from slimformer.verbs.budgets import frontier as frontier
+    from slimformer.verbs.budgets import plan as plan
+    from slimformer.verbs.calibrate import calibrate as calibrate
+    from slimformer.verbs.compare import bench as bench
+    from slimformer.verbs.compare import evaluate as evaluate
+    from slimformer.verbs.compare import evaluate_task as evaluate_task
+    from slimformer.verbs.look import attention as attention
+    from slimformer.verbs.look import inspect as inspect
+    from slimformer.verbs.share import export as export
+    from slimformer.verbs.sweep import sweep as sweep
 
 __version__ = "0.1.0"
 __all__ = [
-    "Cascade", "Plan", "Recipe", "Result", "SlimformerError", "compress", "compress_streamed", "describe",
-    "heal", "load", "load_cascade", "make_cascade", "quantize", "sparsify",
+    "Cascade", "Plan", "Recipe", "Report", "Result", "SlimformerError", "Statistics", "apply", "attention", "bench",
+    "calibrate", "compress", "compress_streamed", "cut", "describe", "evaluate", "evaluate_task", "export",
+    "frontier", "heal", "inspect", "load", "load_cascade", "load_recipe", "make_cascade", "plan", "quantize",
+    "sparsify", "sweep",
 ]  # fmt: skip
 
 make_lazy(
     __name__,
     {
         "Cascade": "slimformer.steps.cascade",
-        "Plan": "slimformer.plan",
+        "Plan": "slimformer.plan.plan",
         "Recipe": "slimformer.recipe",
+        "Report": "slimformer.evaluate.report",
         "Result": "slimformer.steps.result",
         "SlimformerError": "slimformer.errors",
+        "Statistics": "slimformer.calibrate.store",
+        "apply": "slimformer.verbs.budgets",
+        "attention": "slimformer.verbs.look",
+        "bench": "slimformer.verbs.compare",
+        "calibrate": "slimformer.verbs.calibrate",
         "compress": "slimformer.compress",
         "compress_streamed": "slimformer.compress",
+        "cut": "slimformer.verbs.budgets",
         "describe": "slimformer.models",
+        "evaluate": "slimformer.verbs.compare",
+        "evaluate_task": "slimformer.verbs.compare",
+        "export": "slimformer.verbs.share",
+        "frontier": "slimformer.verbs.budgets",
         "heal": "slimformer.compress",
+        "inspect": "slimformer.verbs.look",
         "load": "slimformer.checkpoint.load",
         "load_cascade": "slimformer.steps.cascade",
+        "load_recipe": "slimformer.recipe",
         "make_cascade": "slimformer.steps.cascade",
+        "plan": "slimformer.verbs.budgets",
         "quantize": "slimformer.compress",
         "sparsify": "slimformer.compress",
+        "sweep": "slimformer.verbs.sweep",
     },
 )
 

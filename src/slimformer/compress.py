@@ -27,7 +27,7 @@ from slimformer.messages.arguments import ANYTHING, MODEL, ON_DISK, PATH, Kind, 
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import describe
 from slimformer.models.load import Loaded, open_for_work
-from slimformer.models.opening import OPTIONS, Opening, OpeningOptions
+from slimformer.models.opening import OpeningOptions, opening_in
 from slimformer.plan import Plan
 from slimformer.plan.asked import BUDGETS
 from slimformer.plan.budget import budget_of
@@ -106,8 +106,9 @@ def compress(
     ids, or a folder of images (none for the recipe `lossless`). Broad text is added
     (docs/calibration-data.md). `arguments` are those of `Arguments`. Cost: an elimination per width.
 
-    >>> result = compress("demo:smollm2", macs=0.8)          # doctest: +SKIP
-    >>> result.save("smaller")                               # doctest: +SKIP
+    >>> result = slimformer.compress("llama", "text.txt", macs=0.6, tokens=600, timing=False)
+    >>> result.save("compressed").name, result.plan.macs <= 0.6
+    ('compressed', True)
     """
     given: dict[str, Any] = dict(arguments)
     reading = {name: given.pop(name) for name in READING if name in given}
@@ -141,7 +142,7 @@ def _opened(
 ) -> tuple[Run, Recipe]:
     """The start of a run, and its recipe; what is impossible is refused before data are read."""
     given, seconds = dict(given), dict[str, float]()
-    opening = Opening(**{name: given.pop(name) for name in OPTIONS if name in given})
+    opening = opening_in(given)
     format, settings = given.pop("format", "ragged"), given.pop("settings", None) or {}
     chosen = with_settings(with_arguments(load_recipe(recipe), given), settings)
     for step in chosen.steps:
@@ -168,7 +169,11 @@ def compress_streamed(
     """Shrink a checkpoint that does not fit into memory, block by block, and write it to `folder`.
 
     `arguments` are those of `compress` as far as they can be had block by block, and `force`, `verify`, `progress`,
-    `say` as in `steps.streaming.stream`.
+    `say` as in `steps.streaming.stream`. Cost: as `compress`, and reading the weights once for every pass.
+
+    >>> how = {"tokens": 600, "refine": False, "memory": 2_000_000_000}
+    >>> slimformer.compress_streamed("llama", "by-blocks", "text.txt", macs=0.6, **how).report.recipe
+    'balanced'
     """
     asked, others = _by_blocks(model, data, memory, recipe, arguments)
     return stream(asked, folder, **others)
@@ -197,7 +202,7 @@ def _by_blocks(
     others = {name: value for name, value in given.items() if name not in ("timing", "eval_data")}
     reading = {name: others.pop(name) for name in READING if name in others}
     length, broad = reading.pop("seq_len", None), not others.pop("only_data", False)
-    opening = Opening(**{name: others.pop(name) for name in OPTIONS if name in others})
+    opening = opening_in(others)
     budget = budget_of(macs=settings.macs, params=settings.params)
     refined = any(isinstance(step, Refine) for step in chosen.steps)
     asked = Request(
@@ -212,7 +217,15 @@ def quantize(
     model: str | Path | PreTrainedModel | Loaded, data: Source | Tensor = UNNAMED, *, bits: int = 4, **arguments: Any
 ) -> Result:
     """Store the linear layers of all blocks in 8 or 4 bits: a recipe of one step, `steps.quantize.Quantize`, whose
-    other settings (`group`, `method`, `symmetric`, `tables`) are arguments, too; the rest as for `compress`."""
+    other settings (`group`, `method`, `symmetric`, `tables`) are arguments, too; the rest as for `compress`.
+
+    Weights w become s·q with whole numbers q of so many bits, and one step s for each `group` of a row; with `gptq`
+    later columns make up for the rounding of earlier ones. Cost: one factorisation for each matrix.
+
+    >>> result = slimformer.quantize("llama", "text.txt", bits=8, group=32, tokens=600, timing=False)
+    >>> result.report.recipe
+    '8-bit'
+    """
     own: dict[str, Any] = {
         name: arguments.pop(name) for name in ("group", "method", "symmetric", "tables") if name in arguments
     }
@@ -226,7 +239,14 @@ def sparsify(
     **arguments: Any,
 ) -> Result:  # fmt: skip
     """Set weights of the linear layers of all blocks to zero and refit the others: a recipe of one step,
-    `steps.sparsify.Sparsify`, whose `method` is an argument, too; the rest as for `compress`."""
+    `steps.sparsify.Sparsify`, whose `method` is an argument, too; the rest as for `compress`.
+
+    The folder is no smaller: zeros are stored as zeros. Cost: one factorisation for each matrix.
+
+    >>> result = slimformer.sparsify("llama", "text.txt", pattern="2:4", tokens=600, timing=False)
+    >>> float((result.model.model.layers[0].mlp.up_proj.weight == 0).float().mean())
+    0.5
+    """
     own = {"method": arguments.pop("method")} if "method" in arguments else {}
     step: dict[str, dict[str, Any]] = {"sparsify": {"pattern": pattern, **own}}
     return compress(model, data, recipe=recipe_of(f"sparse-{pattern}", "zeros, all widths kept", step), **arguments)
@@ -248,14 +268,18 @@ def heal(
     the data but `tokens`, `timing`, `processor`, `force` and `verify`. With `out` the result is saved there, and the
     same call goes on where a killed one was. Where nothing is better, the weights are those that were given.
 
-    >>> heal("smaller", "text.txt", teacher="demo:smollm2", minutes=10, out="healed")  # doctest: +SKIP
+    >>> how = {"epochs": 1, "phases": "global", "verify": False}
+    >>> report = slimformer.heal("smaller", "text.txt", teacher="llama", out="healed", **how).report
+    >>> won = report.healing["won"]["home"]  # divergence to the dense model, on text that was held out
+    >>> won["after"] <= won["before"]
+    True
     """
     given = dict(arguments)
     own = {name: given.pop(name) for name in Heal.model_fields if name in given and name != "name"}
     chosen = recipe_of("heal", "learned from the dense model", {"heal": own})
     step = chosen.steps[0]
     step.require_complete()
-    opening = Opening(**{name: given.pop(name) for name in OPTIONS if name in given})
+    opening = opening_in(given)
     processor, timing = given.pop("processor", None), given.pop("timing", False)
     writing = {name: given.pop(name) for name in ("force", "verify") if name in given}
     small, dense = (

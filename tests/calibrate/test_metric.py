@@ -79,8 +79,8 @@ def test_the_backward_walk_gives_the_bits_of_one_backward_pass(kind, head):
 @pytest.mark.parametrize("kind", ["llama", "bert", "vit"])
 def test_half_the_quadratic_form_is_the_divergence_of_a_small_independent_error(kind, monkeypatch):
     """Errors that are independent from token to token, so that nothing but the form itself is tested."""
-    monkeypatch.setattr("slimformer.calibrate.metric.metric_root", lambda G: G)  # as it is: neither shrunk nor rooted
-    monkeypatch.setattr("slimformer.calibrate.metric.TOKENS", 10**9)
+    monkeypatch.setattr(metric_file, "metric_root", lambda G: G)  # as it is: neither shrunk nor rooted
+    monkeypatch.setattr(metric_file, "TOKENS", 10**9)
     model = stock(kind).model  # in double precision
     batches = tiny_batches(model, 6) * 20  # drawn again and again
     metric = fisher_metric(model, batches)

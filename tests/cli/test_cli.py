@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import slimformer as package
+from slimformer.calibrate import gather
 from slimformer.calibrate.documents import Document
 from terminal import BRIEF, PROGRESS, compress, done, refused, slimformer, texts
 
@@ -173,7 +174,7 @@ def test_a_named_data_set_is_calibrated_on_one_part_and_evaluated_on_another(she
         asked.append(split)
         return [Document(text) for text in parts[split]]
 
-    monkeypatch.setattr("slimformer.calibrate.gather.read_data", read_data)
+    monkeypatch.setattr(gather, "read_data", read_data)
     done(*compress(shelf / "llama", shelf, tmp_path / "x", "--data", "wikitext2", "-q"))
     again = done("eval", tmp_path / "x", "--against", shelf / "llama", "--data", "wikitext2", *BRIEF, "--json")
     assert asked == ["calibration", "evaluation"]

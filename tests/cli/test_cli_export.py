@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from families import tiny
+from slimformer.export import torch_file
 from slimformer.export.graph import Graph, outputs_of, sample
 from terminal import done, refused, slimformer
 
@@ -48,8 +49,7 @@ def test_a_result_is_replaced_only_when_asked_and_other_folders_never(program, s
 def test_an_export_that_fails_leaves_nothing(shelf, tmp_path, monkeypatch):
     other = Graph(tiny("bert", "classify", seed=9)).eval()
     monkeypatch.setattr(
-        "slimformer.export.torch_file._fresh",
-        lambda path, graph, seq_len: [outputs_of(other, sample(graph.model, 1, 1))] * 9,
+        torch_file, "_fresh", lambda path, graph, seq_len: [outputs_of(other, sample(graph.model, 1, 1))] * 9
     )
     assert refused("export", shelf / "bert", "--to", "torch", "--out", tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -14,8 +14,10 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from families import tiny_tokenizer
+from slimformer.calibrate import store
 from terminal import compress, done, files, refused, write_texts
 
 pytestmark = pytest.mark.usefixtures("trusting")
@@ -354,15 +356,15 @@ def full_disk(kind):
 
 @pytest.mark.parametrize("kind", ["rust", "python"])
 @pytest.mark.parametrize(
-    "where", ["slimformer.calibrate.store.save_file", "transformers.PreTrainedModel.save_pretrained"]
+    ("owner", "writer"), [(store, "save_file"), (PreTrainedModel, "save_pretrained")], ids=["store", "transformers"]
 )
-def test_no_space_left(where, kind, shelf, tmp_path, monkeypatch):
+def test_no_space_left(owner, writer, kind, shelf, tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(where, full_disk(kind))
+    monkeypatch.setattr(owner, writer, full_disk(kind))
     line = refused(*compress(shelf / "llama", shelf, tmp_path / "new" / "x"))
     assert "No space left on device" in line or "the disk is full" in line
-    if "store" in where:
+    if owner is store:
         assert "cannot be written" in refused(
             "calibrate", shelf / "llama", "--data", shelf / "text.txt", "--out", tmp_path / "s"
         )

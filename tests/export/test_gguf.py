@@ -9,12 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import SHARED, needs
-from families import tiny, tiny_compressed, tiny_ragged, tiny_tokenizer
+from families import tiny, tiny_compressed, tiny_plan, tiny_tokenizer
 from slimformer.errors import CannotExport, ExportFailed
 from slimformer.export import gguf_check, gguf_file
 from slimformer.export.asked import Target
 from slimformer.export.graph import sample
 from slimformer.export.write import export_model
+from slimformer.models import describe
 from slimformer.models.load import Loaded, load_model
 from vocabularies import SIZE, of_bytes, of_pieces
 
@@ -94,14 +95,14 @@ def test_frequencies_of_their_own_are_written(tmp_path):
 
 def test_rows_that_stay_in_their_order_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_file, "permuted", lambda array, heads: array)
-    monkeypatch.setattr(gguf_file, "_unpermuted", lambda array, *_: torch.from_numpy(array.astype("float32")))
+    monkeypatch.setattr(gguf_file, "unpermuted", lambda array, *_: torch.from_numpy(array.astype("float32")))
     with pytest.raises(ExportFailed, match="q_proj"):
         export(tiny("llama", vocab_size=SIZE), tmp_path)
     assert not (tmp_path / "out").exists()
 
 
 def test_other_tokens_are_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr("slimformer.export.gguf_file.vocabulary", lambda _, size: gguf_file_vocabulary(size))
+    monkeypatch.setattr(gguf_file, "vocabulary", lambda _, size: gguf_file_vocabulary(size))
     with pytest.raises(ExportFailed, match="tokenizer"):
         export(tiny("llama", vocab_size=SIZE), tmp_path)
 
@@ -113,10 +114,63 @@ def gguf_file_vocabulary(size):
     return vocabulary(of_pieces(), size)
 
 
+def ragged(model_type, **sizes):
+    """A cut by whole heads and neurons whose blocks differ."""
+    model = tiny(model_type, vocab_size=SIZE, **sizes)
+    weights = {site.name: 8.0**site.block for site in describe(model)}
+    return tiny_plan(model, 0.5, recipe="uniform", weights=weights)[1]
+
+
+def by_rank(kind):
+    """A model whose config says ranks of attention, or linear paths, in its blocks."""
+    small = ragged("llama")
+    ranks = {str(i): {} for i in range(3)}
+    small.config.slimformer |= {"ranks": ranks} if kind == "attention" else {"bypass": {"ranks": ranks}}
+    return small
+
+
+def without_neurons():
+    """A ragged model with a block that has lost all of its neurons."""
+    small = ragged("llama")
+    mlp = small.model.layers[1].mlp
+    mlp.up_proj, mlp.gate_proj = (torch.nn.Linear(32, 0, bias=False) for _ in range(2))
+    mlp.down_proj = torch.nn.Linear(0, 32, bias=False)
+    return small
+
+
+@pytest.mark.parametrize("quant", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2"])
+def test_blocks_that_differ_are_said_one_by_one(model_type, quant, tmp_path):
+    """And every weight is read back: `check_gguf` builds a model of what the file holds, and nothing else."""
+    import gguf
+
+    small = ragged(model_type)
+    made = export(small, tmp_path, quant=quant)
+    reader = gguf.GGUFReader(tmp_path / "out" / made.file)
+    sizes = [(len(b.heads), b.heads[0].units, b.neurons[0].units) for b in describe(small).blocks]
+    said = {key: reader.get_field(f"deci.{key}").contents() for key in ("attention.head_count", "feed_forward_length")}
+    assert said["attention.head_count"] == [heads for _, heads, _ in sizes]
+    assert said["feed_forward_length"] == [neurons for *_, neurons in sizes]
+    assert len(set(said["feed_forward_length"])) > 1
+    assert made.verified and (made.difference["largest"] == 0) == (quant == "f32")
+    assert any("llama.cpp" in note for note in made.notes)
+
+
+def test_a_weight_that_is_not_in_a_ragged_file_is_noticed(tmp_path, monkeypatch):
+    whole = gguf_file._tensors
+    monkeypatch.setattr(gguf_file, "_tensors", lambda *given: list(whole(*given))[:-3])
+    with pytest.raises(ExportFailed):
+        export(ragged("llama"), tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("make", "tokenizer", "says"),
     [
-        (lambda: tiny_ragged(tiny("llama", vocab_size=SIZE)), of_bytes, "format='plain'"),
+        (lambda: ragged("qwen3"), of_bytes, "norms of queries and keys .* format='plain'"),
+        (lambda: by_rank("attention"), of_bytes, "by rank in 3 blocks.*cut.attention=heads"),
+        (lambda: by_rank("ffn"), of_bytes, "linear paths beside the neurons.*cut.ffn=neurons"),
+        (lambda: without_neurons(), of_bytes, "1 block of this model has no neurons left"),
         (lambda: tiny("gpt2", vocab_size=SIZE), of_bytes, "onnx or torch"),
         (lambda: tiny("llama", "classify", vocab_size=SIZE), of_bytes, "language models"),
         (lambda: tiny("llama"), tiny_tokenizer, "WordLevel"),

@@ -14,6 +14,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from hub_stand_in import TOKEN, standing_in
+from slimformer.export import push as push_file
 from slimformer.export.push import CARD
 from terminal import compress, done, refused, slimformer
 
@@ -105,7 +106,7 @@ def test_a_wrong_token_is_one_line_that_does_not_show_it(folder):
 
 
 def test_a_dry_run_names_every_file_and_sends_nothing(folder, monkeypatch):
-    monkeypatch.setattr("slimformer.export.push.send", lambda *_, **__: pytest.fail("something was sent"))
+    monkeypatch.setattr(push_file, "send", lambda *_, **__: pytest.fail("something was sent"))
     found = json.loads(done("push", folder, "me/smaller", "--dry-run", "--json").out)
     assert {file["path"] for file in found["files"]} == set(files_of(folder)) - {"slimformer.json"}
     assert found["url"] is None

@@ -28,6 +28,10 @@ def load(folder: str | Path, *, verify: bool = True, **opening: Unpack[OpeningOp
     `revision` and `trust_remote_code` are for the hub (SECURITY.md). Weights that slimformer wrote are read once more
     to compare their SHA-256 with what was written, which takes a second or two for each gigabyte; not with
     `verify=False`.
+
+    >>> model = slimformer.load("smaller")
+    >>> type(model).__name__, model.training
+    ('LlamaForCausalLM', False)
     """
     travelling.enable()
     how = replace(AS_STORED, **opening)

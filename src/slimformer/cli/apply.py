@@ -27,20 +27,14 @@ def apply(
     """Carry out a plan with the statistics it was made from, and save the smaller model."""
     inputs.require_place(out_folder, force, stats, plan_file, inputs.statistics_of(stats, model, opening))
 
-    from slimformer.calibrate.store import open_statistics
-    from slimformer.evaluate.assessment import describe_result
     from slimformer.models import describe
     from slimformer.plan import Plan
-    from slimformer.plan.plan import recounted
-    from slimformer.steps.make import replay
-    from slimformer.steps.result import Result
+    from slimformer.verbs.budgets import apply as carry_out
 
-    decided, statistics = Plan.load(plan_file), open_statistics(stats)
-    loaded = inputs.loaded_for(statistics, model, opening)
+    decided = Plan.load(plan_file)
     with showing_progress(hidden=shown.hidden) as progress:
-        small = replay(decided, loaded.model, statistics, progress=progress)
-        decided = recounted(decided, describe(loaded.model))
-        report = describe_result(loaded, small, decided, statistics.provenance)
-        result = Result(small, decided, report, loaded)
+        statistics, loaded = inputs.statistics_and_model(stats, (model, opening))
+        result = carry_out(statistics, decided, model=loaded, progress=progress)
         save_result(result, out_folder, force, progress)
-    emit(report.to_dict(), shown, lambda: show_cut(statistics.provenance, describe(loaded.model), result, out_folder))
+    dense = describe(loaded.model)
+    emit(result.report.to_dict(), shown, lambda: show_cut(statistics.provenance, dense, result, out_folder))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -38,25 +37,16 @@ def bench(
     sizes, recorded = _batch_sizes(batch_sizes), tracker(track)
     inputs.require_models(folder, against, opening)
 
-    import torch
-
-    from slimformer.evaluate.bench import ROUNDS, Workload
-    from slimformer.evaluate.bench import bench as measure
     from slimformer.report.tasks import bench_table
+    from slimformer.verbs.compare import bench as measure
 
     if record:
         recorded_report(folder)
-    before = torch.get_num_threads()
-    try:
-        if threads is not None:
-            torch.set_num_threads(threads)
-        with showing_progress(hidden=shown.hidden) as progress:
-            loaded, small = inputs.load_relatives(folder, against, opening)
-            work, rounds = Workload(sizes, seq_len, new_tokens), replace(ROUNDS, repeats=repeats, seed=seed)
-            names = (loaded.name, small.name)
-            figures = measure(loaded.model, small.model, work, rounds, names=names, progress=progress).to_dict()
-    finally:
-        torch.set_num_threads(before)
+    with showing_progress(hidden=shown.hidden) as progress:
+        figures = measure(
+            folder, against, batch_sizes=sizes, seq_len=seq_len, new_tokens=new_tokens, repeats=repeats,
+            threads=threads, seed=seed, progress=progress, **vars(opening.resolve()),
+        ).to_dict()  # fmt: skip
     if record:
         record_in(folder, lambda report: {**report, "bench": figures})
     recorded("bench", figures)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slimformer.cli import inputs
 from slimformer.cli import options as opt
 from slimformer.cli.output import emit, save_result, show_cut
@@ -31,20 +29,12 @@ def cut(
     asked = inputs.fraction_asked(macs, params, latency)
     inputs.require_place(out_folder, force, stats, inputs.require_calibrated(stats, recipe, format, source))
 
-    from slimformer.evaluate.assessment import describe_result
     from slimformer.models import describe
-    from slimformer.plan.budget import budget_of
-    from slimformer.steps.alternatives import alternatives
-    from slimformer.steps.make import make, priced
-    from slimformer.steps.result import Result
+    from slimformer.verbs.budgets import cut as make_smaller
 
     with showing_progress(hidden=shown.hidden) as progress:
-        run, settings = inputs.started_from(stats, recipe, format, source, progress)
-        budget = priced(run, budget_of(**asked))
-        cut_run = make(run, budget, settings)
-        report = describe_result(run.loaded, cut_run.model, cut_run.decided, run.known.provenance)
-        report = replace(report, front=alternatives(run, budget, settings))
-        result = Result(cut_run.model, cut_run.decided, report, run.loaded)
+        statistics, loaded = inputs.statistics_and_model(stats, source)
+        result = make_smaller(statistics, model=loaded, recipe=recipe, format=format, progress=progress, **asked)
         save_result(result, out_folder, force, progress, verify=verify)
-    dense = describe(run.dense)
-    emit(report.to_dict(), shown, lambda: show_cut(run.known.provenance, dense, result, out_folder))
+    dense = describe(loaded.model)
+    emit(result.report.to_dict(), shown, lambda: show_cut(statistics.provenance, dense, result, out_folder))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -64,8 +63,8 @@ def eval_(
     _require_task_options(task, several=several, limited=limited)
     inputs.require_models(folder, against, opening)
     how: dict[str, Any] = {
-        "data": sources[0], "columns": tuple(opt.column_names(columns) or ()) or None, "seq_len": seq_len, "seed": seed,
-        "limit": samples, "batch_size": batch_size, "threshold": threshold, "stride": stride, "longest": longest,
+        "data": sources[0], "columns": opt.column_names(columns), "seq_len": seq_len, "seed": seed,
+        "samples": samples, "batch_size": batch_size, "threshold": threshold, "stride": stride, "longest": longest,
         "n_best": n_best,
     }  # fmt: skip
     _on_task((folder, against, opening), task, how, recorded, record, shown)
@@ -98,18 +97,15 @@ def _on_data(
     pair: tuple[str, str, opt.OpeningAsked], sources: tuple[str | None, ...], reading: opt.Reading, timing: bool,
     recorded: Recorder, shown: opt.Shown,
 ) -> None:  # fmt: skip
-    from slimformer.evaluate import assessment as assess
     from slimformer.report.console import show
+    from slimformer.verbs.compare import evaluate
 
-    loaded, small = inputs.load_pair(*pair)
-    first, *others = sources
-    if first is None:
-        batches = assess.data_of(small, loaded, seq_len=reading.seq_len, tokens=reading.tokens)
-    else:
-        batches = inputs.read_data(loaded, first, reading, purpose="evaluation")
-    others_read = [inputs.read_data(loaded, str(name), reading, purpose="evaluation") for name in others]
+    (folder, against, opening), (first, *others) = pair, sources
     with showing_progress(hidden=shown.hidden) as progress:
-        report = assess.evaluate_pair(loaded, small, batches, others_read, timing=timing, progress=progress)
+        report = evaluate(
+            folder, against, first, eval_data=[str(name) for name in others], timing=timing, progress=progress,
+            **reading.arguments(), **vars(opening.resolve()),
+        )  # fmt: skip
     recorded("eval", report.to_dict())
     emit(report.to_dict(), shown, lambda: show(report, out))
 
@@ -118,22 +114,17 @@ def _on_task(
     pair: tuple[str, str, opt.OpeningAsked], task: str, how: dict[str, Any], recorded: Recorder, record: bool,
     shown: opt.Shown,
 ) -> None:  # fmt: skip
-    from slimformer.evaluate import assessment as assess
     from slimformer.evaluate.report import strict
-    from slimformer.evaluate.task import Options, evaluate_task
     from slimformer.report.tasks import task_table
+    from slimformer.verbs.compare import evaluate_task
 
+    folder, against, opening = pair
     if record:
-        recorded_report(pair[0])
+        recorded_report(folder)
     with showing_progress(hidden=shown.hidden) as progress:
-        progress("load", 0, 1)
-        loaded, small = inputs.load_relatives(*pair)
-        progress("load", 1, 1)
-        progress(task, 0, 1)
-        report = evaluate_task(task, loaded, small, Options(**how))
-        progress(task, 1, 1)
-    scores = strict(replace(report, notes=[*report.notes, *assess.calibrated_on(small, report.files)]).to_dict())
+        report = evaluate_task(task, folder, against, progress=progress, **how, **vars(opening.resolve()))
+    scores = strict(report.to_dict())
     if record:
-        record_in(pair[0], lambda report: {**report, "tasks": {**(report.get("tasks") or {}), task: scores}})
+        record_in(folder, lambda report: {**report, "tasks": {**(report.get("tasks") or {}), task: scores}})
     recorded("eval", scores)
     emit(scores, shown, lambda: out.print(task_table(scores)))

@@ -51,18 +51,17 @@ def export(
     ONNX and torch take every model; batch and sequence are free, decoders have no cache. GGUF takes language models of
     the LLaMA family in plain format, with their tokenizer.
     """
-    target = Target(to, int8, quant, seq_len, int4)
+    Target(to, int8, quant, seq_len, int4)
     inputs.require_place(out_folder, force, model)
     inputs.require_model(model, opening)
 
-    from slimformer.export.write import export_model
-    from slimformer.models.load import load_model
+    from slimformer.verbs.share import export as write
 
     with showing_progress(hidden=shown.hidden) as progress:
-        progress("load", 0, 1)
-        loaded = load_model(model, opening.resolve())
-        progress("load", 1, 1)
-        exported = export_model(loaded, out_folder, target, verify=verify, force=force, progress=progress)
+        exported = write(
+            model, to=to, out=out_folder, int8=int8, int4=int4, quant=quant, seq_len=seq_len, verify=verify, force=force,
+            progress=progress, **vars(opening.resolve()),
+        )  # fmt: skip
     emit(exported.to_dict(), shown, lambda: _show(exported, out_folder))
 
 

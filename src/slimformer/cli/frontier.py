@@ -37,12 +37,12 @@ def frontier(
     fractions, source = fractions_of(budgets), (model, opening)
     inputs.require_calibrated(stats, recipe, format, source)
 
-    from slimformer.steps import frontier as front
+    from slimformer.verbs.budgets import frontier as plan_all
 
     with showing_progress(hidden=shown.hidden) as progress:
-        run, settings = inputs.started_from(stats, recipe, format, source, progress)
-        rows = [point.to_json() for point in front.frontier(run, settings, fractions)]
-    provenance = run.known.provenance
+        statistics, loaded = inputs.statistics_and_model(stats, source)
+        points = plan_all(statistics, fractions, model=loaded, recipe=recipe, format=format, progress=progress)
+    rows, provenance = [point.to_json() for point in points], statistics.provenance
     content = {"slimformer_front": 1, "recipe": recipe, "format": format, "data": provenance.data, "points": rows}
     if out_file is not None:
         with writing_file(out_file, force=force, kind=FRONT) as file:

@@ -15,6 +15,9 @@ from slimformer.errors import BudgetOutOfReach, SlimformerError
 if TYPE_CHECKING:
     import torch
 
+    from slimformer.calibrate.gather import Data
+    from slimformer.calibrate.store import Statistics
+    from slimformer.models.load import Loaded
     from slimformer.models.opening import Opening
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
@@ -197,41 +200,28 @@ def statistics_of(folder: Path, moved: str, opening: opt.OpeningAsked) -> str:
     return model
 
 
-def loaded_for(statistics: Any, moved: str, opening: opt.OpeningAsked) -> Any:
-    """The model the statistics are of, in the precision they were made in: then every route gives the same bits."""
-    from slimformer.models.load import load_model
+def statistics_and_model(stats: Path, source: tuple[str, opt.OpeningAsked]) -> tuple[Statistics, Loaded]:
+    """Statistics, and the model they are of, wherever it is now."""
+    from slimformer.verbs.asked import model_of, opened_statistics
 
-    how = replace(opening.resolve(), dtype=precision(statistics.provenance.dtype))
-    return load_model(moved or statistics.provenance.model, how)
-
-
-def load_pair(folder: str, against: str, opening: opt.OpeningAsked) -> tuple[Any, Any]:
-    """The dense model and the smaller one, on one device; of the hub only the dense one is said to be."""
-    from slimformer.models.load import load_model
-
-    how = opening.resolve()
-    small = load_model(folder, replace(how, revision=None, trust_remote_code=False))
-    return load_model(against, how), small
+    (moved, opening), statistics = source, opened_statistics(stats)
+    return statistics, model_of(statistics, moved or None, vars(opening.resolve()))
 
 
-def load_relatives(folder: str, against: str, opening: opt.OpeningAsked) -> tuple[Any, Any]:
-    """The same, the one made from the other as far as can be told."""
-    from slimformer.evaluate.assessment import require_relatives
+def load_pair(folder: str, against: str, opening: opt.OpeningAsked) -> tuple[Loaded, Loaded]:
+    """The dense model and the smaller one, on one device."""
+    from slimformer.verbs.asked import open_pair
 
-    loaded, small = load_pair(folder, against, opening)
-    require_relatives(loaded, small)
-    return loaded, small
+    return open_pair(folder, against, opening.resolve())
 
 
 def read_data(
-    loaded: Any, data: str, reading: opt.Reading, *, purpose: Any = "calibration", broad: bool = False
-) -> Any:
+    loaded: Loaded, data: str, reading: opt.Reading, *, purpose: Any = "calibration", broad: bool = False
+) -> Data:
     """Data for a model that is loaded already."""
-    from slimformer.calibrate.gather import Reading, gather
-    from slimformer.models import describe
+    from slimformer.verbs.asked import read_for
 
-    asked = Reading(purpose=purpose, broad=broad, **reading.arguments())
-    return gather(data, loaded.model, loaded.processor, describe(loaded.model), asked)
+    return read_for(loaded, data, reading.arguments(), purpose=purpose, broad=broad)
 
 
 def require_calibrated(stats: Path, recipe: str, format: str, source: tuple[str, opt.OpeningAsked]) -> str:
@@ -247,12 +237,9 @@ def require_calibrated(stats: Path, recipe: str, format: str, source: tuple[str,
 def started_from(
     stats: Path, recipe: Any, format: str, source: tuple[str, opt.OpeningAsked], progress: Any
 ) -> tuple[Any, Any]:
-    """A run from statistics and from the model they are of, wherever it is now, and the settings of a recipe's cut;
-    another model is refused."""
-    from slimformer.calibrate.store import open_statistics
-    from slimformer.recipe import cut_settings
-    from slimformer.steps.make import from_statistics
+    """A run from statistics and from the model they are of, and the settings of a recipe's cut."""
+    from slimformer.verbs.asked import started_from
 
-    statistics, settings = open_statistics(stats), cut_settings(recipe)
-    loaded = loaded_for(statistics, *source)
-    return from_statistics(loaded, statistics, settings, format=format, progress=progress), settings
+    moved, opening = source
+    how = {"recipe": recipe, "format": format, **vars(opening.resolve())}
+    return started_from(stats, moved or None, how, progress)

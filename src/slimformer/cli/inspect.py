@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.attention import TOKENS, attention_rows, lengths_of, reader
+from slimformer.cli.attention import TOKENS, lengths_of
 from slimformer.cli.output import emit, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
@@ -59,51 +58,24 @@ def inspect(
     inputs.require_model(model, opening)
     inputs.require_data(*names)
 
-    from slimformer.calibrate.gather import sequence_length
-    from slimformer.inspect.portrait import weights_portrait
-    from slimformer.inspect.summary import inspection
-    from slimformer.models import describe
-    from slimformer.models.load import load_model
-    from slimformer.models.sample_inputs import require_one_stack
     from slimformer.report.inspection import show_inspection
     from slimformer.report.portrait import show_portrait
+    from slimformer.verbs.look import inspect as look_at
 
-    loaded = load_model(model, opening.resolve())
-    architecture = describe(loaded.model)
-    if names or figures is not None:  # they show spectra, of blocks with one attention
-        require_one_stack(loaded.model.config, "inspect with data or figures")
-    length = sequence_length(loaded.model, architecture, seq_len)
-    read = reader(loaded, columns, seed)
-    rows = attention_rows(read, names, asked, length, sequences, tokens) if names else {}
-    given = [read(name, length, tokens) for name in names]  # before the work: data may be refused
-    portrait, paired = inspection(loaded, architecture, length), architecture.family.reads_pairs
     with showing_progress(hidden=shown.hidden) as progress:
-        whole = bool(names) or figures is not None
-        portrait["weights"] = []
-        if not paired:
-            portrait["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
-        if names:
-            portrait["data"] = [_look(loaded, architecture, each, rows[each.name], progress) for each in given]
-    if figures is not None:
-        _draw(portrait, figures, force)
+        portrait = look_at(
+            model, names, lengths=asked, sequences=sequences, columns=opt.column_names(columns), tokens=tokens,
+            seq_len=seq_len, seed=seed, progress=progress, **_figures(figures, force), **vars(opening.resolve()),
+        )  # fmt: skip
 
     def tables() -> None:
         show_inspection(portrait, out)
-        if not paired:
+        if portrait["weights"]:
             show_portrait(portrait, out)
         if figures is not None:
             typer.echo(f"\nfigures and inspection.json are in {figures}")
 
     emit(portrait, shown, tables)
-
-
-def _look(loaded: Any, architecture: Any, given: Any, rows: dict[int, Any], progress: Any) -> dict[str, Any]:
-    """One data set: what flows through the model on it."""
-    from slimformer.inspect.portrait import data_portrait
-
-    portrait = data_portrait(loaded.model, architecture, given.splits, rows, seed=given.seed, progress=progress)
-    facts = {"name": given.name, "hash": given.hash, "tokens": given.tokens["fit"], "seq_len": given.seq_len}
-    return {**facts, **portrait}
 
 
 def _require_figures(folder: Path, force: bool) -> None:
@@ -114,12 +86,5 @@ def _require_figures(folder: Path, force: bool) -> None:
     require_free(folder, force)
 
 
-def _draw(portrait: dict[str, Any], folder: Path, force: bool) -> None:
-    from slimformer.checkpoint.atomic import writing
-    from slimformer.evaluate.report import strict
-    from slimformer.report.figures import draw
-
-    with writing(folder, "inspection", force=force) as place:
-        draw(portrait, place)
-        stored = {"slimformer_inspection": 1, **portrait}
-        (place / "inspection.json").write_text(json.dumps(strict(stored), allow_nan=False), encoding="utf-8")
+def _figures(folder: Path | None, force: bool) -> dict[str, Any]:
+    return {} if folder is None else {"figures": folder, "force": force}

@@ -42,19 +42,18 @@ def plan(
     require_free_file(out_file, force, PLAN)
 
     from slimformer.models import describe
-    from slimformer.plan.budget import budget_of
     from slimformer.report.console import kept_table, plan_table
-    from slimformer.steps.make import make_plan, priced
+    from slimformer.verbs.budgets import plan as decide
 
     with showing_progress(hidden=shown.hidden) as progress:
-        run, settings = inputs.started_from(stats, recipe, format, source, progress)
-        decided = make_plan(run, priced(run, budget_of(**asked)), settings)
+        statistics, loaded = inputs.statistics_and_model(stats, source)
+        decided = decide(statistics, model=loaded, recipe=recipe, format=format, progress=progress, **asked)
         with writing_file(out_file, force=force, kind=PLAN) as file:
             file.write_text(decided.to_json())
 
     def tables() -> None:
-        show_data(run.known.provenance)
-        out.print(kept_table(plan_table(describe(run.dense), decided)))
+        show_data(statistics.provenance)
+        out.print(kept_table(plan_table(describe(loaded.model), decided)))
         out.print(kept_line(decided))
         show_notes(decided.notes, hidden=False)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from rich.text import Text
 
 from slimformer.cli import inputs
@@ -42,59 +39,20 @@ def sweep(
     fractions, source = fractions_of(budgets), (model, opening)
     inputs.require_calibrated(stats, recipe, format, source)
 
-    from slimformer.evaluate.assessment import held_out_batches
-    from slimformer.evaluate.data_notes import few_examples
     from slimformer.report.names import measured_line
-    from slimformer.steps import frontier as front
+    from slimformer.verbs.sweep import sweep as make_and_measure
 
     with showing_progress(hidden=shown.hidden) as progress:
-        run, settings = inputs.started_from(stats, recipe, format, source, progress)
-        points = front.frontier(run, settings, fractions)
-        read = _read(run, stats, data, opt.Reading(columns, tokens, samples))
-        batches, notes = held_out_batches(run.known.provenance, read)
-        rows = list(front.sweep(run, settings, points, batches))
-    pairs = [(row["predicted_kl"], kl) for row in rows if (kl := measured_kl(row)) is not None and row["predicted_kl"]]
-    notes = [*notes, *few_examples(rows[0]["metrics"] if rows else [], read.unit)]
-    content: dict[str, Any] = {
-        "slimformer_sweep": 1, "points": rows, "rank_correlation": front.correlation(pairs), "notes": notes,
-        "data": _facts(run, read, sum(batch.tokens for batch in batches)),
-    }  # fmt: skip
-    show_notes(notes, hidden=shown.hidden)
+        found = make_and_measure(
+            stats, fractions, data=inputs.joined(data) if data else None, model=model or None, recipe=recipe,
+            format=format, columns=opt.column_names(columns), tokens=tokens, samples=samples, progress=progress,
+            **vars(opening.resolve()),
+        )  # fmt: skip
+    show_notes(found.notes, hidden=shown.hidden)
 
     def tables() -> None:
-        out.print(Text(measured_line(content["data"], rows[0]["metrics"] if rows else [])))
-        out.print(front_table(rows))
+        out.print(Text(measured_line(found.data, found.points[0]["metrics"] if found.points else [])))
+        out.print(front_table(found.points))
         out.print(Text("below a value: the 95 % interval of its difference to the dense model", style="dim"))
 
-    emit(content, shown, tables)
-
-
-def _read(run: Any, stats: Any, data: Any, reading: opt.Reading) -> Any:
-    """What is measured on: the data that were named, or those that the statistics are of."""
-    from slimformer.calibrate.recorded import read_again
-    from slimformer.evaluate.assessment import known_data
-
-    loaded, provenance = run.loaded, run.known.provenance
-    length, seed = provenance.seq_len, provenance.seed
-    if data:
-        reading = replace(reading, seq_len=length, seed=seed)
-        return inputs.read_data(loaded, inputs.joined(data), reading, purpose="evaluation")
-    how = {"owner": str(stats), "seq_len": length, "tokens": reading.tokens}
-    return read_again(known_data(provenance), loaded.model, loaded.processor, **how)
-
-
-def _facts(run: Any, read: Any, tokens: int) -> dict[str, Any]:
-    """What the table says of its data."""
-    from slimformer.evaluate.assessment import is_held_out, known_data
-    from slimformer.models import describe
-
-    return {
-        "name": read.name, "hash": read.hash, "tokens": {"report": tokens}, "document": read.unit,
-        "unit": "images" if describe(run.dense).family.image else "tokens",
-        "held_out": is_held_out(known_data(run.known.provenance), read), "read_as": list(read.notes),
-    }  # fmt: skip
-
-
-def measured_kl(row: dict[str, Any]) -> float | None:
-    """The mean divergence that was measured, where there is one."""
-    return next((m["small"] for m in row.get("metrics", []) if m["name"] == "kl"), None)
+    emit(found.to_dict(), shown, tables)

@@ -31,7 +31,12 @@ class Footprint:
 
 @dataclass(frozen=True, repr=False)
 class Report(Short):
-    """Before and after, on data that were neither fitted nor used to choose."""
+    """Before and after, on data that were neither fitted nor used to choose.
+
+    >>> report = slimformer.evaluate("smaller", "llama", "text.txt", timing=False)
+    >>> report.small.params < report.dense.params, report.macs_kept <= 0.6
+    (True, True)
+    """
 
     model: str
     model_type: str

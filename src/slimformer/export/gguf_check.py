@@ -1,9 +1,10 @@
-"""Read a GGUF file back through transformers: the same weights, the same outputs, the same tokens."""
+"""Read a GGUF file back, through transformers where it can: the same weights, the same outputs, the same tokens."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import tempfile
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -14,19 +15,24 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from slimformer.errors import CannotExport, ExportFailed
 from slimformer.export.compare import Difference, difference, require_close
-from slimformer.export.gguf_file import FILE, Written
+from slimformer.export.gguf_file import FILE, Written, write_vocabulary
+from slimformer.export.gguf_ragged import read_ragged, require_same_words
 from slimformer.export.graph import Graph, outputs_of
+from slimformer.export.vocabulary import vocabulary
 from slimformer.messages.words import option
 
 TEXT = "Once upon a time, there was a little girl. She didn't know: was it so? Yes (indeed) it was!"
 
 
-def check_gguf(model: PreTrainedModel, tokenizer: Any, folder: Path, written: Written) -> Difference:
-    """Compare with a copy of the model that has the rounded weights; the difference returned is to the model itself.
+def check_gguf(
+    model: PreTrainedModel, tokenizer: Any, folder: Path, written: Written, quant: str
+) -> tuple[Difference, list[str]]:
+    """Compare with a copy of the model that has the rounded weights; the difference returned is to the model itself,
+    and with it notes on what was checked.
 
     Cost: two copies of the weights in memory, one forward pass of three models for each shape.
     """
-    read = _read(folder, model, written)
+    read = read_ragged(folder, model, written) if written.sizes.ragged else _read(folder, model, written)
     tensors = read.state_dict()
     for key, tensor in written.weights.items():
         if key not in tensors or not torch.equal(tensors[key].float(), tensor):
@@ -35,8 +41,9 @@ def check_gguf(model: PreTrainedModel, tokenizer: Any, folder: Path, written: Wr
     rounded = _with_weights(model, written)
     opened = Graph(read)
     require_close(difference(Graph(rounded), lambda inputs: outputs_of(opened, inputs)))
-    _require_same_tokens(tokenizer, folder)
-    return difference(Graph(model), lambda inputs: outputs_of(opened, inputs))
+    _require_same_tokens(tokenizer, folder, model.config.vocab_size if written.sizes.ragged else None)
+    notes = [require_same_words(folder, rounded, quant)] if written.sizes.ragged else []
+    return difference(Graph(model), lambda inputs: outputs_of(opened, inputs)), notes
 
 
 def _read(folder: Path, model: PreTrainedModel, written: Written) -> Any:
@@ -64,12 +71,27 @@ def _with_weights(model: PreTrainedModel, written: Written) -> PreTrainedModel:
     return rounded.eval()
 
 
-def _require_same_tokens(tokenizer: Any, folder: Path) -> None:
+def _require_same_tokens(tokenizer: Any, folder: Path, alone: int | None) -> None:
+    """The same text in the same tokens. Where transformers does not know the kind of file, the vocabulary of this size
+    is written once more, `alone`, into one of a kind it knows."""
     try:
-        read = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
+        with tempfile.TemporaryDirectory() as scratch:
+            place = folder if alone is None else _vocabulary_alone(tokenizer, alone, Path(scratch))
+            read = AutoTokenizer.from_pretrained(place, gguf_file=FILE)
         left, right = (each(TEXT, add_special_tokens=False).input_ids for each in (tokenizer, read))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ExportFailed(f"transformers does not read the tokenizer of the GGUF file: {reason}") from error
     if left != right:
         raise ExportFailed("the tokenizer of the GGUF file splits a text otherwise than that of the model")
+
+
+def _vocabulary_alone(tokenizer: Any, size: int, folder: Path) -> Path:
+    import gguf
+
+    writer = gguf.GGUFWriter(str(folder / FILE), "llama")
+    write_vocabulary(writer, vocabulary(tokenizer, size))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return folder

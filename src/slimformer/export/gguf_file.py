@@ -1,4 +1,4 @@
-"""GGUF, the format of llama.cpp, for models of the LLaMA family whose blocks are all of one size.
+"""GGUF, the format of llama.cpp, for models of the LLaMA family; where their blocks differ, as `deci` (`gguf_sizes`).
 
 Rotary planes are pairs (f, f + d/2) in Hugging Face models and neighbours (2f, 2f + 1) in `llama` files, so rows of W_q
 and W_k change places head by head. Frequencies other than b^(−2f/d) go along as factors. What was written is read back
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.errors import CannotExport
+from slimformer.export.gguf_sizes import NAMES, BlockSizes, block_sizes, require_whole
 from slimformer.export.vocabulary import Vocabulary, vocabulary
 from slimformer.messages.words import option
 
 FILE = "model.gguf"
-NAMES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 QUANTS = ("f32", "f16", "q8_0")
+IN_BLOCK = re.compile(r"\.layers\.(\d+)\.self_attn\.(q_proj|k_proj)\.")
 BLOCK = 32  # numbers that share a scale in Q8_0
 STATIC = ("default", "linear", "llama3", "longrope")  # kinds of positions whose frequencies can be written down
 
@@ -37,6 +39,7 @@ class Written:
     weights: dict[str, Tensor]
     stored: dict[str, int]  # kind of number → tensors stored so
     needs_config: bool
+    sizes: BlockSizes
 
 
 def require_sayable(model: PreTrainedModel, tokenizer: Any, quant: str) -> None:
@@ -49,17 +52,13 @@ def require_sayable(model: PreTrainedModel, tokenizer: Any, quant: str) -> None:
     if config.model_type not in NAMES or not kind.endswith("ForCausalLM"):
         known = ", ".join(NAMES)
         raise CannotExport(f"GGUF is for language models of the types {known}, this is {kind}; export to onnx or torch")
-    if getattr(config, "slimformer", None):
-        raise CannotExport(
-            "the blocks of this model differ in size, and GGUF has one size for all of them; compress with "
-            f"{option('format', 'plain')}, or export to onnx or torch"
-        )
+    require_whole(model)
     if tokenizer is None:
         raise CannotExport("GGUF holds the tokenizer, too, and this model has none; put tokenizer.json into its folder")
     if config.hidden_act != "silu":
         raise CannotExport(f"GGUF has silu in these models, this one has {config.hidden_act}; export to onnx or torch")
     rotary = rope_factors(model)
-    if rotary is not None and NAMES[config.model_type] != "llama":
+    if rotary is not None and not block_sizes(model).permuted:
         raise CannotExport(
             f"GGUF has no place for the frequencies of this {config.model_type}; export to onnx or torch"
         )
@@ -86,10 +85,10 @@ def write_gguf(model: PreTrainedModel, tokenizer: Any, folder: Path, *, quant: s
     import gguf
 
     require_sayable(model, tokenizer, quant)
-    config, arch = model.config, NAMES[model.config.model_type]
-    writer = gguf.GGUFWriter(str(folder / FILE), arch)
-    _write_sizes(writer, model, name)
-    _write_vocabulary(writer, vocabulary(tokenizer, config.vocab_size))
+    config, sizes = model.config, block_sizes(model)
+    writer = gguf.GGUFWriter(str(folder / FILE), sizes.arch)
+    _write_sizes(writer, model, sizes, name)
+    write_vocabulary(writer, vocabulary(tokenizer, config.vocab_size))
     kinds = {"f32": gguf.LlamaFileType.ALL_F32, "f16": gguf.LlamaFileType.MOSTLY_F16}
     writer.add_file_type(int(kinds.get(quant, gguf.LlamaFileType.MOSTLY_Q8_0)))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -97,27 +96,24 @@ def write_gguf(model: PreTrainedModel, tokenizer: Any, folder: Path, *, quant: s
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.numpy())
     rounded, stored = {}, dict.fromkeys(QUANTS, 0)
-    for key, target, array in _tensors(model, arch):
+    for key, target, array in _tensors(model, sizes):
         chosen = _number(array, quant)
         data, kind = _packed(array, chosen)
         writer.add_tensor(target, data, raw_dtype=kind)
         rounded[key], stored[chosen] = (
-            _unpermuted(gguf.quants.dequantize(data, kind), key, config, arch),
+            unpermuted(gguf.quants.dequantize(data, kind), heads_of(key, sizes)),
             stored[chosen] + 1,
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return Written(rounded, stored, _reader_forgets(config, factors))
+    return Written(rounded, stored, not sizes.ragged and _reader_forgets(config, factors), sizes)
 
 
-def _tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, str, np.ndarray]]:
+def _tensors(model: PreTrainedModel, sizes: BlockSizes) -> Iterator[tuple[str, str, np.ndarray]]:
     """Every weight once: its name here, its name there, and its numbers in the order of the file."""
-    import gguf
-
-    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[arch], model.config.num_hidden_layers)
+    names = names_in_file(model, sizes)
     tied = model.config.tie_word_embeddings
     for key, tensor in model.state_dict().items():
         if tied and key == "lm_head.weight":
@@ -125,9 +121,17 @@ def _tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, str, np.n
         target = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if target is None:
             raise CannotExport(f"GGUF has no name for {key} of this model; export to onnx or torch")
-        array = tensor.detach().cpu().float().numpy()
-        heads = _heads(key, model.config) if arch == "llama" else None
-        yield key, target, permuted(array, heads) if heads else array
+        array, heads = tensor.detach().cpu().float().numpy(), heads_of(key, sizes)
+        if array.size:  # a block may have lost all of its heads
+            yield key, target, permuted(array, heads) if heads else array
+
+
+def names_in_file(model: PreTrainedModel, sizes: BlockSizes) -> Any:
+    """From the name of a weight in transformers to its name in a file."""
+    import gguf
+
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(kinds[sizes.arch], model.config.num_hidden_layers)
 
 
 def permuted(array: np.ndarray, heads: int) -> np.ndarray:
@@ -135,16 +139,19 @@ def permuted(array: np.ndarray, heads: int) -> np.ndarray:
     return array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def _unpermuted(array: np.ndarray, key: str, config: Any, arch: str) -> Tensor:
-    heads = _heads(key, config) if arch == "llama" else None
+def unpermuted(array: np.ndarray, heads: int | None) -> Tensor:
+    """Rows of every head in the order of transformers again."""
     if heads:
         array = array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+    return torch.from_numpy(np.array(array, dtype=np.float32))
 
 
-def _heads(key: str, config: Any) -> int | None:
-    roles = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    return next((heads for role, heads in roles.items() if f".{role}." in key), None)
+def heads_of(key: str, sizes: BlockSizes) -> int | None:
+    """How many heads a weight holds, where its rows change places."""
+    if not sizes.permuted or (found := IN_BLOCK.search(key)) is None:
+        return None
+    counts = {"q_proj": sizes.heads, "k_proj": sizes.kv_heads}
+    return counts[found[2]][int(found[1])] or None
 
 
 def _number(array: np.ndarray, quant: str) -> str:
@@ -162,27 +169,29 @@ def _packed(array: np.ndarray, number: str) -> tuple[np.ndarray, Any]:
     return gguf.quants.quantize(np.ascontiguousarray(array), kind), kind
 
 
-def _write_sizes(writer: Any, model: PreTrainedModel, name: str) -> None:
+def _write_sizes(writer: Any, model: PreTrainedModel, sizes: BlockSizes, name: str) -> None:
     config = model.config
     window = getattr(config, "sliding_window", None) or config.max_position_embeddings
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name(f"{name or config.model_type} (slimformer)")  # transformers takes "mistral" alone for a type
     # Within the window nothing slides, so there the outputs are those of full attention.
     writer.add_context_length(min(config.max_position_embeddings, window))
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    counts = (sizes.neurons, sizes.heads, sizes.kv_heads)
+    neurons, heads, kv_heads = counts if sizes.ragged else (each[0] for each in counts)
+    writer.add_feed_forward_length(neurons)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(sizes.head_dim)
+    writer.add_value_length(sizes.head_dim)
+    writer.add_rope_dimension_count(sizes.head_dim)
     writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
 
 
-def _write_vocabulary(writer: Any, vocabulary: Vocabulary) -> None:
+def write_vocabulary(writer: Any, vocabulary: Vocabulary) -> None:
+    """All of a tokenizer, as metadata of a file."""
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(vocabulary.tokens)

@@ -63,7 +63,8 @@ def export_model(
 ) -> Export:
     """Write `loaded` for another runtime, and with `verify` compare the outputs there with those of the model.
 
-    ONNX and torch take every model, dense, plain or ragged; GGUF plain decoders of the LLaMA family.
+    ONNX and torch take every model, dense, plain or ragged; GGUF decoders of the LLaMA family, ragged ones by whole
+    heads and neurons.
     """
     require_free(Path(folder), force)
     if keys_are_grouped(loaded.model):
@@ -129,9 +130,9 @@ def _gguf(model: PreTrainedModel, loaded: Loaded, folder: Path, quant: str, veri
     from slimformer.export.gguf_file import FILE, write_gguf
 
     written = write_gguf(model, loaded.processor, folder, quant=quant, name=loaded.name.rstrip("/").split("/")[-1])
-    gap = check_gguf(model, loaded.processor, folder, written) if verify else None
+    gap, checked = check_gguf(model, loaded.processor, folder, written, quant) if verify else (None, [])
     notes = [f"{written.stored['f16']} tensors whose rows are no whole blocks of 32 are f16"]
-    notes = notes if quant == "q8_0" and written.stored["f16"] else []
+    notes = [*checked, *(notes if quant == "q8_0" and written.stored["f16"] else [])]
     if written.needs_config:
         notes.append("transformers does not read all of this file: give it the config.json of this folder (config=)")
     packages = {package: version(package) for package in ("torch", "transformers", "gguf")}

@@ -36,7 +36,12 @@ def is_pre_norm(model: PreTrainedModel, part: Part) -> bool:
 
 @check_arguments(model=IN_MEMORY)
 def describe(model: PreTrainedModel) -> Architecture:
-    """The widths of `model`, read off its modules. Cost: none (no forward pass)."""
+    """The widths of `model`, read off its modules. Cost: none (no forward pass).
+
+    >>> architecture = slimformer.describe(slimformer.load("smaller"))
+    >>> len(architecture.blocks), architecture.model_type
+    (3, 'llama')
+    """
     family = family_of(model.config)
     stacks: list[Stack] = []
     _require_known(model, family)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypedDict
@@ -42,6 +42,12 @@ class OpeningOptions(TypedDict, total=False):
 
 
 OPTIONS = tuple(field.name for field in fields(Opening))
+AS_USUAL = Opening()
+
+
+def opening_in(given: dict[str, Any], usual: Opening = AS_USUAL) -> Opening:
+    """How to open a model, taken out of arguments given by name."""
+    return replace(usual, **{name: given.pop(name) for name in OPTIONS if name in given})
 
 
 def say(notes: list[str]) -> None:

@@ -79,6 +79,10 @@ class Cascade(Short):
     """Two models of one task, routed by the entropy of the small one; `threshold` in nats.
 
     `macs` are the prices of both as fractions of the dense model's block MACs.
+
+    >>> cascade = slimformer.load_cascade("cascade")
+    >>> cascade.macs[0] < cascade.macs[1]
+    True
     """
 
     small: PreTrainedModel
@@ -222,7 +226,11 @@ def make_cascade(
 def load_cascade(
     folder: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> Cascade:
-    """The cascade in `folder`, ready for inference; `dtype` as for `slimformer.load`."""
+    """The cascade in `folder`, ready for inference; `dtype` as for `slimformer.load`.
+
+    >>> slimformer.load_cascade("cascade").threshold >= 0
+    True
+    """
     small, large, record = read_cascade(folder, dtype=dtype, device=device)
     return Cascade(small, large, record.nats, (record.small.macs, record.large.macs))
 

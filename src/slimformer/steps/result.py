@@ -36,7 +36,12 @@ from slimformer.steps.size import bytes_of
 
 @dataclass(frozen=True, repr=False)
 class Result(Short):
-    """A smaller model, what was decided, and what it did; `quantized` where its weights are stored in fewer bits."""
+    """A smaller model, what was decided, and what it did; `quantized` where its weights are stored in fewer bits.
+
+    >>> result = slimformer.cut("stats", macs=0.7)
+    >>> result.plan.macs <= 0.7, result.report.recipe
+    (True, 'balanced')
+    """
 
     model: PreTrainedModel
     plan: Plan

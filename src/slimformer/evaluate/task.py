@@ -268,7 +268,8 @@ def _retrieval(task: str, dense: Loaded, small: Loaded, how: Options, length: in
         ranks.append(glue.reciprocal_ranks(queries, answers, own))
     golds = np.ones(len(pairs))
     first = [(each == 1.0).astype(np.float64) for each in ranks]
-    scored = [Scored("MRR", mean_score, *ranks, golds), Scored("recall at 1", mean_score, *first, golds)]
+    scores = (("MRR", ranks), ("recall at 1", first))
+    scored = [Scored(name, mean_score, each[0], each[1], golds) for name, each in scores]
     return scored, {"predictions": predictions_of(dense), "texts": len(texts)}, []
 
 

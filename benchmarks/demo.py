@@ -2,6 +2,8 @@
 
 This is what `make demo` runs. Nothing is trained and nothing is downloaded: tokens are counted and weights are rounded
 on the built-in text. Sentences it is measured on are neither counted nor fitted.
+
+    python benchmarks/demo.py [FOLDER]
 """
 
 import sys
@@ -11,16 +13,18 @@ from pathlib import Path
 import onnxruntime
 import torch
 from transformers import AutoTokenizer
+from transformers.utils import logging
 
 import slimformer
 from slimformer.calibrate.documents import read_documents
+from slimformer.checkpoint.sentence import Pooling
 from slimformer.export.asked import Target
-from slimformer.export.graph import Graph, Pooling, outputs_of
+from slimformer.export.graph import Graph, outputs_of
 from slimformer.export.write import export_model
 from slimformer.models.load import load_model
 
 MODEL, TOKENS, VOCABULARY = "demo:minilm", 8192, 24_000
-SENTENCES, QUERIES, ROUNDS, AT_ONCE = 600, 3, 5, 16
+SENTENCES, QUERIES, ROUNDS, AT_ONCE = 400, 3, 3, 16
 
 
 class InOnnx:
@@ -81,14 +85,17 @@ def megabytes(file):
     return Path(file).stat().st_size / 1e6
 
 
+logging.disable_progress_bar()
 started, out = time.perf_counter(), Path(sys.argv[1] if len(sys.argv) > 1 else "demo-out")
 torch.set_num_threads(2)
 dense = load_model(MODEL)
+print(f"{MODEL}: {VOCABULARY:,} tokens stay, weights are rounded to four bits", flush=True)
 result = slimformer.compress(
     dense, "builtin", recipe="vocabulary", vocab=VOCABULARY, vocab_data="builtin", bits=4, group=64, tables=True,
-    tokens=TOKENS, timing=False,
+    tokens=TOKENS, timing=False, settings={"vocabulary.refit": False},  # here none is chosen, and looking takes time
 )  # fmt: skip
 folder = result.save(out / "minilm", force=True)
+print("written and read again; now ONNX files of both", flush=True)
 export_model(dense, out / "dense-onnx", Target("onnx"), force=True)
 export_model(load_model(str(folder)), out / "minilm-onnx", Target("onnx", int4=True), force=True)
 

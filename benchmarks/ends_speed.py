@@ -18,8 +18,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from slimformer.checkpoint.sentence import pooling_of
 from slimformer.evaluate.speed import Rounds, compare_latency
-from slimformer.export.graph import Graph, outputs_of, pooling_of
+from slimformer.export.graph import Graph, outputs_of
 from slimformer.export.onnx_file import FILE, runner, write_onnx
 from stsb import Pairs
 

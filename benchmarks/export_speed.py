@@ -35,9 +35,10 @@ from transformers.utils import logging
 from slimformer import compress
 from slimformer.calibrate.gather import Reading, gather
 from slimformer.calibrate.text import Batch
+from slimformer.checkpoint.sentence import Pooling
 from slimformer.evaluate.speed import Rounds, compare_latency
 from slimformer.export.compare import TOLERANCE
-from slimformer.export.graph import Graph, Pooling, outputs_of, sample
+from slimformer.export.graph import Graph, outputs_of, sample
 from slimformer.export.onnx_file import FILE, PACKAGES, quantize, runner, write_onnx
 from slimformer.models import describe
 from slimformer.models.load import load_model

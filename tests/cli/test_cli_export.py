@@ -56,7 +56,14 @@ def test_an_export_that_fails_leaves_nothing(shelf, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--to", "tflite"), ("--to", "torch", "--int8"), ("--to", "gguf"), ("--to", "torch", "--seq-len", 999)]
+    "wrong",
+    [
+        ("--to", "tflite"),
+        ("--to", "torch", "--int8"),
+        ("--to", "torch", "--int4"),
+        ("--to", "gguf"),
+        ("--to", "torch", "--seq-len", 999),
+    ],
 )
 def test_refusals_are_one_line(wrong, shelf, tmp_path):
     refused("export", shelf / "bert", *wrong, "--out", tmp_path / "out")

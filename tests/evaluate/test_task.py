@@ -129,6 +129,47 @@ def test_similarities_are_correlated_with_scores(tmp_path):
     )
 
 
+def test_sts_is_stsb_and_reads_embeddings_as_the_folder_pools_them(tmp_path):
+    rows = [[one, other, 5.0 * (i % 2)] for i, (one, other) in enumerate(zip(texts(9, 1), texts(9, 2), strict=True))]
+    table(tmp_path / "mine.tsv", "sentence1\tsentence2\tscore", rows)
+    model, data = tiny("bert", "bare"), Options(str(tmp_path / "mine.tsv"), **FAST)
+    one, other = (evaluate_task(name, loaded(model), loaded(model), data) for name in ("sts", "stsb"))
+    assert one.metrics == other.metrics and "mean" in one.settings["predictions"]
+    folder = tmp_path / "folder"
+    (folder / "1_Pooling").mkdir(parents=True)
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    parts = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in kinds]
+    (folder / "modules.json").write_text(json.dumps(parts))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    first = replace(loaded(model), companions=folder)
+    found = evaluate_task("sts", first, first, data)
+    assert "first" in found.settings["predictions"] and found.metrics != one.metrics
+
+
+def test_retrieval_finds_the_other_text_of_a_pair(tmp_path):
+    rows = [[text, text] for text in texts(12, 1)]
+    table(tmp_path / "pairs.tsv", "sentence1\tsentence2", rows)
+    model = tiny("bert", "bare")
+    found = evaluate_task("retrieval", loaded(model), loaded(model), Options(str(tmp_path), **FAST))
+    assert {metric["name"]: metric["small"] for metric in found.metrics} == {"MRR": 100, "recall at 1": 100}
+    assert found.unit == "queries" and found.examples == 12 and found.settings["texts"] == 12
+    shifted = [[one, other] for (one, _), (other, _) in zip(rows, [*rows[1:], rows[0]], strict=True)]
+    table(tmp_path / "pairs.tsv", "sentence1\tsentence2", shifted)
+    worse = evaluate_task("retrieval", loaded(model), loaded(model), Options(str(tmp_path), **FAST))
+    assert {metric["name"]: metric["small"] for metric in worse.metrics}["recall at 1"] == 0
+    with pytest.raises(DataNotFound, match="no data set of its own"):
+        evaluate_task("retrieval", loaded(model), loaded(model), Options(**FAST))
+    (tmp_path / "lines.txt").write_text("one line\nanother line\n")
+    with pytest.raises(DataUnreadable, match="needs pairs"):
+        evaluate_task("retrieval", loaded(model), loaded(model), Options(str(tmp_path / "lines.txt"), **FAST))
+
+
+def test_places_are_counted_from_one_and_ties_count_against():
+    texts_, own = torch.eye(3), [0, 1, 2]
+    queries = torch.tensor([[1.0, 0, 0], [0.9, 0.5, 0.1], [0.5, 0.5, 0.5]])
+    assert glue.reciprocal_ranks(queries, texts_, own).tolist() == [1.0, 0.5, pytest.approx(1 / 3)]
+
+
 def test_embeddings_do_not_see_padding():
     model = tiny("bert", "bare")
     documents = [Document(text) for text in texts(6)]

@@ -12,13 +12,13 @@ import torch
 from conftest import skip_or_fail
 from families import MODEL_TYPES, heads, tiny, tiny_compressed, tiny_ragged, tiny_tokenizer
 from ranked import ranked
-from slimformer.checkpoint.sentence import with_dense
+from slimformer.checkpoint.sentence import Pooling, pooling_of, with_dense
 from slimformer.decompose.rounding import Grid, round_nearest
 from slimformer.errors import CannotExport, ExportFailed, SequenceTooLong
 from slimformer.export import onnx_file
 from slimformer.export.asked import Target
 from slimformer.export.compare import TOLERANCE, difference, require_alike, require_close
-from slimformer.export.graph import Graph, Pooling, outputs_of, pooling_of, sample
+from slimformer.export.graph import Graph, outputs_of, sample
 from slimformer.export.onnx_int4 import codes_and_scales
 from slimformer.export.torch_file import write_program
 from slimformer.export.write import export_model

@@ -25,8 +25,8 @@ def eval_(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="sst2, mnli, qqp, qnli, stsb, mrpc, squad, squad_v2, wikitext2, ptb, c4, ptb-new or c4-new, scored as "
-            "in the papers; from --data, else from the hub",
+            help="sst2, mnli, qqp, qnli, sts (or stsb), mrpc, retrieval, squad, squad_v2, wikitext2, ptb, c4, ptb-new "
+            "or c4-new, scored as in the papers; from --data, else from the hub",
         ),
     ] = None,
     columns: opt.Columns = "",

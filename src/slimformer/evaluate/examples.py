@@ -48,6 +48,9 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "c4": {"": ("c4-validation*.json.gz", "c4-validation*.json", "*.jsonl")},
 }
 FILES["c4-new"] = FILES["c4"]
+FILES["sts"] = FILES["stsb"]
+FILES["retrieval"] = {"": ("pairs.tsv", "pairs.jsonl", "test.tsv", "test*.parquet", "dev.tsv")}
+HUB = {"sts": "stsb"}  # whose data a task has that is not called like a data set
 C4 = replace(TASKS["c4"], config=None, streaming=False, file="en/c4-validation.00000-of-00008.json.gz")
 TEXTS: dict[str, tuple[Task, str]] = {
     "wikitext2": (TASKS["wikitext2"], "test"),
@@ -69,9 +72,15 @@ def glue_parts(
 ) -> dict[str, list[Document]]:
     """Labelled documents by part: "" for the only one, "matched" and "mismatched" for MNLI."""
     names = [name for name in FILES[task] if name != "train"]
+    if data is None and task == "retrieval":
+        raise DataNotFound(
+            f"{option('task', task)} has no data set of its own; give {option('data')} with a file of pairs, a "
+            "question and the text that answers it in each row"
+        )
     if data is None:
-        return {name: read_task(task, part=f"validation_{name}" if name else None, split="evaluation", limit=limit)
-                for name in names}  # fmt: skip
+        parts = {name: f"validation_{name}" if name else None for name in names}
+        known = HUB.get(task, task)
+        return {name: read_task(known, part=part, split="evaluation", limit=limit) for name, part in parts.items()}
     files = {name: file for name, file in _files(task, data, names).items() if file is not None}
     return {name: spread(read_documents(file, columns=columns), limit) for name, file in files.items()}
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from slimformer.calibrate.documents import Document, Label
 from slimformer.calibrate.text import Batch, padded_batches
+from slimformer.checkpoint.sentence import MEAN, Pooling, pooled
 from slimformer.errors import DataUnreadable, PlanDoesNotFit
 from slimformer.evaluate.perplexity import device_of, evaluating
 from slimformer.evaluate.scores import Score, Vector, accuracy_score, f1_score, pearson, spearman
@@ -48,6 +49,7 @@ GLUE: dict[str, Glue] = {
     "mrpc": Glue(BOTH, ("not_equivalent", "equivalent"), alike=1),
     "stsb": Glue({"Pearson": pearson, "Spearman": spearman}, ()),
 }
+GLUE["sts"] = GLUE["stsb"]
 
 
 def golds_of(task: Glue, documents: Sequence[Document]) -> Vector:
@@ -148,21 +150,30 @@ def _logits(model: nn.Module, rows: Sequence[Batch]) -> Iterator[Tensor]:
             yield model(**batch.to(device_of(model)).inputs).logits.to("cpu", torch.float64)
 
 
-def embeddings(model: nn.Module, rows: Sequence[Batch]) -> Tensor:
-    """Mean of the last states at real positions, of length 1, document by document. Cost: one forward pass."""
+def embeddings(model: nn.Module, rows: Sequence[Batch], how: Pooling = MEAN) -> Tensor:
+    """Embeddings of length 1, document by document: means of the last states at real positions, or as the folder of
+    the model pools them. Cost: one forward pass."""
     out = []
     with evaluating(model):
         for batch in rows:
             here = batch.to(device_of(model))
             states = to_double(model(**here.inputs).last_hidden_state)
             real = torch.ones_like(states[..., 0]) if here.mask is None else here.mask.to(states)
-            out.append(torch.einsum("nt,ntd->nd", real, states).cpu())  # the length of the sum is divided out
+            out.append(pooled(states, real, how).cpu())
     return torch.nn.functional.normalize(_in_order(out, rows), dim=1)
 
 
-def similarities(model: nn.Module, first: Sequence[Batch], second: Sequence[Batch]) -> Vector:
+def similarities(model: nn.Module, first: Sequence[Batch], second: Sequence[Batch], how: Pooling = MEAN) -> Vector:
     """Cosines of the embeddings of two lists of texts, pair by pair."""
-    return np.asarray((embeddings(model, first) * embeddings(model, second)).sum(1).numpy(), dtype=np.float64)
+    x, y = (embeddings(model, rows, how) for rows in (first, second))
+    return np.asarray((x * y).sum(1).numpy(), dtype=np.float64)
+
+
+def reciprocal_ranks(queries: Tensor, texts: Tensor, own: Sequence[int]) -> Vector:
+    """For every query 1 / the place of its own text among all texts, the most similar first. Equal ones come before."""
+    S = queries @ texts.mT
+    right = S.gather(1, torch.tensor(own)[:, None])
+    return np.asarray((1.0 / (right <= S).sum(1)).numpy(), dtype=np.float64)
 
 
 def best_cut(values: Vector, golds: Vector, score: Score = accuracy_score) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.gather import positions
 from slimformer.calibrate.text import token_batches
+from slimformer.checkpoint.sentence import MEAN, Pooling, pooling_of
 from slimformer.errors import DataUnreadable, PlanDoesNotFit, SequenceTooLong, TooFewExamples
 from slimformer.evaluate import glue, squad
 from slimformer.evaluate.by_text import reads_alike
@@ -126,6 +127,8 @@ def evaluate_task(task: str, dense: Loaded, small: Loaded, options: Options | No
 def _measure(task: str) -> tuple[Callable[[str, Loaded, Loaded, Options, int], Answered], str]:
     if task in SQUAD:
         return _squad, "questions"
+    if task == "retrieval":
+        return _retrieval, "queries"
     return (_text, "windows") if task in TEXTS else (_glue, "examples")
 
 
@@ -175,7 +178,7 @@ def _glue(task: str, dense: Loaded, small: Loaded, how: Options, length: int) ->
     settings: dict[str, Any] = {"predictions": "head"}
     cut = None
     if is_bare(dense.model):
-        settings["predictions"] = "cosine of mean-pooled states"
+        settings["predictions"] = predictions_of(dense)
         if kind.classes:
             every = [document for documents in parts.values() for document in documents]
             cut, settings["threshold_from"] = _cut(task, kind, dense, every, how, length)
@@ -212,7 +215,8 @@ def _rows(loaded: Loaded, documents: Sequence[Document], how: Options, length: i
 
 def _similarities(loaded: Loaded, documents: Sequence[Document], how: Options, length: int) -> Vector:
     sides = [[Document(d.text) for d in documents], [Document(d.pair or "") for d in documents]]
-    return glue.similarities(loaded.model, *(_rows(loaded, side, how, length) for side in sides))
+    first, second = (_rows(loaded, side, how, length) for side in sides)
+    return glue.similarities(loaded.model, first, second, pooling(loaded))
 
 
 def _cut(
@@ -223,6 +227,52 @@ def _cut(
         raise PlanDoesNotFit(f"{dense.name} has no head, and similarity does not decide {task}; evaluate a classifier")
     documents, part = training_pairs(task, how.data, scored=scored)
     return glue.best_cut(_similarities(dense, documents, how, length), glue.golds_of(kind, documents)), part
+
+
+def pooling(loaded: Loaded) -> Pooling:
+    """How the folder of an encoder pools; means of the last states where it does not say."""
+    return pooling_of(loaded.companions or loaded.folder) or MEAN
+
+
+def predictions_of(loaded: Loaded) -> str:
+    """What stands for a prediction of a model without a head."""
+    how = pooling(loaded)
+    kind = "mean-pooled" if how.kind == "mean" else "first"
+    return f"cosine of {kind} states" + ("" if how.W is None else ", mapped by the linear module of the folder")
+
+
+# --- retrieval ----------------------------------------------------------------------------------------------
+
+
+def _retrieval(task: str, dense: Loaded, small: Loaded, how: Options, length: int) -> Answered:
+    """For the first text of every pair: where its second text stands among all second texts."""
+    for loaded in (dense, small):
+        if not is_bare(loaded.model):
+            raise PlanDoesNotFit(f"{loaded.name} is a {type(loaded.model).__name__}; retrieval is for encoders")
+    (pairs,) = glue_parts(task, how.data, columns=how.columns, limit=how.limit).values()
+    if any(not document.pair for document in pairs):
+        raise DataUnreadable(
+            f"{how.data} has rows of one text; {option('task', task)} needs pairs, a question and the text that "
+            f"answers it: name two columns ({option('columns', ('question', 'passage'))})"
+        )
+    _require_two(len(pairs), "queries")
+    texts = list(dict.fromkeys(document.pair or "" for document in pairs))
+    place = {text: i for i, text in enumerate(texts)}
+    own = [place[document.pair or ""] for document in pairs]
+    ranks = []
+    for loaded in (dense, small):
+        queries, answers = (
+            glue.embeddings(
+                loaded.model, _rows(loaded, [Document(text) for text in side], how, length), pooling(loaded)
+            )
+            for side in ([document.text for document in pairs], texts)
+        )
+        ranks.append(glue.reciprocal_ranks(queries, answers, own))
+    golds = np.ones(len(pairs))
+    first = [(each == 1.0).astype(np.float64) for each in ranks]
+    scores = (("MRR", ranks), ("recall at 1", first))
+    scored = [Scored(name, mean_score, each[0], each[1], golds) for name, each in scores]
+    return scored, {"predictions": predictions_of(dense), "texts": len(texts)}, []
 
 
 # --- SQuAD --------------------------------------------------------------------------------------------------

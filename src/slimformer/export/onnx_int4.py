@@ -136,7 +136,7 @@ def _opened(graph: Any, int8: Any, scale: Any, W: Weight) -> list[Any]:
             *(numpy_helper.from_array(np.array(shape), f"{name}_{at}") for at, shape in shapes.items()),
         ]
     )  # fmt: skip
-    steps = [
+    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("Cast", ["codes"], "floats", {"to": TensorProto.FLOAT}),
         ("Reshape", ["floats", "cut"], "blocks", {}),
         ("Cast", ["ratios"], "factors", {"to": TensorProto.FLOAT}),

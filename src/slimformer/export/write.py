@@ -15,11 +15,12 @@ from transformers import PreTrainedModel
 from slimformer.checkpoint.atomic import require_free, writing
 from slimformer.checkpoint.lines import json_text
 from slimformer.checkpoint.save import write_belongings
+from slimformer.checkpoint.sentence import pooling_of
 from slimformer.checkpoint.verify import in_float32
 from slimformer.errors import CannotExport, SequenceTooLong
 from slimformer.export.asked import Target
 from slimformer.export.compare import TOLERANCE, Difference
-from slimformer.export.graph import Graph, free_sizes, longest, pooling_of
+from slimformer.export.graph import Graph, free_sizes, longest
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models.load import Loaded

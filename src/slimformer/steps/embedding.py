@@ -17,13 +17,12 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.text import Batch
-from slimformer.checkpoint.sentence import kinds_of, sentence_modules, with_dense
+from slimformer.checkpoint.sentence import Pooling, kinds_of, pooled, pooling_of, sentence_modules, with_dense
 from slimformer.decompose.directions import directions
 from slimformer.errors import BudgetOutOfReach, UnknownMethod
 from slimformer.evaluate.fidelity import headless
 from slimformer.evaluate.perplexity import evaluating, pieces
 from slimformer.evaluate.report import Report
-from slimformer.export.graph import Pooling, pooled, pooling_of
 from slimformer.linalg.moments import Moments
 from slimformer.models import describe
 from slimformer.run import Run

@@ -12,6 +12,7 @@ from torch import Tensor
 from slimformer.files.reading import read_json
 
 MODULES = "modules.json"
+LONGEST = 200  # characters of the path of a part
 KIND = "sentence_transformers.models."
 
 
@@ -24,9 +25,10 @@ def sentence_modules(source: Path) -> list[dict[str, Any]]:
         modules = read_json(source / MODULES)
         paths = [str(module["path"]) for module in modules]
         kinds = [str(module["type"]) for module in modules]
+        inside = all((source / path).resolve().is_relative_to(source.resolve()) for path in paths)
+        inside = inside and all(len(path) <= LONGEST for path in paths)
     except (OSError, ValueError, TypeError, KeyError):
         return []
-    inside = all((source / path).resolve().is_relative_to(source.resolve()) for path in paths)
     known = all(kind.startswith("sentence_transformers.") for kind in kinds)
     return list(modules) if inside and known and paths[:1] == [""] and "" not in paths[1:] else []
 

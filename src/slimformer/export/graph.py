@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.gather import positions
+from slimformer.checkpoint.sentence import kinds_of, sentence_modules
 from slimformer.errors import SequenceTooLong
 from slimformer.files.reading import read_json
 from slimformer.messages.words import option
@@ -68,12 +69,14 @@ def pooling_of(folder: Path | None) -> Pooling | None:
     """What `modules.json` says, where it is a transformer, a mean or first-token pooling, and perhaps a norm."""
     try:
         assert folder is not None
-        modules = read_json(folder / "modules.json")
-        kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+        modules = sentence_modules(folder)
+        kinds = kinds_of(modules)
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             return None
         config = read_json(folder / modules[1]["path"] / "config.json")
     except (AssertionError, OSError, ValueError, TypeError, KeyError):
+        return None
+    if not isinstance(config, dict):
         return None
     if isinstance(config.get("pooling_mode"), str):
         on = {config["pooling_mode"]}

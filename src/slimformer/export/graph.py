@@ -83,7 +83,7 @@ def pooling_of(folder: Path | None) -> Pooling | None:
     else:
         on = {name.removeprefix("pooling_mode_") for name, value in config.items() if value is True}
     kind = {"mean_tokens": "mean", "mean": "mean", "cls_token": "cls", "cls": "cls"}
-    modes = {kind.get(mode, mode) for mode in on - {"include_prompt"}}
+    modes = {kind.get(str(mode), str(mode)) for mode in on - {"include_prompt"}}
     return Pooling(modes.pop(), "Normalize" in kinds) if modes in ({"mean"}, {"cls"}) else None
 
 

@@ -20,8 +20,20 @@ def compressed(url: str, place: Path, *more: str) -> subprocess.CompletedProcess
         **os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(place / "hub"),
     }  # fmt: skip
-    data = ("--data", str(write_texts(place / "text.txt")), "--tokens", "600", "--only-data", "--no-timing")
-    command = ("compress", NAME, "--macs", "0.6", "--no-refine", "--device", "cpu", *data, "--out", str(place / "out"), "-q", *more)
+    data = ("--data", str(write_texts(place / "text.txt")), "--tokens", "600", "--only-data", "--no-timing", "-q")
+    command = (
+        "compress",
+        NAME,
+        "--macs",
+        "0.6",
+        "--no-refine",
+        "--device",
+        "cpu",
+        *data,
+        "--out",
+        str(place / "out"),
+        *more,
+    )
     return subprocess.run(
         [sys.executable, "-m", "slimformer", *command], env=environment, capture_output=True, text=True
     )

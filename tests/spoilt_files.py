@@ -51,8 +51,7 @@ from slimformer.steps.make import read_probes, settings_of
 from slimformer.steps.result import plan_of
 from slimformer.steps.streaming_job import Job, read_note
 from spoiling import Target
-from terminal import done, files, save_sentences, save_tiny, texts, write_table, write_texts
-from tokenizers_by_kind import fallback
+from terminal import done, files, save_sentences, save_subwords, save_tiny, texts, write_table, write_texts
 
 LAB = """
 name: spoilt
@@ -138,9 +137,7 @@ def _brief(root: Path) -> tuple[object, ...]:
 
 def _fewer_tokens(root: Path) -> Path:
     """A result of --vocab."""
-    model, tokenizer = root / "subwords", fallback()
-    tiny("llama", vocab_size=len(tokenizer)).save_pretrained(model)
-    tokenizer.save_pretrained(model)
+    model = save_subwords(root / "subwords")
     how = ("--recipe", "vocabulary", "--vocab", 0.9, "--set", "vocabulary.refit=false", "--no-timing")
     done("compress", model, *how, *_brief(root), "--out", root / "vocabulary")
     return root / "vocabulary"

@@ -15,6 +15,7 @@ from unittest.mock import patch
 from families import CLASSES, VOCABULARY, tiny, tiny_image_processor, tiny_tokenizer
 from slimformer.cli.app import app
 from slimformer.cli.terminal import run
+from tokenizers_by_kind import fallback
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,14 @@ def save_tiny(folder: Path, model_type: str, head: str | None = None) -> Path:
     """A tiny model with its tokenizer or image processor, as a folder."""
     tiny(model_type, head).save_pretrained(folder)
     (tiny_image_processor() if model_type == "vit" else tiny_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def save_subwords(folder: Path) -> Path:
+    """A model whose tokenizer can lose tokens."""
+    tokenizer = fallback()
+    tiny("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

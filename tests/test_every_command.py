@@ -19,10 +19,9 @@ from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 
 import slimformer as package
-from families import LENGTH, tiny
+from families import LENGTH
 from slimformer.models import describe
-from terminal import Said, done, save_sentences, save_tiny, slimformer, write_table, write_texts
-from tokenizers_by_kind import fallback
+from terminal import Said, done, save_sentences, save_subwords, save_tiny, slimformer, write_table, write_texts
 
 TABLE = """
                    dense plain heads ranks rank0 paths linear depth grouped bits8 bits4 ragged4 sparse streamed lossless adapted cascade encoder0 projected tables healed vocabulary shorter replaced
@@ -213,19 +212,12 @@ MAKERS: dict[str, Callable[[Shop, Path], None]] = {
 }  # fmt: skip
 
 
-def _save_subwords(folder: Path) -> None:
-    """A model whose tokenizer can lose tokens."""
-    tokenizer = fallback()
-    tiny("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     root = tmp_path_factory.mktemp("shop")
     save_tiny(root / "dense", "llama")
     save_tiny(root / "bert", "bert", "classify")
-    _save_subwords(root / "subwords")
+    save_subwords(root / "subwords")
     save_sentences(root / "sentences")
     write_texts(root / "text.txt")
     write_texts(root / "short.txt", n=12)

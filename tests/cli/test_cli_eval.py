@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from terminal import compress, done, refused, save_tiny, texts
+from terminal import compress, done, refused, save_tiny, texts, write_texts
 
 pytestmark = pytest.mark.usefixtures("trusting")
 
@@ -114,3 +114,18 @@ def test_one_example_is_one_line(smaller, shelf):
 def test_the_package_is_a_command_too():
     said = subprocess.run([sys.executable, "-m", "slimformer", "--version"], capture_output=True, text=True, check=True)
     assert said.stdout.startswith("slimformer ")
+
+
+def test_models_that_number_their_tokens_otherwise_are_compared_by_text_and_do_not_teach_each_other(tmp_path):
+    """As many tokens, and two of them have changed places: the same weights read other words."""
+    dense, other = save_tiny(tmp_path / "dense", "llama"), save_tiny(tmp_path / "other", "llama")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    words["w7"], words["w8"] = words["w8"], words["w7"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    data = ("--data", write_texts(tmp_path / "text.txt"), "--tokens", 600, "--no-timing")
+    metrics = json.loads(done("eval", other, "--against", dense, *data, "--json").out)["metrics"]
+    assert [metric["name"] for metric in metrics] == ["bits per byte"]
+    assert metrics[0]["small"] != pytest.approx(metrics[0]["dense"], rel=1e-6)
+    said = refused("heal", other, "--teacher", dense, "--data", tmp_path / "text.txt", "--out", tmp_path / "healed")
+    assert "reads other tokens than" in said and "--heal 10m" in said

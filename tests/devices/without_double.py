@@ -11,11 +11,12 @@ import pytest
 from devices.backend import NAME
 from slimformer.linalg.precision import has_double
 from slimformer.models.opening import usable_device
-from terminal import done
+from terminal import done, save_sentences, save_subwords
 
 BRIEF = "--tokens 160 --no-timing -q"
 TEXT = f"--data {{shelf}}/text.txt {BRIEF}"
 ROWS = f"--data {{shelf}}/table.tsv {BRIEF}"
+LOCAL = "--set heal.phases=local --set heal.text=600"  # the global phase is on devices that accelerate knows
 PATHS = {
     "depth": f"compress {{shelf}}/llama --recipe depth --macs 0.7 {TEXT} --out {{out}}",
     "plain ranks": f"compress {{shelf}}/llama --macs 0.6 --format plain --no-refine {TEXT} --out {{out}}",
@@ -32,6 +33,12 @@ PATHS = {
     "adapt": "adapt {shelf}/llama --data {shelf}/text.txt -q --out {out}",
     "match": "match --source {shelf}/vit --target {shelf}/bert --method cca --data {pairs} -q",
     "inspect": "inspect {shelf}/bert --data {shelf}/table.tsv --tokens 160 -q",
+    "fewer tokens": f"compress {{shelf}}/subwords --recipe vocabulary --vocab 0.8 {TEXT} --out {{out}}",
+    "shorter embeddings": f"compress {{shelf}}/sentences --macs 0.7 --set embedding.dim=8 {TEXT} --out {{out}}",
+    "tables in few bits": f"quantize {{shelf}}/subwords --tables {TEXT} --out {{out}}",
+    "what is learned": f"compress {{shelf}}/llama --macs 0.6 --heal 1s {LOCAL} {TEXT} --out {{out}}",
+    "discovery": "families discover {shelf}/gpt2 -q --out {out}.yaml",
+    "proofs": "families check llama {shelf}/llama -q",
     "attention": "attention {shelf}/llama --data {shelf}/text.txt -q",
 }
 
@@ -43,6 +50,12 @@ def unverified() -> Iterator[None]:
         for place in ("checkpoint.save", "steps.streaming"):
             patched.setattr(f"slimformer.{place}.verify_reload", lambda *_: None)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def more(shelf: Path) -> None:
+    save_subwords(shelf / "subwords")
+    save_sentences(shelf / "sentences")
 
 
 @pytest.fixture(scope="module")

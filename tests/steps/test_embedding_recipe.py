@@ -10,8 +10,10 @@ import torch
 import slimformer
 from families import tiny
 from slimformer.checkpoint.save import Belongings, save
+from slimformer.checkpoint.sentence import sentence_modules
 from slimformer.decompose.directions import directions
 from slimformer.errors import BudgetOutOfReach, UnknownMethod
+from slimformer.export.graph import pooling_of
 from tokenizers_by_kind import WORDS, word_piece
 
 TEXTS = [" ".join(WORDS.split()[i % 30 :][: 6 + i % 5]) + f" {i}" for i in range(240)]
@@ -47,6 +49,23 @@ def test_sentence_transformers_reads_the_shorter_embeddings(dense: Path, tmp_pat
     assert (facts["dim"], facts["of"]) == (8, 32) and 0 < facts["energy"] <= 1
     listed = json.loads((tmp_path / "out" / "slimformer.json").read_text())["files"]
     assert {"modules.json", "2_Dense/model.safetensors", "2_Dense/config.json"} <= set(listed)
+
+
+@pytest.mark.parametrize("path", ["1\0Pooling", "x" * 5000, "../1_Pooling"])
+def test_a_list_of_modules_that_no_folder_has_is_none(path: str, dense: Path) -> None:
+    modules = json.loads((dense / "modules.json").read_text())
+    modules[1]["path"] = path
+    (dense / "modules.json").write_text(json.dumps(modules))
+    assert sentence_modules(dense) == []
+    assert pooling_of(dense) is None
+
+
+@pytest.mark.parametrize("content", ["[]", '"mean"', "7", "null"])
+def test_a_pooling_that_says_nothing_is_none(content: str, dense: Path) -> None:
+    (dense / "1_Pooling" / "config.json").write_text(content)
+    assert pooling_of(dense) is None
+    with pytest.raises(UnknownMethod, match="sentence-transformers folders"):
+        slimformer.compress(dense, TEXTS, settings={"embedding.dim": 8}, **HOW)
 
 
 def test_what_cannot_be_is_refused(dense: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from slimformer.files.reading import read_json
 
 MODULES = "modules.json"
+LONGEST = 200  # characters of the path of a part
 KIND = "sentence_transformers.models."
 DENSE_AND_NORM = ["Dense", "Normalize"]
 
@@ -42,9 +43,10 @@ def sentence_modules(source: Path) -> list[dict[str, Any]]:
         modules = read_json(source / MODULES)
         paths = [str(module["path"]) for module in modules]
         kinds = [str(module["type"]) for module in modules]
+        inside = all((source / path).resolve().is_relative_to(source.resolve()) for path in paths)
+        inside = inside and all(len(path) <= LONGEST for path in paths)
     except (OSError, ValueError, TypeError, KeyError):
         return []
-    inside = all((source / path).resolve().is_relative_to(source.resolve()) for path in paths)
     known = all(kind.startswith("sentence_transformers.") for kind in kinds)
     return list(modules) if inside and known and paths[:1] == [""] and "" not in paths[1:] else []
 
@@ -84,20 +86,22 @@ def pooling_of(folder: Path | None) -> Pooling | None:
     without bias (as the step `embedding` writes it) and a norm."""
     try:
         assert folder is not None
-        modules = read_json(folder / "modules.json")
-        kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+        modules = sentence_modules(folder)
+        kinds = kinds_of(modules)
         if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"], ["Dense"], DENSE_AND_NORM):
             return None
         config = read_json(folder / modules[1]["path"] / "config.json")
         W = linear_of(folder / modules[2]["path"]) if "Dense" in kinds else None
     except (AssertionError, OSError, ValueError, TypeError, KeyError, SafetensorError):
         return None
+    if not isinstance(config, dict):
+        return None
     if isinstance(config.get("pooling_mode"), str):
         on = {config["pooling_mode"]}
     else:
         on = {name.removeprefix("pooling_mode_") for name, value in config.items() if value is True}
     kind = {"mean_tokens": "mean", "mean": "mean", "cls_token": "cls", "cls": "cls"}
-    modes = {kind.get(mode, mode) for mode in on - {"include_prompt"}}
+    modes = {kind.get(str(mode), str(mode)) for mode in on - {"include_prompt"}}
     return Pooling(modes.pop(), "Normalize" in kinds, W) if modes in ({"mean"}, {"cls"}) else None
 
 

@@ -59,8 +59,8 @@ def export(
 
     with showing_progress(hidden=shown.hidden) as progress:
         exported = write(
-            model, to=to, out=out_folder, int8=int8, int4=int4, quant=quant, seq_len=seq_len, verify=verify, force=force,
-            progress=progress, **vars(opening.resolve()),
+            model, to=to, out=out_folder, int8=int8, int4=int4, quant=quant, seq_len=seq_len, verify=verify,
+            force=force, progress=progress, **vars(opening.resolve()),
         )  # fmt: skip
     emit(exported.to_dict(), shown, lambda: _show(exported, out_folder))
 

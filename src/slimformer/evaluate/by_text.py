@@ -49,8 +49,13 @@ AT_ONCE = 8
 
 
 def reads_alike(dense: Loaded, small: Loaded) -> bool:
-    """Do two models know the same tokens, so that they can be given the same batches?"""
-    return vocabulary(dense.model) == vocabulary(small.model)
+    """Do two models know the same tokens, so that they can be given the same batches? As many, and no number is another
+    token to the other."""
+    if vocabulary(dense.model) != vocabulary(small.model):
+        return False
+    known = [each.processor.get_vocab() for each in (dense, small) if hasattr(each.processor, "get_vocab")]
+    by_number = {number: token for token, number in known[0].items()} if len(known) == 2 else {}
+    return all(by_number.get(number, token) == token for token, number in known[-1].items()) if by_number else True
 
 
 def compare_pair(

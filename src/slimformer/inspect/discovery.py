@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.errors import SlimformerError, UnknownArchitecture, UnknownType
-from slimformer.inspect.proofs import Proof, prove, require_dense
+from slimformer.inspect.proofs import Proof, on_cpu, prove, require_dense
 from slimformer.inspect.proposals import Blocks, Proposal, attributes, find_blocks, propose
 from slimformer.inspect.responses import Bench, probe_inputs, run
 from slimformer.messages.words import option
@@ -46,7 +46,7 @@ def discover(model: PreTrainedModel, *, fresh: bool = True) -> Discovery:
     Cost: some dozens of runs of single blocks, a copy in double precision for every part, and one small save.
     """
     require_dense(model, getattr(model.config, "name_or_path", "") or type(model).__name__)
-    model.eval()
+    model = on_cpu(model).eval()
     inputs, kind = probe_inputs(model), model.config.model_type
     lists, refused = find_blocks(model, inputs)
     stacks = []

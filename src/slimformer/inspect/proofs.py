@@ -59,11 +59,18 @@ def require_dense(model: PreTrainedModel, name: str) -> None:
         )
 
 
+def on_cpu(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, or a copy of it where it is elsewhere: laws are proved in double precision, which not every device
+    has."""
+    return model if model.device.type == "cpu" else deepcopy(model).to("cpu")
+
+
 def prove(model: PreTrainedModel, *, laws: Sequence[str] = LAWS, fresh: bool = True) -> list[Proof]:
     """The laws for every part that may be cut, on a copy of `model`. With `fresh` the folder is read by a new process.
 
     Cost: a copy in double precision, some forward passes, some dozens of runs of single blocks, and one save.
     """
+    model = on_cpu(model)
     architecture, inputs = describe(model), probe_inputs(model)
     out = []
     for law in (law for law in laws if law != "folder"):

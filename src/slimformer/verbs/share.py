@@ -19,8 +19,8 @@ ON_CPU = Opening(device="cpu")  # files are traced and compared there
 
 
 class ExportOptions(OpeningOptions, total=False):
-    """`int8` and `int4` are of ONNX, `quant` (f32, f16, q8_0) of GGUF, `seq_len` fixes the length of sequences; `processor` of a
-    model in memory; not compared without `verify`; `force` replaces an older export."""
+    """`int8` and `int4` are of ONNX, `quant` (f32, f16, q8_0) of GGUF, `seq_len` fixes the length of sequences;
+    `processor` of a model in memory; not compared without `verify`; `force` replaces an older export."""
 
     int8: bool
     int4: bool

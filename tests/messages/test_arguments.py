@@ -49,7 +49,6 @@ BAD: dict[str, list[Any]] = {
     "memory": ["4GB", 0, None], "k": [0, 1.0], "window": [-1], "steps": [0], "keep_exact": [-1],
     "budgets": [(0.5,), "0.3,1", (0.3, "1"), None], "tolerance": [-1, "0"], "mean_macs": ["1"], "progress": [7],
     "force": [0], "verify": ["no"], "kind": [7], "method": [None], "pattern": [0.5], "symmetric": [0],
-    "tables": ["yes", 7],
     "folder": [None, 7, "\0"],
     "run": ["demo:minilm"], "settings": [[0.01], "cut.ridge=0.01"], "select_batches": [7],
     "say": ["loud"], "processor": ["bert-base-uncased", 7, print],

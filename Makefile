@@ -20,7 +20,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install -q -e ".[dev]" "$(TORCH)"
 	touch $@
 
-# A sentence encoder in 12 MB: before and after in size, speed and what it finds. Up to two minutes on two cores.
+# A sentence encoder in 12 MB: before and after in size, speed and what it finds. It prints its own time.
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo.py demo-out
 

@@ -62,8 +62,9 @@ def fuzz(examples: int, root: Path, only: Sequence[str] = (), known: dict[str, A
 
     With `only`, these files; what is `known` of the others stays.
     """
-    found: dict[str, Any] = dict((known or {}).get("files", {})) if only else {}
-    wrong: list[str] = list((known or {}).get("wrong", [])) if only else []
+    known = known if known and only else {"files": {}, "wrong": []}
+    found: dict[str, Any] = dict(known["files"])
+    wrong = [line for line in known["wrong"] if line.rpartition(", seed ")[0] not in only]
     for name, target in targets(root).items():
         if only and name not in only:
             continue

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from slimformer.models.family import Family
+from slimformer.models.family import KINDS, Family
 from slimformer.plan import Edit, Plan
 from slimformer.recipe import Recipe
 
@@ -90,8 +90,12 @@ def recipe_holds(recipe: Recipe, path: Path) -> bool:
 
 
 def family_holds(family: Family, path: Path) -> bool:
-    """Does a family hold what its file says?"""
-    return _holds(family.to_json(), yaml.safe_load(path.read_text(encoding="utf-8")))
+    """Does a family hold what its file says? What is as usual may stand there, too."""
+    kinds = {kind: name for name, kind in KINDS.items()}
+    held = dataclasses.asdict(family)
+    for stack, layout in zip(held["stacks"], family.stacks, strict=True):
+        stack["parts"] = [{kinds[type(part)]: dataclasses.asdict(part)} for part in layout.parts]
+    return _holds(json.loads(json.dumps(held)), yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def yaml_holds(model: BaseModel, path: Path) -> bool:

@@ -62,7 +62,11 @@ def require_dense(model: PreTrainedModel, name: str) -> None:
 def on_cpu(model: PreTrainedModel) -> PreTrainedModel:
     """The model, or a copy of it where it is elsewhere: laws are proved in double precision, which not every device
     has."""
-    return model if model.device.type == "cpu" else deepcopy(model).to("cpu")
+    if model.device.type == "cpu":
+        return model
+    copied: Any = deepcopy(model)
+    here: PreTrainedModel = copied.to("cpu")
+    return here
 
 
 def prove(model: PreTrainedModel, *, laws: Sequence[str] = LAWS, fresh: bool = True) -> list[Proof]:

@@ -24,38 +24,38 @@ from slimformer.models import describe
 from terminal import Said, done, save_tiny, slimformer, write_table, write_texts
 
 TABLE = """
-                   dense plain heads ranks rank0 paths linear depth grouped bits8 bits4 ragged4 sparse streamed lossless adapted cascade encoder0 projected replaced
-inspect              .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .        .
-inspect --data       .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .        .
-attention            .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .        .
-compress             .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G        V
-compress plain       .     .     D     D     D     D     D      .      G      .     .      D      .       D        .       .       C       D        G        V
-compress bits        .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G        V
-compress depth       .     .     S     S     S     S     S      .      G      .     .      S      .       S        .       .       C       S        G        V
-compress lossless    .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G        V
-compress memory      .     .     .     .     .     .     .      .      G      M     M      M      .       .        .       .       C       .        G        V
-long-context         .     .     B     B     B     B     B      .      B      .     .      B      .       B        .       .       C       B        B        B
-dry run              .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G        V
-calibrate            .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G        V
-plan                 .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N        N
-apply                .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N        N
-cut                  .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N        N
-frontier             .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N        N
-sweep                .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N        N
-cascade              .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G        V
-eval                 .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .        .
-eval itself          .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .        .
-eval --task          .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       T        T        .
-bench                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .        .
-quantize             .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .        .
-sparsify             .     .     .     .     .     .     .      .      .      R     R      R      .       .        .       .       C       .        .        .
-heal                 .     .     .     .     .     .     .      .      G      H     H      H      .       .        .       .       C       .        G        .
-probe                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .        .
-match                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .        .
-adapt                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       L        L        .
-export gguf          W     W     O     O     O     O     O      W      X      W     W      O      W       O        W       W       C       F        X        O
-push                 U     .     .     .     .     .     .      .      .      .     .      .      .       .        .       U       K       .        .        .
-report               A     .     .     .     .     .     .      .      .      .     .      .      .       .        .       A       E       .        .        .
+                   dense plain heads ranks rank0 paths linear depth grouped bits8 bits4 ragged4 sparse streamed lossless adapted cascade encoder0 projected
+inspect              .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+inspect --data       .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+attention            .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+compress             .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+compress plain       .     .     D     D     D     D     D      .      G      .     .      D      .       D        .       .       C       D        G
+compress bits        .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+compress depth       .     .     S     S     S     S     S      .      G      .     .      S      .       S        .       .       C       S        G
+compress lossless    .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+compress memory      .     .     .     .     .     .     .      .      G      M     M      M      .       .        .       .       C       .        G
+long-context         .     .     B     B     B     B     B      .      B      .     .      B      .       B        .       .       C       B        B
+dry run              .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+calibrate            .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+plan                 .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
+apply                .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
+cut                  .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
+frontier             .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
+sweep                .     .     .     .     .     .     .      .      N      .     .      .      .       .        .       .       N       .        N
+cascade              .     .     .     .     .     .     .      .      G      .     .      .      .       .        .       .       C       .        G
+eval                 .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+eval itself          .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+eval --task          .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       T        T
+bench                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+quantize             .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+sparsify             .     .     .     .     .     .     .      .      .      R     R      R      .       .        .       .       C       .        .
+heal                 .     .     .     .     .     .     .      .      G      H     H      H      .       .        .       .       C       .        G
+probe                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+match                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       .        .
+adapt                .     .     .     .     .     .     .      .      .      .     .      .      .       .        .       .       C       L        L
+export gguf          W     W     O     O     O     O     O      W      X      W     W      O      W       O        W       W       C       F        X
+push                 U     .     .     .     .     .     .      .      .      .     .      .      .       .        .       U       K       .        .
+report               A     .     .     .     .     .     .      .      .      .     .      .      .       .        .       A       E       .        .
 """  # noqa: E501
 REFUSALS = {
     "A": "give a folder `compress` wrote",
@@ -75,7 +75,6 @@ REFUSALS = {
     "S": "the blocks of this model differ in size; drop blocks of the dense model first",
     "T": "does not predict the next token",
     "U": "is no finished checkpoint of slimformer: it holds no plan.json",
-    "V": "feed-forward parts of this model were replaced (the step replace), and cuts do not follow that; cut first",
     "W": "GGUF holds tokenizers by BPE, and this one is of kind WordLevel; export to onnx or torch",
     "X": "runs over groups of keys, which other runtimes cannot say; export the model it was made from",
 }
@@ -158,13 +157,6 @@ def _without_ranks(shop: Shop, folder: Path) -> None:
     done("apply", stats, plan, "--out", folder, "-q")
 
 
-def _replaced(shop: Shop, folder: Path) -> None:
-    """Block 0 by a linear map, which is where commands look first."""
-    how = ("--set", "replace.blocks=[0]", "--set", "replace.worst=null")
-    done("compress", shop.source(folder.name), "--recipe", "replace-mlp", *how, *shop.data(folder.name), *UNTIMED,
-         "--out", folder, "-q")  # fmt: skip
-
-
 MAKERS: dict[str, Callable[[Shop, Path], None]] = {
     "dense": lambda shop, folder: None,
     "plain": _compressed("--macs", 0.7, "--format", "plain"),
@@ -186,7 +178,6 @@ MAKERS: dict[str, Callable[[Shop, Path], None]] = {
     "adapted": _command("adapt"),
     "cascade": _command("cascade", "--macs", "0.6,1", "--no-refine"),
     "encoder0": _without_ranks,
-    "replaced": _replaced,
     "projected": _compressed("--recipe", "long-context", "--k", 4, "--kind", "mean", "--keep-exact", 1),
 }  # fmt: skip
 

@@ -24,42 +24,42 @@ from slimformer.models import describe
 from terminal import Said, done, save_sentences, save_subwords, save_tiny, slimformer, write_table, write_texts
 
 TABLE = """
-                   dense plain heads ranks rank0 paths linear depth grouped bits8 bits4 ragged4 sparse streamed lossless adapted cascade encoder0 projected tables healed vocabulary shorter replaced
-inspect              .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
-inspect --data       .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
-attention            .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
-compress             .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
-compress plain       .     .     D     D     D     D      D     .      G      .     .      D       .       D        .       .       C        D        G        .      D        .        D        J
-compress bits        .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
-compress depth       .     .     S     S     S     S      S     .      G      .     .      S       .       S        .       .       C        S        G        .      S        .        S        J
-compress lossless    .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
-compress memory      .     .     .     .     .     .      .     .      G      M     M      M       .       .        .       .       C        .        G        M      .        .        .        J
-long-context         .     .     B     B     B     B      B     .      B      .     .      B       .       B        .       .       C        B        B        .      B        .        B        B
-dry run              .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
-calibrate            .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
-plan                 .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .        N
-apply                .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .        N
-cut                  .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .        N
-frontier             .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .        N
-sweep                .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .        N
-cascade              .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        V        J
-eval                 .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
-eval itself          .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
-eval --task          .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        T        T        .      .        Z        T        .
-bench                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
-quantize             .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
-sparsify             .     .     .     .     .     .      .     .      .      R     R      R       .       .        .       .       C        .        .        R      .        .        .        .
-heal                 .     .     .     .     .     .      .     .      G      H     H      H       .       .        .       .       C        .        G        H      .        Y        .        .
-probe                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
-match                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
-adapt                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        L        L        .      .        .        L        .
-export gguf          W     W     W     O     O     O      O     W      X      W     W      O       W       O        W       W       C        F        X        W      O        .        F        O
-push                 U     .     .     .     .     .      .     .      .      .     .      .       .       .        .       U       K        .        .        .      .        .        .        .
-report               A     .     .     .     .     .      .     .      .      .     .      .       .       .        .       A       E        .        .        .      .        .        .        .
-compress vocab       I     I     I     I     I     I      I     I      I      I     I      I       I       I        I       I       C        I        I        I      I        .        I        I
-quantize tables      .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        Q        Q        .      .        .        Q        .
-families check       .     .     P     P     P     P      P     .      .      .     .      P       .       P        .       .       C        P        .        .      P        .        P        P
-families discover    .     .     P     P     P     P      P     .      .      .     .      P       .       P        .       .       C        P        .        .      P        .        P        P
+                   dense plain heads ranks rank0 paths linear depth grouped bits8 bits4 ragged4 sparse streamed lossless adapted cascade encoder0 projected tables healed vocabulary shorter
+inspect              .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+inspect --data       .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+attention            .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+compress             .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
+compress plain       .     .     D     D     D     D      D     .      G      .     .      D       .       D        .       .       C        D        G        .      D        .        D
+compress bits        .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
+compress depth       .     .     S     S     S     S      S     .      G      .     .      S       .       S        .       .       C        S        G        .      S        .        S
+compress lossless    .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
+compress memory      .     .     .     .     .     .      .     .      G      M     M      M       .       .        .       .       C        .        G        M      .        .        .
+long-context         .     .     B     B     B     B      B     .      B      .     .      B       .       B        .       .       C        B        B        .      B        .        B
+dry run              .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
+calibrate            .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
+plan                 .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
+apply                .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
+cut                  .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
+frontier             .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
+sweep                .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
+cascade              .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        V
+eval                 .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+eval itself          .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+eval --task          .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        T        T        .      .        Z        T
+bench                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+quantize             .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+sparsify             .     .     .     .     .     .      .     .      .      R     R      R       .       .        .       .       C        .        .        R      .        .        .
+heal                 .     .     .     .     .     .      .     .      G      H     H      H       .       .        .       .       C        .        G        H      .        Y        .
+probe                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+match                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
+adapt                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        L        L        .      .        .        L
+export gguf          W     W     W     O     O     O      O     W      X      W     W      O       W       O        W       W       C        F        X        W      O        .        F
+push                 U     .     .     .     .     .      .     .      .      .     .      .       .       .        .       U       K        .        .        .      .        .        .
+report               A     .     .     .     .     .      .     .      .      .     .      .       .       .        .       A       E        .        .        .      .        .        .
+compress vocab       I     I     I     I     I     I      I     I      I      I     I      I       I       I        I       I       C        I        I        I      I        .        I
+quantize tables      .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        Q        Q        .      .        .        Q
+families check       .     .     P     P     P     P      P     .      .      .     .      P       .       P        .       .       C        P        .        .      P        .        P
+families discover    .     .     P     P     P     P      P     .      .      .     .      P       .       P        .       .       C        P        .        .      P        .        P
 """  # noqa: E501
 REFUSALS = {
     "A": "give a folder `compress` wrote",
@@ -79,7 +79,6 @@ REFUSALS = {
     "S": "the blocks of this model differ in size; drop blocks of the dense model first",
     "T": "does not predict the next token",
     "U": "is no finished checkpoint of slimformer: it holds no plan.json",
-    "J": "feed-forward parts of this model were replaced (the step replace), and cuts do not follow that; cut first",
     "W": "GGUF holds tokenizers by BPE, and this one is of kind WordLevel; export to onnx or torch",
     "I": "the tokenizer is of kind WordLevel, which cannot write a word it has no token for",
     "P": "was cut before, and a family is proved on whole blocks; give the model it was made from",
@@ -175,13 +174,6 @@ def _healed(shop: Shop, folder: Path) -> None:
     done("heal", shop.folder("heads"), "--teacher", dense, *data, *learning, "--out", folder, "-q")
 
 
-def _replaced(shop: Shop, folder: Path) -> None:
-    """Block 0 by a linear map, which is where commands look first."""
-    how = ("--set", "replace.blocks=[0]", "--set", "replace.worst=null")
-    done("compress", shop.source(folder.name), "--recipe", "replace-mlp", *how, *shop.data(folder.name), *UNTIMED,
-         "--out", folder, "-q")  # fmt: skip
-
-
 MAKERS: dict[str, Callable[[Shop, Path], None]] = {
     "dense": lambda shop, folder: None,
     "plain": _compressed("--macs", 0.7, "--format", "plain"),
@@ -203,7 +195,6 @@ MAKERS: dict[str, Callable[[Shop, Path], None]] = {
     "adapted": _command("adapt"),
     "cascade": _command("cascade", "--macs", "0.6,1", "--no-refine"),
     "encoder0": _without_ranks,
-    "replaced": _replaced,
     "projected": _compressed("--recipe", "long-context", "--k", 4, "--kind", "mean", "--keep-exact", 1),
     "tables": _command("quantize", "--bits", 4, "--tables"),
     "healed": _healed,

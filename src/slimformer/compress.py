@@ -21,10 +21,13 @@ from slimformer.calibrate.documents import UNNAMED, Source
 from slimformer.calibrate.gather import Data, Reading, gather
 from slimformer.calibrate.narrowness import narrowness_noted
 from slimformer.calibrate.tasks import Purpose
+from slimformer.errors import NotEnoughMemory
 from slimformer.evaluate.assessment import with_other_data
+from slimformer.export.serving import constrained, place_named
 from slimformer.inspect.discovery import open_or_discover
 from slimformer.messages.arguments import ANYTHING, MODEL, ON_DISK, PATH, Kind, check_arguments
 from slimformer.messages.progress import Progress, silent
+from slimformer.messages.words import option
 from slimformer.models import describe
 from slimformer.models.load import Loaded, open_for_work
 from slimformer.models.opening import OpeningOptions, opening_in
@@ -39,6 +42,7 @@ from slimformer.steps.heal import Heal
 from slimformer.steps.healing import belonging_to, healing_run, healing_work
 from slimformer.steps.refine import Refine
 from slimformer.steps.result import Result, assess
+from slimformer.steps.serving import require_servable, serving_note
 from slimformer.steps.streaming import Foreseen, Request, Streamed, foresee, stream
 from slimformer.steps.streaming_limits import require_streamable, require_streaming_possible
 
@@ -54,8 +58,9 @@ class Arguments(OpeningOptions, total=False):
     `tables`, `refine`, `heal` (minutes), `head_data`, `vocab` (tokens to keep, or as a float the share of the text
     they cover) and `vocab_data`, and for long texts `k`, `kind`, `window`, `keep_exact`, `steps`. Every other setting
     is `settings={"cut.ridge": 0.01}`. Of the data: `tokens` to fit on, `samples`, `columns`, `seq_len`, `seed`,
-    `only_data` (no broad text is added), `eval_data` to measure on as well. `format` is ragged or plain; `timing`
-    measures latency.
+    `only_data` (no broad text is added), `eval_data` to measure on as well. `format` is ragged or plain, and
+    `target` (`export.serving`) says where the result is to open, which decides it and what is cut; `timing` measures
+    latency.
     """
 
     macs: float | None
@@ -85,6 +90,7 @@ class Arguments(OpeningOptions, total=False):
     only_data: bool
     eval_data: Sequence[Source] | None
     format: str
+    target: str | None
     timing: bool
 
 
@@ -114,16 +120,19 @@ def compress(
     reading = {name: given.pop(name) for name in READING if name in given}
     others, broad = given.pop("eval_data", None) or (), not given.pop("only_data", False)
     timing, length = given.pop("timing", True), reading.get("seq_len")
+    target = given.get("target")
     run, chosen = _opened(model, recipe, given, processor, length)
     run = replace(run, source=data, progress=progress)
     run, measured = _with_data(run, chosen, {**reading, "broad": broad}, others)
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         run = run_steps(replace(run, folder=Path(scratch)), chosen)
+        served = [] if target is None else [serving_note(run, target, _unconstrained(recipe, chosen, target))]
     run, report = assess(run, chosen.name, fitted=any(step.fits for step in chosen.steps), timing=timing)
     for step in chosen.steps:
         run, report = step.finish(run, report)
     small = replace(run.loaded, model=run.model)
     report = with_other_data(report, run.original or run.loaded, small, measured, known=report.data)
+    report = replace(report, warnings=[*report.warnings, *served])
     return Result(run.model, run.decided, report, run.loaded, run.quantized, run.parts)
 
 
@@ -141,19 +150,31 @@ def _opened(
     model: Any, recipe: str | Path | Recipe, given: dict[str, Any], processor: Any, length: int | None
 ) -> tuple[Run, Recipe]:
     """The start of a run, and its recipe; what is impossible is refused before data are read."""
-    given, seconds = dict(given), dict[str, float]()
+    written, target, seconds = load_recipe(recipe), given.get("target"), dict[str, float]()
+    given = constrained(dict(given), cuts=any(isinstance(step, Cut) for step in written.steps))
+    given.pop("target", None)
     opening = opening_in(given)
     format, settings = given.pop("format", "ragged"), given.pop("settings", None) or {}
-    chosen = with_settings(with_arguments(load_recipe(recipe), given), settings)
+    chosen = with_settings(with_arguments(written, given), settings)
     for step in chosen.steps:
         step.require_complete()
     with timed(seconds, "load"):
         loaded = open_or_discover(model, processor, opening)
+    if target is not None:
+        require_servable(loaded, target)
     run = Run(loaded, loaded.model, format, length, seconds=seconds, before=chosen.before_cut, after=chosen.after_cut)
     require_known_stacks(chosen.steps, describe(run.dense))
     for step in chosen.steps:
         step.require_possible(run)
     return run, chosen
+
+
+def _unconstrained(recipe: str | Path | Recipe, chosen: Recipe, target: str) -> Cut | None:
+    """The cut as it would be if the result had to open nowhere in particular; none where nothing is cut."""
+    cuts, before = ([step for step in each.steps if isinstance(step, Cut)] for each in (chosen, load_recipe(recipe)))
+    if not cuts:
+        return None
+    return cuts[0].model_copy(update={name: getattr(before[0], name) for name in place_named(target).cut})
 
 
 @check_arguments(model=ON_DISK, recipe=RECIPE)
@@ -192,6 +213,11 @@ def _by_blocks(
 ) -> tuple[Request, dict[str, Any]]:
     """What is asked for, and the arguments that do not change the result; what needs the whole model is refused."""
     given = {name: value for name, value in arguments.items() if value is not None}
+    if given.get("target") is not None:
+        raise NotEnoughMemory(
+            f"{option('target')} looks at the model whole; with {option('memory')} give {option('format')} and settings"
+            " of the cut instead"
+        )
     chosen = with_settings(load_recipe(recipe), given.pop("settings", {}))
     require_streamable(chosen.name, [NAMES[type(step)] for step in chosen.steps])
     written = {name: value for name in BUDGETS if (value := getattr(cut_settings(chosen), name)) is not None}

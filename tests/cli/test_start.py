@@ -58,6 +58,7 @@ REFUSED = {
     "compress x --macs 0.5 --out y --bogus": "No such option",
     "compress x --macs 0.5 --out y --recipe nope": "there is no recipe 'nope'",
     "compress x --macs 0.5 --out y --format nope": "choose from ragged, plain",
+    "compress x --macs 0.5 --out y --for nope": "sentence-transformers, onnx, llama.cpp, vllm",
     "compress x --macs 0.5 --out y --dtype int8": "choose from float32",
     "compress x --macs 0.5 --out y --memory lots": "is not a size",
     "compress x --macs 0.5 --out y --track nope": "there is no tracker",

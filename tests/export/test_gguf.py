@@ -36,7 +36,8 @@ def logits(model, **inputs):
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
 def test_a_plain_result_is_read_back_to_the_same_outputs(model_type, tmp_path):
-    small = tiny_compressed(tiny(model_type, vocab_size=SIZE), 0.6, format="plain")
+    model = tiny(model_type, vocab_size=SIZE)
+    small = model if model_type == "qwen2" else tiny_compressed(model, 0.6, format="plain")
     made = export(small, tmp_path, quant="f32")
     # transformers reads no head width of Qwen from the file
     given = {"config": small.config} if made.notes else {}
@@ -136,6 +137,17 @@ def without_neurons():
     mlp.up_proj, mlp.gate_proj = (torch.nn.Linear(32, 0, bias=False) for _ in range(2))
     mlp.down_proj = torch.nn.Linear(0, 32, bias=False)
     return small
+
+
+def test_a_qwen_with_fewer_heads_is_said_block_by_block(tmp_path):
+    """llama.cpp takes the heads of `qwen2` to be as wide together as the model, and would not open it."""
+    import gguf
+
+    small = tiny_compressed(tiny("qwen2", vocab_size=SIZE), 0.6, format="plain")
+    made = export(small, tmp_path, quant="f32")
+    reader = gguf.GGUFReader(tmp_path / "out" / made.file)
+    assert reader.get_field("deci.attention.head_count").contents() == [small.config.num_attention_heads] * 3
+    assert made.difference["largest"] == 0
 
 
 @pytest.mark.parametrize("quant", ["f32", "f16", "q8_0"])

@@ -11,6 +11,7 @@ from slimformer.cli import options as opt
 from slimformer.cli.output import emit, out, save_result, show_notes, show_result
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
+from slimformer.export.serving import place_named
 from slimformer.plan.asked import BUDGETS, MEASURES, require_format, require_fraction, require_one
 from slimformer.report.track import tracker
 
@@ -45,6 +46,7 @@ def compress(
     recipe: opt.RecipeName = "balanced",
     settings: opt.Setting = None,
     format: opt.Format = "ragged",
+    target: opt.Target = None,
     reading: opt.Reading = opt.READING,
     opening: opt.OpeningAsked = opt.AS_USUAL,
     dtype: opt.Dtype = "float32",
@@ -73,6 +75,8 @@ def compress(
 
     file = fields_of(recipe)
     require_format(format)
+    if target is not None:
+        place_named(target)
     name, texts = inputs.joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
     others = {"eval_data": (*(eval_data or ()), *([vocab_data] if vocab_data else ())), "head_data": head_data}
     given = {
@@ -91,13 +95,20 @@ def compress(
     place = None if dry_run else _require_out(out_folder, force, model, name, others)
     record = tracker(track)
     asked = {
-        "recipe": recipe, "format": format, "only_data": only_data, "eval_data": eval_data, "timing": timing,
+        "recipe": recipe, **_format(format, target), "only_data": only_data, "eval_data": eval_data, "timing": timing,
         **reading.arguments(), **short,
         **vars(_opening_for(model, name, {} if dry_run else others, opening, dtype)),
     }  # fmt: skip
     if place is None:
         return _show_dry_run(model, name, memory, asked, shown)
     return record("compress", _make_and_save(model, place, name, memory, asked, force, shown))
+
+
+def _format(format: str, target: str | None) -> dict[str, Any]:
+    """The format, unless it follows from where the result is to open; plain opens everywhere."""
+    if target is None:
+        return {"format": format}
+    return {"target": target, **({"format": format} if format == "plain" else {})}
 
 
 def _asked(texts: dict[str, str | None], given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:

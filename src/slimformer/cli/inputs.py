@@ -24,7 +24,7 @@ PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def fraction_asked(macs: str | None, params: str | None = None, latency: str | None = None) -> dict[str, float]:
+def fraction_asked(macs: str | None, params: str | None = None, latency: str | None = None) -> dict[str, Any]:
     """The one budget given on the command line: of what, and which fraction."""
     from slimformer.plan.asked import one_fraction
 

@@ -219,6 +219,15 @@ Format = Annotated[
         "--format", metavar="NAME", help="ragged: every block its own sizes; plain: sizes the stock config can say"
     ),
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="NAME",
+        help="where it will be served: transformers, sentence-transformers, onnx, llama.cpp or vllm; the format and "
+        "what is cut follow",
+    ),
+]
 Paths = Annotated[
     bool,
     typer.Option(

@@ -17,7 +17,9 @@ from slimformer.export.gguf_file import FILE, Written, heads_of, names_in_file, 
 from slimformer.export.gguf_sizes import BlockSizes
 from slimformer.export.llama_cpp import has_llama_cpp, run_llama_cpp
 
-CHECKED = "the blocks differ, so this file is for llama.cpp alone (deci); it was read back by the package gguf"
+CHECKED = (
+    "sizes are said block by block, so this file is for llama.cpp alone (deci); it was read back by the package gguf"
+)
 RUN = f"{CHECKED}, and llama.cpp goes on with tokens as the model does"
 PROMPT, GREEDY = 8, 12  # tokens to begin with, and to go on with
 MARGIN = 0.05  # between the two most likely tokens: nearer ones may change places, rounded otherwise

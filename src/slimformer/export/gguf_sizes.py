@@ -19,6 +19,7 @@ from slimformer.models.architecture import Architecture
 
 NAMES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 RAGGED = "deci"
+AS_WIDE = ("qwen2",)  # whose heads llama.cpp takes to be as wide together as the model; it is not so once some are cut
 WITHOUT_DECI = {"qwen3": "norms of queries and keys"}
 WHOLE = {"attention": "cut.attention=heads", "ffn": "cut.ffn=neurons"}
 
@@ -50,8 +51,9 @@ def block_sizes(model: PreTrainedModel) -> BlockSizes:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks = describe(model).blocks
     heads, neurons = [block.heads[0] for block in blocks], [block.neurons[0] for block in blocks]
+    narrow = config.model_type in AS_WIDE and heads[0].units * head_dim != config.hidden_size
     return BlockSizes(
-        RAGGED if getattr(config, "slimformer", None) else NAMES[config.model_type],
+        RAGGED if getattr(config, "slimformer", None) or narrow else NAMES[config.model_type],
         tuple(site.units for site in heads), tuple(site.units // max(1, site.group) for site in heads),
         tuple(site.units for site in neurons), head_dim,
     )  # fmt: skip

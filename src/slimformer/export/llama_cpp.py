@@ -26,22 +26,18 @@ def has_llama_cpp() -> bool:
 
 
 def run_llama_cpp(
-    file: Path, prompts: Sequence[Sequence[int]], *, new_tokens: int, alternatives: int = 0, threads: int = 1,
-    steady: int | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """What llama.cpp says after every prompt: `tokens`, chosen greedily, `timings`, and with `alternatives` the log
-    probabilities of so many tokens at each. Cost: a process, which maps the file.
+    file: Path, prompts: Sequence[Sequence[int]], *, new_tokens: int = 1, forced: Sequence[int] = (), threads: int = 1
+) -> list[dict[str, Any]]:
+    """What llama.cpp says after every prompt: `tokens`, chosen greedily, and `timings`. Cost: a process, which maps the
+    file.
 
-    It gives no probabilities beside a token that ends in the middle of a character: `steady` is a whole one to choose
-    every time, where only the probabilities matter. RuntimeError with the last words of llama.cpp where it does not
-    open the file.
+    With `forced`, a token for each prompt, that one is chosen, and `logprob` is what the model thought of it; none for
+    a token that ends in the middle of a character. RuntimeError with the last words of llama.cpp where it does not open
+    the file.
     """
-    how = {"n_predict": new_tokens, "n_probs": alternatives, "temperature": 0.0, "seed": 0, "ignore_eos": True}
-    if steady is not None:
-        how["logit_bias"] = [[steady, 1e6]]
     asked = {
-        "file": str(file), "prompts": [list(map(int, prompt)) for prompt in prompts], "threads": threads,
-        "how": {**how, "return_tokens": True, "cache_prompt": True}, "path": sys.path,
+        "file": str(file), "prompts": [list(map(int, prompt)) for prompt in prompts], "forced": list(map(int, forced)),
+        "new_tokens": new_tokens, "threads": threads, "path": sys.path,
     }  # fmt: skip
     child = subprocess.run(
         [sys.executable, "-P", __file__], input=json.dumps(asked), capture_output=True, text=True, timeout=PATIENCE
@@ -60,27 +56,33 @@ def _main() -> None:
     sys.path[:] = asked["path"]
     import xllamacpp
 
-    longest = max(len(prompt) for prompt in asked["prompts"]) + asked["how"]["n_predict"]
     params: Any = xllamacpp.CommonParams()
     params.model.path = asked["file"]
+    longest = max(len(prompt) for prompt in asked["prompts"]) + asked["new_tokens"]
     params.n_ctx, params.n_parallel, params.warmup = max(256, longest + 8), 1, False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = asked["threads"]
     params.n_gpu_layers, params.offline, params.port = 0, True, 0
     server = xllamacpp.Server(params)  # on this machine alone, at a port that is free
+    how = {"temperature": 0.0, "seed": 0, "ignore_eos": True, "return_tokens": True, "cache_prompt": True}
     answers = []
-    for prompt in asked["prompts"]:
-        body = json.dumps({"prompt": prompt, **asked["how"]}).encode()
-        request = urllib.request.Request(
-            f"{server.listening_address}/completion", body, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request) as response:
-            said = json.load(response)
+    for prompt, force in zip(asked["prompts"], asked["forced"] or [None] * len(asked["prompts"]), strict=True):
+        body = {"prompt": prompt, "n_predict": asked["new_tokens"], **how}
+        if force is not None:
+            body |= {"n_probs": 1, "logit_bias": [[force, 1e6]]}
+        said = _said(server.listening_address, body)
         steps = said.get("completion_probabilities", [])
         answers.append({
-            "tokens": said["tokens"], "timings": said["timings"],
-            "alternatives": [{str(each["id"]): each["logprob"] for each in step["top_logprobs"]} for step in steps],
+            "tokens": said["tokens"], "timings": said["timings"], "logprob": steps[0]["logprob"] if steps else None,
         })  # fmt: skip
     print(ANSWERS + json.dumps(answers), flush=True)
+
+
+def _said(address: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
 
 
 if __name__ == "__main__":

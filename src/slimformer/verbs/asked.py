@@ -39,7 +39,10 @@ READING = ("columns", "tokens", "samples", "seq_len", "seed")
 
 
 class ReadingOptions(OpeningOptions, total=False):
-    """How data are read: `columns` of a table, `tokens` and `samples` at most, sequences of `seq_len`, and a `seed`."""
+    """How data are read: `columns` of a table, `tokens` and `samples` at most, sequences of `seq_len`, and a `seed`;
+    the `processor` (tokenizer or image processor) of a model in memory."""
+
+    processor: Any
 
     columns: Sequence[str] | None
     tokens: int | None
@@ -56,10 +59,10 @@ class BudgetOptions(OpeningOptions, total=False):
     latency: float | None
 
 
-def open_pair(model: Model, against: Model, opening: Opening) -> tuple[Loaded, Loaded]:
+def open_pair(model: Model, against: Model, opening: Opening, processor: Any = None) -> tuple[Loaded, Loaded]:
     """The dense model and the smaller one; `opening` is for both, but of the hub only the dense one is said to be."""
     ours = replace(opening, revision=None, trust_remote_code=False)
-    return open_for_work(against, None, opening), open_for_work(model, None, ours)
+    return open_for_work(against, processor, opening), open_for_work(model, processor, ours)
 
 
 def read_for(
@@ -82,7 +85,7 @@ def model_of(statistics: Statistics, moved: Model | None, given: dict[str, Any])
     made = statistics.provenance
     dtype: torch.dtype = getattr(torch, made.dtype)
     if moved is not None and not isinstance(moved, str | Path):
-        return open_for_work(moved)
+        return open_for_work(moved, given.get("processor"))
     # not `open_for_work`: half precision of an accelerator is slow here, and still gives what was calibrated
     return load_model(made.model if moved is None else moved, replace(opening_in(given), dtype=dtype))
 

@@ -29,10 +29,9 @@ from slimformer.verbs.asked import MODEL_OR_LOADED, Model, ReadingOptions, read_
 
 
 class CalibrationOptions(ReadingOptions, total=False):
-    """`processor` of a model in memory, `only_data` adds no broad text, `paths` keeps what linear paths beside neurons
+    """`only_data` adds no broad text, `paths` keeps what linear paths beside neurons
     need, `force` replaces older statistics; the others say how data are read and the model is opened."""
 
-    processor: Any
     only_data: bool
     paths: bool
     force: bool

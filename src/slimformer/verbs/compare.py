@@ -80,7 +80,7 @@ def evaluate(
     ['perplexity', 'nats per token']
     """
     given: dict[str, Any] = dict(how)
-    loaded, small = open_pair(model, against, opening_in(given))
+    loaded, small = open_pair(model, against, opening_in(given), given.pop("processor", None))
     others, timing = given.pop("eval_data", None) or (), given.pop("timing", True)
     if data is None:
         read = assessment.data_of(small, loaded, seq_len=given.get("seq_len"), tokens=given.get("tokens"))

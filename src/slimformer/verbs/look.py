@@ -84,7 +84,7 @@ def inspect(
     if figures is not None:
         require_plotting()
         require_free(Path(figures), force)
-    loaded = open_for_work(model, None, opening_in(given))
+    loaded = open_for_work(model, given.pop("processor", None), opening_in(given))
     architecture, tokens = describe(loaded.model), given.pop("tokens", TOKENS)
     if names or figures is not None:  # they show spectra, of blocks with one attention
         require_one_stack(loaded.model.config, "inspect with data or figures")
@@ -124,7 +124,7 @@ def attention(
     """
     given: dict[str, Any] = dict(how)
     lengths, sequences = given.pop("lengths", ()), given.pop("sequences", 8)
-    loaded = open_for_work(model, None, opening_in(given))
+    loaded = open_for_work(model, given.pop("processor", None), opening_in(given))
     architecture = describe(loaded.model)
     if architecture.family.image:
         raise SlimformerError("this looks along texts; for the attention of image models see slimformer inspect")

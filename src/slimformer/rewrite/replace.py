@@ -214,10 +214,10 @@ def rows_of(visit: Visit, streams: Sequence[Stream]) -> Rows:
             visit.advance(stream)
         for name, rows in heard.items():
             found[name].append(real_rows(rows, stream.rows).float().cpu())
-    rows = Rows(**{name: torch.cat(each) for name, each in found.items()})
-    if not all(bool(torch.isfinite(each).all()) for each in (rows.x, rows.y, rows.h)):
+    seen = Rows(**{name: torch.cat(each) for name, each in found.items()})
+    if not all(bool(torch.isfinite(each).all()) for each in (seen.x, seen.y, seen.h)):
         raise NotFinite(f"{site.name}: NaN or infinite activations during calibration; check the weights")
-    return rows
+    return seen
 
 
 @torch.no_grad()

@@ -60,18 +60,16 @@ def inspect(
     inputs.require_data(*names)
 
     from slimformer.calibrate.gather import sequence_length
-    from slimformer.inspect.portrait import weights_portrait
+    from slimformer.inspect.portrait import nothing, weights_portrait
     from slimformer.inspect.summary import inspection
     from slimformer.models import describe
     from slimformer.models.load import load_model
-    from slimformer.models.sample_inputs import require_one_stack
     from slimformer.report.inspection import show_inspection
     from slimformer.report.portrait import show_portrait
 
     loaded = load_model(model, opening.resolve())
     architecture = describe(loaded.model)
-    if names or figures is not None:  # they show spectra, of blocks with one attention
-        require_one_stack(loaded.model.config, "inspect with data or figures")
+    _require_shown(loaded.model.config, bool(names) or figures is not None)
     length = sequence_length(loaded.model, architecture, seq_len)
     read = reader(loaded, columns, seed)
     rows = attention_rows(read, names, asked, length, sequences, tokens) if names else {}
@@ -79,9 +77,8 @@ def inspect(
     portrait, paired = inspection(loaded, architecture, length), architecture.family.reads_pairs
     with showing_progress(hidden=shown.hidden) as progress:
         whole = bool(names) or figures is not None
-        portrait["weights"] = []
-        if not paired:
-            portrait["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
+        looked = weights_portrait if not paired else nothing
+        portrait["weights"] = looked(loaded.model, architecture, values=whole, progress=progress)
         if names:
             portrait["data"] = [_look(loaded, architecture, each, rows[each.name], progress) for each in given]
     if figures is not None:
@@ -89,8 +86,7 @@ def inspect(
 
     def tables() -> None:
         show_inspection(portrait, out)
-        if not paired:
-            show_portrait(portrait, out)
+        (show_portrait if not paired else nothing)(portrait, out)
         if figures is not None:
             typer.echo(f"\nfigures and inspection.json are in {figures}")
 
@@ -104,6 +100,14 @@ def _look(loaded: Any, architecture: Any, given: Any, rows: dict[int, Any], prog
     portrait = data_portrait(loaded.model, architecture, given.splits, rows, seed=given.seed, progress=progress)
     facts = {"name": given.name, "hash": given.hash, "tokens": given.tokens["fit"], "seq_len": given.seq_len}
     return {**facts, **portrait}
+
+
+def _require_shown(config: Any, spectra: bool) -> None:
+    """Spectra are of blocks with one attention."""
+    from slimformer.models.sample_inputs import require_one_stack
+
+    if spectra:
+        require_one_stack(config, "inspect with data or figures")
 
 
 def _require_figures(folder: Path, force: bool) -> None:

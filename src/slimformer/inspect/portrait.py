@@ -23,6 +23,11 @@ from slimformer.models import Architecture
 from slimformer.models.ranks import heads_of
 
 
+def nothing(*_args: Any, **_kwargs: Any) -> list[dict[str, Any]]:
+    """Of models whose blocks have several attentions: spectra are of one."""
+    return []
+
+
 def weights_portrait(
     model: PreTrainedModel, architecture: Architecture, *, values: bool = False, progress: Progress = silent
 ) -> list[dict[str, Any]]:

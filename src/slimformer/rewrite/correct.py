@@ -161,6 +161,7 @@ def correct_readers(small: Visit, dense: Visit, cut: Cut[Plan], pairs: Sequence[
 def _targets(dense: Visit, stream: Stream) -> dict[str, Target]:
     """Let a stream through a block of the teacher and note what its sublayers did."""
     before, after = dict[str, Tensor](), dict[str, Tensor]()
+    dense.enter(stream)  # before anybody listens
     with listening(
         dense.model,
         inputs={site.entry: _note(before, site.name) for site in dense.sites},
@@ -185,6 +186,7 @@ def _compare(small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Seq
     places = {"stream": reading.site.entry, **reading.heard_at(small.model)}
     for pair, target in zip(pairs, targets, strict=True):
         seen: dict[str, Tensor] = {}
+        small.enter(pair.student)
         with (
             suppress(_Seen),
             listening(

@@ -19,10 +19,11 @@ def model_types(results: dict[str, Any], _report: str | None) -> str:
 def _row(name: str, found: dict[str, Any], laws: set[str]) -> list[str]:
     def proved(kind: str) -> str:
         parts = [part for part, its in found["kinds"].items() if its == kind and part not in found["fixed"]]
-        held = {part: {p["law"] for p in found["proofs"] if p["part"] == part and p["holds"]} for part in parts}
-        return "proved" if parts and all(held[part] == laws for part in parts) else "no"
+        proofs = {part: [p for p in found["proofs"] if p["part"] == part] for part in parts}  # in every stack
+        whole = all({p["law"] for p in proofs[part]} == laws for part in parts)
+        return "proved" if parts and whole and all(p["holds"] for part in parts for p in proofs[part]) else "no"
 
-    plain = [found["kinds"][part] for part in found["plain"] if part not in found["fixed"]]
+    plain = dict.fromkeys(found["kinds"][part] for part in found["plain"] if part not in found["fixed"])
     ranks = ", ".join(RANKS[rank] for rank in found["ranks"])
     reasons = [*found["fixed"].values(), *([f"ranks: {found['no_ranks']}"] if found["no_ranks"] else [])]
     return [

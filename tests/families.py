@@ -86,7 +86,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 2, "forced_eos_token_id": None,
     },
     "t5": {
-        "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3,
+        "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 96, "num_layers": 3, "num_decoder_layers": 3,
         "num_heads": 4, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
         "dropout_rate": 0.0, "pad_token_id": 1, "decoder_start_token_id": 1,
     },

@@ -102,6 +102,7 @@ def _of_block(visit: Visit, streams: Sequence[Stream], roots: Mapping[str, Tenso
     attention = _Attention(visit, roots)
     neurons, pairs = visit.here.neurons, dict[Split, Pairs]()
     for stream in streams:
+        visit.enter(stream)  # before anybody listens: the first block of T5's decoder runs to find its biases
         hooks = {site.reader: _hook(tallies[site.name], stream) for site in visit.sites}
         if joint and len(neurons) == 1:
             hooks |= _joint_hooks(neurons[0], tallies[neurons[0].name], pairs, stream)

@@ -35,8 +35,9 @@ def shifted(targets: Tensor, config: Any) -> Tensor:
 def with_decoder_ids(
     model: PreTrainedModel, inputs: dict[str, Tensor], generator: torch.Generator, length: int
 ) -> dict[str, Tensor]:
-    """These inputs, and random tokens for the decoder where the model has one that looks at an encoder."""
-    if not family_of(model.config).reads_pairs:
+    """These inputs, and random tokens for the decoder where the model has one that looks at an encoder, be its type
+    known or not."""
+    if not getattr(model.config, "is_encoder_decoder", False):
         return inputs
     rows, words = len(next(iter(inputs.values()))), int(model.config.vocab_size)
     ids = torch.randint(min(5, words // 2), words, (rows, length), generator=generator)

@@ -162,6 +162,7 @@ def _targets(dense: Visit, stream: Stream) -> dict[str, Target]:
     """Let a stream through a block of the teacher and note what its sublayers did."""
     dense.enter(stream)  # before anything is noted: the rehearsal of another stack runs its blocks, too
     before, after = dict[str, Tensor](), dict[str, Tensor]()
+    dense.enter(stream)  # before anybody listens
     with listening(
         dense.model,
         inputs={site.entry: _note(before, site.name) for site in dense.sites},

@@ -28,6 +28,7 @@ LookTokens = Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="t
 Figures = Annotated[
     Path | None, typer.Option(metavar="DIR", help="folder for figures (PNG) and all numbers (inspection.json)")
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", help="also every term of the formulas, and tables of the weights")]
 
 
 @opt.grouped
@@ -39,6 +40,7 @@ def inspect(
     sequences: opt.Sequences = 8,
     columns: opt.Columns = "",
     tokens: LookTokens = TOKENS,
+    verbose: Verbose = False,
     seq_len: opt.SeqLen = None,
     seed: opt.Seed = 0,
     opening: opt.OpeningAsked = opt.AS_USUAL,
@@ -47,8 +49,8 @@ def inspect(
 ) -> None:
     """Show what a model is made of and what can be cut: sizes, exact MACs and parameters, spectra, asymmetry of heads.
 
-    Without --data only weights are read. With --data also spectra of activations and of attention, compared with
-    attention that means nothing, and how linear every feed-forward part is.
+    The lines that matter; --verbose gives every term, spectra and symmetry of weights. With --data also spectra of
+    activations and of attention, compared with attention that means nothing, and how linear every feed-forward part is.
     """
     names = list(dict.fromkeys(data or []))
     if len(names) > MOST_SETS:
@@ -64,7 +66,7 @@ def inspect(
     from slimformer.inspect.summary import inspection
     from slimformer.models import describe
     from slimformer.models.load import load_model
-    from slimformer.report.inspection import show_inspection
+    from slimformer.report.inspection import show_brief, show_inspection
     from slimformer.report.portrait import show_portrait
 
     loaded = load_model(model, opening.resolve())
@@ -76,15 +78,16 @@ def inspect(
     portrait = inspection(loaded, architecture, length)
     with showing_progress(hidden=shown.hidden) as progress:
         whole = bool(names) or figures is not None
-        portrait["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
+        if whole or verbose or shown.as_json:
+            portrait["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
         if names:
             portrait["data"] = [_look(loaded, architecture, each, rows[each.name], progress) for each in given]
     if figures is not None:
         _draw(portrait, figures, force)
 
     def tables() -> None:
-        show_inspection(portrait, out)
-        show_portrait(portrait, out)
+        (show_inspection if verbose else show_brief)(portrait, out)
+        show_portrait(portrait if verbose else {**portrait, "weights": None}, out)
         if figures is not None:
             typer.echo(f"\nfigures and inspection.json are in {figures}")
 

@@ -25,6 +25,19 @@ def test_without_data_only_weights_are_looked_at(shelf):
     assert "norms before it reads" in found["scale_free_mlp"]["reason"]
 
 
+def test_ten_lines_matter_and_the_rest_is_asked_for(shelf, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for model in ("llama", "bert"):
+        brief, whole = (done("inspect", shelf / model, *more).out for more in ((), ("--verbose",)))
+        found = json.loads(done("inspect", shelf / model, "--json").out)
+        _title, *lines = brief.strip().splitlines()
+        assert len([line for line in lines if line[0] != " "]) <= 9
+        assert all(len(line) <= 80 for line in lines)
+        assert f"{found['params']['total']:,}" in brief and f"{found['macs_per_token']['blocks']:,}" in brief
+        assert "symmetry of W_qk" in whole and "symmetry of W_qk" not in brief
+        assert ("also one right" in " ".join(brief.split())) == (model == "bert")
+
+
 def test_two_data_sets_stand_side_by_side(shelf):
     data = ("--data", shelf / "text.txt", "--data", shelf / "table.tsv", "--lengths", "8,4", *BRIEF)
     found = json.loads(done("inspect", shelf / "bert", *data, "--json").out)

@@ -5,7 +5,7 @@ import pytest
 import scipy.linalg
 import torch
 from numpy.testing import assert_allclose
-from widths import RIDGE, make
+from widths import RIDGE, Rows, make, of
 
 from slimformer.decompose import select
 from slimformer.decompose.interpolative import head_gram, interpolative
@@ -95,3 +95,41 @@ def test_a_group_is_not_asked_twice_before_every_group_was_asked():
     curve = interpolative(make(unit=2, group=3, units=9).width, ridge=RIDGE)
     for turn in (curve.order[:3], curve.order[3:6], curve.order[6:]):
         assert sorted(u // 3 for u in turn) == [0, 1, 2]
+
+
+def decaying(power: float, d: int = 12) -> Rows:
+    """Rows whose spectrum falls by a power, in a random basis; a reader with columns of different lengths."""
+    basis = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
+    X = torch.randn(200, d, dtype=torch.float64) * torch.arange(1, d + 1).double() ** -power @ basis.mT
+    return of(X, X, torch.randn(6, d, dtype=torch.float64) * torch.rand(d, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 3.0])
+def test_the_error_is_bounded_at_every_size_before_and_after_it_is_measured(seed, power):
+    """docs/methods/interpolative.md, "Bounded error": the four inequalities, and that none of them is empty."""
+    rows = decaying(power)
+    curve, d = interpolative(rows.width, ridge=RIDGE), rows.width.units
+    σ = np.linalg.svd(scaled(rows), compute_uv=False) / np.sqrt(len(rows.X))
+    through = np.linalg.svd((rows.X @ rows.width.W.mT).numpy(), compute_uv=False) / np.sqrt(len(rows.X))
+    slack = 1 + 1e-6
+    for k in range(d):
+        r, tail, error = curve.pivots[k], curve.tail[k], curve.fit[k]
+        assert tail >= np.linalg.norm(σ[k:]) / slack  # Eckart–Young: no map of rank k does better
+        assert tail <= np.sqrt(d - k) * r * slack  # known from the next pivot alone
+        assert r <= np.sqrt(4 ** (k + 1) + 6 * (k + 1) - 1) / 3 * σ[k] * slack  # Lawson & Hanson
+        assert error <= (d - k) * tail**2 * slack  # what the reader makes of it
+        assert error >= np.square(through[k:]).sum() / slack - 1e-12
+    assert curve.tail[d // 2] > 0.5 * np.linalg.norm(σ[d // 2 :])  # of the size of what it bounds
+
+
+def test_the_matrix_of_kahan_costs_pivoted_qr_more_than_the_best_columns():
+    """Every column has the same norm left, so columns are taken as they stand; the worst case is a real one."""
+    d, θ = 24, 1.2
+    s, c = np.sin(θ), np.cos(θ)
+    K = np.diag(s ** np.arange(d)) @ (np.eye(d) - c * np.triu(np.ones((d, d)), 1)) @ np.diag(1 - 1e-9 * np.arange(d))
+    X = torch.from_numpy(K) * d**0.5
+    curve = interpolative(of(X, X, torch.eye(d, dtype=torch.float64)).width, ridge=1e-14)
+    σ = np.linalg.svd(K, compute_uv=False)
+    assert list(curve.order) == list(range(d))
+    assert curve.pivots[-1] > 10 * σ[-1]  # where random and trained matrices stay below two
+    assert curve.pivots[-1] <= np.sqrt(4.0**d + 6 * d - 1) / 3 * σ[-1]

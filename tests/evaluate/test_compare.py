@@ -20,7 +20,7 @@ NAMES = {
     "masked": DIVERGENCE,
     "classify": ["accuracy", *DIVERGENCE],
     "answer": DIVERGENCE,
-    "bare": ["cosine of pooled states", "cosine of token states", "cka"],
+    "bare": ["cosine of pooled states", "cosine of token states", "cka", "neighbour overlap"],
 }
 
 

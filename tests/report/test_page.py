@@ -15,6 +15,7 @@ import slimformer
 from chromium import Page, browser
 from slimformer.calibrate.store import open_statistics
 from slimformer.evaluate.report_file import checked
+from slimformer.evaluate.verdict import verdict
 from slimformer.models.load import load_model
 from slimformer.plan import Budget
 from slimformer.plan.sensitivity import predicted_harm
@@ -38,7 +39,7 @@ TEXTS = """
     if (!/\\d/.test(node.data) || parent.closest("script, style, [hidden]")) continue;
     const own = parent.closest("[data-path]"), ratio = parent.closest("[data-ratio]");
     const other = parent.closest(
-      "[data-text], [data-plan], .tick, title, option, pre, #kept, #budget-value, #correction th");
+      "[data-text], [data-plan], [data-verdict], .tick, title, option, pre, #kept, #budget-value, #correction th");
     found.push([node.data, own && own.dataset.path, ratio && ratio.dataset.ratio, !!other]);
   }
   return found;
@@ -329,6 +330,39 @@ def test_other_allocations_are_repeated_or_looked_up(page, report, tmp_path, sta
     plan = make_plan(run, Budget(fraction), settings)
     assert slide(page, fraction) == kept_by(plan, page)
     assert page.complaints == []
+
+
+def test_the_verdict_is_the_one_that_python_gives(page, report, tmp_path):
+    opened(page, report, tmp_path)
+    found = verdict(report)
+    said = page.evaluate("[...document.querySelectorAll('[data-verdict]')].map((e) => e.textContent)")
+    assert said == [found.sentence, found.light]
+    assert page.evaluate("document.getElementById('light').className") == found.colour
+
+
+def test_the_slider_says_what_its_model_weighs_and_takes(page, report, tmp_path):
+    timed = {"dense": 0.02, "small": 0.015, "ratio": 0.75}
+    latency = {"body": timed, "end_to_end": timed, "repeats": 5, "threads": 1, "device": "cpu", "inputs": "x"}
+    opened(page, {**report, "latency": latency}, tmp_path)
+    text = "document.querySelector('#consequences [data-plan={}]').textContent".format
+    size, error = number(page.evaluate(text("bytes")))
+    assert abs(size - report["small"]["bytes"]) <= error + 0.01 * report["small"]["bytes"]  # this model's own
+    time, error = number(page.evaluate(text("latency")))
+    assert abs(time - 0.015) <= error + 1e-4
+    slide(page, 1.0)
+    assert abs(number(page.evaluate(text("bytes")))[0] - report["dense"]["bytes"]) <= 0.05e6
+    assert number(page.evaluate(text("latency")))[0] == pytest.approx(0.02)
+    opened(page, {**report, "latency": None, "quantization": {"bits": 4}}, tmp_path)
+    assert page.evaluate("document.querySelectorAll('#consequences [data-plan]').length") == 3
+
+
+def test_a_command_is_copied_by_its_button(page, report, tmp_path):
+    opened(page, report, tmp_path)
+    page.evaluate("document.execCommand = () => { window.copied = String(getSelection()); return true; }")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })")
+    page.evaluate("document.querySelector('button.copy').click()")
+    assert page.evaluate("window.copied.trim() === document.getElementById('command').textContent")
+    assert page.evaluate("document.querySelector('button.copy').textContent") == "Copied"
 
 
 @pytest.mark.parametrize("by", ["params", "latency"])

@@ -27,6 +27,7 @@ LookTokens = Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="t
 Figures = Annotated[
     Path | None, typer.Option(metavar="DIR", help="folder for figures (PNG) and all numbers (inspection.json)")
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", help="also every term of the formulas, and tables of the weights")]
 
 
 @opt.grouped
@@ -38,6 +39,7 @@ def inspect(
     sequences: opt.Sequences = 8,
     columns: opt.Columns = "",
     tokens: LookTokens = TOKENS,
+    verbose: Verbose = False,
     seq_len: opt.SeqLen = None,
     seed: opt.Seed = 0,
     opening: opt.OpeningAsked = opt.AS_USUAL,
@@ -46,8 +48,8 @@ def inspect(
 ) -> None:
     """Show what a model is made of and what can be cut: sizes, exact MACs and parameters, spectra, asymmetry of heads.
 
-    Without --data only weights are read. With --data also spectra of activations and of attention, compared with
-    attention that means nothing, and how linear every feed-forward part is.
+    The lines that matter; --verbose gives every term, spectra and symmetry of weights. With --data also spectra of
+    activations and of attention, compared with attention that means nothing, and how linear every feed-forward part is.
     """
     names = list(dict.fromkeys(data or []))
     if len(names) > MOST_SETS:
@@ -58,20 +60,20 @@ def inspect(
     inputs.require_model(model, opening)
     inputs.require_data(*names)
 
-    from slimformer.report.inspection import show_inspection
+    from slimformer.report.inspection import show_brief, show_inspection
     from slimformer.report.portrait import show_portrait
     from slimformer.verbs.look import inspect as look_at
 
     with showing_progress(hidden=shown.hidden) as progress:
         portrait = look_at(
             model, names, lengths=asked, sequences=sequences, columns=opt.column_names(columns), tokens=tokens,
-            seq_len=seq_len, seed=seed, progress=progress, **_figures(figures, force), **vars(opening.resolve()),
+            seq_len=seq_len, weights=verbose or shown.as_json, seed=seed, progress=progress,
+            **_figures(figures, force), **vars(opening.resolve()),
         )  # fmt: skip
 
     def tables() -> None:
-        show_inspection(portrait, out)
-        if portrait["weights"]:
-            show_portrait(portrait, out)
+        (show_inspection if verbose else show_brief)(portrait, out)
+        show_portrait(portrait if verbose else {**portrait, "weights": None}, out)
         if figures is not None:
             typer.echo(f"\nfigures and inspection.json are in {figures}")
 

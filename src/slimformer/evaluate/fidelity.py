@@ -34,6 +34,9 @@ from slimformer.linalg.moments import Moments
 from slimformer.linalg.precision import to_double
 from slimformer.models.outputs import POSITIONS, has_outcomes, outcomes, real_positions
 
+NEAREST = 10  # rows that count as neighbours
+MOST_ROWS = 1000  # rows whose neighbours are looked at
+
 
 @dataclass(frozen=True)
 class Divergence:
@@ -52,7 +55,8 @@ class Similarity:
     """Cosines are None when the two widths differ; `cka` is 0 when either side is constant.
 
     By document: `rows` and `tokens`, mean cosines over each, and how much log CKA rises per token of the document
-    (its influence function), whose mean is 0 and whose spread is the error of log CKA.
+    (its influence function), whose mean is 0 and whose spread is the error of log CKA. `neighbours` is the share of the
+    nearest rows that stay so, None for fewer than three rows.
     """
 
     cosine_pooled: float | None
@@ -64,6 +68,7 @@ class Similarity:
     pooled_per_document: tuple[float, ...]
     token_per_document: tuple[float, ...]
     influence_per_document: tuple[float, ...]
+    neighbours: float | None = None
 
 
 def logit_divergence(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Divergence:
@@ -98,6 +103,7 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch
     Cost: two passes of both models, the second for the error of CKA.
     """
     moments, width, by_document, alike = None, 0, Tally(), True
+    pooled_rows: list[tuple[Tensor, Tensor]] = []
     dense_body, small_body = headless(dense), headless(small)
     with evaluating(dense, small):
         for part, p, q in _both(dense_body, small_body, batches):
@@ -106,6 +112,8 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch
             rows = Moments.of(torch.cat([X[real], Y[real]], 1))
             moments, width = rows if moments is None else moments + rows, X.shape[-1]
             alike = X.shape == Y.shape
+            if sum(len(each) for each, _ in pooled_rows) < MOST_ROWS:
+                pooled_rows.append((X.sum(1)[real.any(1)], Y.sum(1)[real.any(1)]))
             by_document.add(by_document.main_documents(part), _cosines_of_rows(X, Y, real))
     if moments is None or moments.count == 0:
         raise ValueError("there are no states to compare: no batches, or nothing but padding")
@@ -122,7 +130,23 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch
         cosines = (tuple((pooled / rows_read).tolist()), tuple((token / tokens).tolist()))
         means = (float(pooled.sum() / rows_read.sum()), float(token.sum() / tokens.sum()))
     influence = _cka_influence(dense_body, small_body, batches, moments, width)
-    return Similarity(*means, _cka(C, width), moments.count, counts[0], counts[1], *cosines, influence)
+    left, right = (torch.cat(rows)[:MOST_ROWS] for rows in zip(*pooled_rows, strict=True))
+    same = neighbour_overlap(left, right)
+    return Similarity(*means, _cka(C, width), moments.count, counts[0], counts[1], *cosines, influence, same)
+
+
+def neighbour_overlap(X: Tensor, Y: Tensor, k: int = NEAREST) -> float | None:
+    """Of the k rows of X nearest to each (by cosine) the share that are among the k nearest in Y, too. By chance it is
+    k / (n − 1). Fewer than three rows have no neighbours to speak of; of few rows half are near. Cost O(n² d)."""
+    n = len(X)
+    k = min(k, (n - 1) // 2)
+    if k < 1:
+        return None
+    near = []
+    for rows in (X, Y):
+        unit = torch.nn.functional.normalize(rows, dim=1)
+        near.append((unit @ unit.mT).fill_diagonal_(-torch.inf).topk(k, 1).indices)
+    return float((near[0][:, :, None] == near[1][:, None, :]).any(2).double().mean())
 
 
 @torch.no_grad()

@@ -51,6 +51,7 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
         "kv_cache_bytes": kv_cache_bytes(architecture, seq_len, loaded.dtype.itemsize),
         "least_macs": {name: _least(architecture, seq_len, plain=name == "plain") for name in ("ragged", "plain")},
         "lossless": [each.to_json() for each in lossless],
+        "replaceable_mlp": _replaceable(architecture),
         "scale_free_mlp": _scale_free(loaded, architecture),
         "sites": [
             {
@@ -66,7 +67,15 @@ def inspection(loaded: Loaded, architecture: Architecture, seq_len: int) -> dict
 def _scale_free(loaded: Loaded, architecture: Architecture) -> dict[str, Any]:
     """May a feed-forward part be replaced by a map that is right up to scale? If not, why."""
     norms = mlp_norms(loaded.model, architecture, 0)
-    return {"offered": norms.after is not None, "reason": norms.reason or None}
+    offered = norms.after is not None and _replaceable(architecture)
+    return {"offered": offered, "reason": norms.reason or (None if offered else "nothing can stand for these parts")}
+
+
+def _replaceable(architecture: Architecture) -> bool:
+    """Can the step `replace` put something in the place of feed-forward parts?"""
+    sites = architecture.neurons
+    alone = len(architecture.stacks) == 1 and len(sites) == architecture.n_blocks
+    return alone and all(site.feed_forward.mlp for site in sites)
 
 
 def _least(architecture: Architecture, seq_len: int, *, plain: bool) -> float | None:

@@ -14,6 +14,7 @@ from jinja2 import Environment
 
 from slimformer.evaluate.elsewhere import elsewhere_line
 from slimformer.evaluate.report import Report
+from slimformer.evaluate.verdict import verdict
 from slimformer.models.registered import is_own
 from slimformer.report.heads import fresh_head_line
 from slimformer.report.names import is_hub_id, last_name, measured_line, source_names
@@ -35,6 +36,7 @@ def model_card(report: Report, *, folder: str) -> str:
         "header": header,
         "title": last_name(report.model),
         "folder": json.dumps(folder, ensure_ascii=False),  # it stands in Python code
+        "verdict": verdict(report.to_dict()),
         "narrow": f", {bits}-bit" if (bits := (report.quantization or {}).get("bits")) else "",
         "vocabulary_line": vocabulary_line(report.vocabulary) if report.vocabulary else "",
         "embedding_line": embedding_line(report.embedding) if report.embedding else "",

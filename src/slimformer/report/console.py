@@ -14,6 +14,7 @@ from rich.text import Text
 
 from slimformer.evaluate.elsewhere import elsewhere_line, headline_metrics
 from slimformer.evaluate.report import Report
+from slimformer.evaluate.verdict import verdict
 from slimformer.messages.short import count
 from slimformer.models import Architecture
 from slimformer.models.architecture import block_of
@@ -31,9 +32,14 @@ from slimformer.report.heads import fresh_head_line
 from slimformer.report.names import measured_line
 from slimformer.report.tables import number_table
 
+STYLES = {"green": "green", "amber": "yellow", "red": "red", "grey": "dim"}
+
 
 def show(report: Report, console: Console) -> None:
     """Print before and after, what was kept in each block, and samples of text."""
+    found = verdict(report.to_dict())
+    console.print(Text(found.sentence, style="bold"))
+    console.print(Text(found.light, style=STYLES[found.colour]))
     console.print(before_after(report))
     if report.lossless:
         console.print(savings_table(report.lossless["rewrites"]))

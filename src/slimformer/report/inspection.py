@@ -12,8 +12,48 @@ from slimformer.messages.words import option
 from slimformer.report.console import savings_table
 
 
+def show_brief(inspection: dict[str, Any], console: Console) -> None:
+    """The lines that decide what can be done with a model."""
+    first = [site for site in inspection["sites"] if site["site"].split("blocks.")[-1].startswith("0.")]
+    macs, least = inspection["macs_per_token"], inspection["least_macs"]
+    share = macs["ffn.hidden"] / macs["blocks"] if macs["blocks"] else 0.0
+    fixed = sorted({site["fixed"] for site in inspection["sites"] if "fixed" in site})
+    free = sum(each["params"] for each in inspection["lossless"] if each["possible"])
+    widths = ", ".join(f"{site['units']:,} {'heads' if '.heads' in site['site'] else 'neurons'}" for site in first)
+    cache = inspection["kv_cache_bytes"]
+    rows = [
+        ("blocks", f"{inspection['blocks']} of width {inspection['hidden']:,}; in the first {widths}"),
+        ("parameters", f"{inspection['params']['total']:,}, {inspection['params']['blocks']:,} of them in blocks"),
+        ("block MACs", f"{macs['blocks']:,} per token (T={inspection['seq_len']}), {100 * share:.0f} % feed-forward"),
+        ("other MACs", f"{macs['outside']:,} per token"),
+        *([("KV cache", f"{cache:,} bytes for one sequence")] if cache else []),
+        ("smallest", f"{option('macs')} {least['ragged']:.3f} ragged, {_plain(least['plain'])}"),
+        ("without loss", f"{f'{free:,} parameters' if free else 'nothing'} by {option('recipe', 'lossless')}"),
+        ("replacing MLPs", _replacing(inspection)),
+        *([("stays as it is", "; ".join(fixed))] if fixed else []),
+    ]
+    title = f"{inspection['model']} · {inspection['class']} ({inspection['family']} family)"
+    console.print(Text(title), soft_wrap=True)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    console.print(table)
+
+
+def _plain(least: float | None) -> str:
+    return "plain none: the blocks differ" if least is None else f"{least:.3f} plain"
+
+
+def _replacing(inspection: dict[str, Any]) -> str:
+    """Which maps the step `replace` may put in the place of feed-forward parts."""
+    if not inspection["replaceable_mlp"]:
+        return "not offered for this family"
+    found = "also one" if inspection["scale_free_mlp"]["offered"] else "but none"
+    return f"by maps, {found} right up to scale ({option('recipe', 'replace-mlp')})"
+
+
 def show_inspection(inspection: dict[str, Any], console: Console) -> None:
-    """Print it as a table."""
+    """Print all of it as a table."""
     title = Text(f"{inspection['model']} · {inspection['class']} ({inspection['family']} family)")
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column("")

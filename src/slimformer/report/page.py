@@ -13,10 +13,12 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from slimformer.evaluate.verdict import verdict
 from slimformer.files.reading import read_text, require_regular
 from slimformer.report.names import last_name, source_names
 
@@ -33,9 +35,10 @@ def html_page(report: Mapping[str, Any], *, folder: str = "smaller") -> str:
     style = _web("page.css")
     script = "\n".join(['"use strict";', *map(_web, SCRIPTS)])
     title = f"{shown['model']} · slimformer"
+    data = {"report": shown, "folder": folder, "verdict": asdict(verdict(report))}
     values = {
         "STYLE_HASH": _hash(style), "SCRIPT_HASH": _hash(script), "TITLE": html.escape(title),
-        "STYLE": style, "DATA": json_in_html({"report": shown, "folder": folder}), "SCRIPT": script,
+        "STYLE": style, "DATA": json_in_html(data), "SCRIPT": script,
         "SEAL": UNSEALED,
     }  # fmt: skip
     first, *rest = _web("page.html").split("@")  # in turn, so that what was put in is not searched again

@@ -17,8 +17,9 @@ FFN = ("gate", "up", "down")
 
 
 def show_portrait(portrait: dict[str, Any], console: Console) -> None:
-    """Weights first, then every data set."""
-    console.print(weights_table(portrait["weights"]), symmetry_table(portrait["weights"]), sep="\n")
+    """Weights first, where they were looked at, then every data set."""
+    if portrait.get("weights"):
+        console.print(weights_table(portrait["weights"]), symmetry_table(portrait["weights"]), sep="\n")
     for data in portrait.get("data", []):
         console.print(activations_table(data), maps_table(data), forms_table(data), sep="\n")
         for attention in data["attention"]:

@@ -21,7 +21,7 @@ from slimformer.inspect.attention import full_rows
 from slimformer.inspect.portrait import data_portrait, weights_portrait
 from slimformer.inspect.rows import row_spaces
 from slimformer.inspect.summary import inspection
-from slimformer.messages.arguments import PATH, Kind, check_arguments, whole
+from slimformer.messages.arguments import PATH, YES_OR_NO, Kind, check_arguments, whole
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import describe
@@ -51,16 +51,18 @@ LENGTHS = Kind(
 
 class LookOptions(ReadingOptions, total=False):
     """Attention over sequences of these `lengths` (the longest all data have), `sequences` of them; a folder for
-    `figures` and all numbers, replaced with `force`; the others say how data are read and the model is opened."""
+    `figures` and all numbers, replaced with `force`; without `weights` their spectra are left out where neither data nor
+    figures ask for them; the others say how data are read and the model is opened."""
 
     lengths: Sequence[int]
     sequences: int
+    weights: bool
     figures: str | Path | None
     force: bool
 
 
 @check_arguments(
-    model=MODEL_OR_LOADED, data=NAMES, lengths=LENGTHS, sequences=whole(2), figures=replace(PATH, optional=True),
+    model=MODEL_OR_LOADED, data=NAMES, lengths=LENGTHS, sequences=whole(2), weights=YES_OR_NO, figures=replace(PATH, optional=True),
 )  # fmt: skip
 @torch.inference_mode(False)
 def inspect(
@@ -80,7 +82,7 @@ def inspect(
     names = list(dict.fromkeys([str(data)] if isinstance(data, str | Path) else [str(each) for each in data]))
     figures, lengths, sequences = given.pop("figures", None), given.pop("lengths", ()), given.pop("sequences", 8)
     require_sets(names, lengths)
-    force = given.pop("force", False)
+    force, spectra = given.pop("force", False), given.pop("weights", True)
     if figures is not None:
         require_plotting()
         require_free(Path(figures), force)
@@ -94,7 +96,7 @@ def inspect(
     texts = [read(name, length, tokens) for name in names]  # before the work: data may be refused
     portrait, whole = inspection(loaded, architecture, length), bool(names) or figures is not None
     portrait["weights"] = []
-    if not architecture.family.reads_pairs:
+    if (whole or spectra) and not architecture.family.reads_pairs:
         portrait["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
     if names:
         portrait["data"] = [_look(loaded, each, rows[each.name], progress) for each in texts]

@@ -1,6 +1,6 @@
 // The page: what the report says, and what the slider says. Every number of the report carries the path it came by.
 
-const { report, folder } = JSON.parse(byId("data").textContent);
+const { report, folder, verdict } = JSON.parse(byId("data").textContent);
 const front = report.front;
 const ladders = front ? laddersOf(front) : [];
 const blocks = [...new Set(report.sites.map((site) => site.block))].sort((a, b) => a - b);
@@ -15,6 +15,9 @@ const said = (path) => h("span", { "data-text": path }, String(at(path)));
 const quotient = (above, below) => h("span", { "data-ratio": `${above}|${below}` }, (at(above) / at(below)).toFixed(3));
 
 function heading() {
+  byId("verdict").append(verdict.sentence);
+  byId("light").className = verdict.colour;
+  byId("light").append(h("b", {}, verdict.colour), `: ${verdict.why}`);
   const title = `${report.model} at ${percent(report.macs_kept, 0)} of its block MACs`;
   byId("title").append(`${report.model} at `, num("macs_kept", (v) => percent(v, 0)), " of its block MACs");
   document.title = `${title} · slimformer`;
@@ -247,10 +250,44 @@ function show() {
   byId("budget-value").textContent = percent(state.fraction);
   const says = [["keeps ", "macs", percent(found.macs)], [" of the block MACs and ", "params", percent(found.params)], [" of the block parameters", null, ""]];
   if (found.kl !== null) says.push([`; ${HARM.name} `, "kl", short(found.kl)], [` ${HARM.unit}`, null, ""]);
+  const size = weightsOf(found), time = latencyOf(found);
+  if (size !== null) says.push(["; weights ", "bytes", megabytes(size)]);
+  if (time !== null) says.push(["; blocks about ", "latency", milliseconds(time)], [" if latency follows MACs", null, ""]);
   byId("consequences").replaceChildren("This plan ", ...says.flatMap(([text, name, value]) => [text, name ? h("b", { "data-plan": name }, value) : ""]), ".");
   byId("command").textContent = command();
   byId("command-many").textContent = commands();
   redraw("front-chart", "sizes-chart", "heads-chart", "neurons-chart", "curve-chart", "error-chart");
+}
+
+// Bytes of the weights of a plan; null where they are stored in fewer bits, which the plan does not know.
+function weightsOf(found) {
+  if (report.quantization?.bits || report.sizing || report.vocabulary) return null;
+  return report.dense.bytes - (report.dense.bytes / report.dense.params) * front.dense.params * (1 - found.params);
+}
+
+// Seconds of the blocks, on the line through both measurements; null without them, or where they are too near for a line.
+function latencyOf(found) {
+  if (!report.latency || report.macs_kept > 0.95) return null;
+  const { dense, ratio } = report.latency.body;
+  return dense * (1 - ((1 - ratio) * (1 - found.macs)) / (1 - report.macs_kept));
+}
+
+// A button beside every command. Pages opened from a file may have no clipboard; then the text is selected and copied.
+function copyButtons() {
+  for (const code of document.querySelectorAll("pre > code[id^=command]")) {
+    const button = h("button", { type: "button", class: "copy", "aria-label": "Copy this command" }, "Copy");
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(code.textContent);
+      } catch {
+        getSelection().selectAllChildren(code);
+        document.execCommand("copy");
+      }
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+    code.parentElement.before(button);
+  }
 }
 
 // Lines for a shell. Names are the last ones, so whoever calls them from elsewhere puts the places in front.
@@ -307,6 +344,7 @@ function themes() {
 
 function start() {
   themes();
+  copyButtons();
   for (const id of front ? [] : ["budget-section", "maps", "errors"]) byId(id).hidden = true;
   if (!report.sites.length) byId("sizes").hidden = true;
   samplesSection();

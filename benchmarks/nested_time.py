@@ -34,8 +34,6 @@ from slimformer import compress
 from slimformer.calibrate.gather import Reading, gather
 from slimformer.calibrate.metric import fisher_metric
 from slimformer.calibrate.store import open_statistics
-from slimformer.cli.inputs import loaded_for
-from slimformer.cli.options import AS_USUAL
 from slimformer.files.versions import versions
 from slimformer.models import describe
 from slimformer.models.load import load_model
@@ -43,6 +41,7 @@ from slimformer.plan import Budget
 from slimformer.recipe import cut_settings
 from slimformer.steps.calibration import calibrate, keep_probes
 from slimformer.steps.make import from_statistics, make
+from slimformer.verbs.asked import model_of
 
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5)
 MOST = 0.10
@@ -68,7 +67,7 @@ def clock(times: list[dict[str, float]]) -> Iterator[None]:
 def by_cut(stats: Path, budget: float) -> str:
     """What `slimformer cut` does up to saving; a hash of the weights."""
     statistics, settings = open_statistics(stats), cut_settings(RECIPE)
-    run = from_statistics(loaded_for(statistics, "", AS_USUAL), statistics, settings)
+    run = from_statistics(model_of(statistics, None, {}), statistics, settings)
     return weights_hash(make(run, Budget(budget), settings).model)
 
 

@@ -51,8 +51,8 @@ LENGTHS = Kind(
 
 class LookOptions(ReadingOptions, total=False):
     """Attention over sequences of these `lengths` (the longest all data have), `sequences` of them; a folder for
-    `figures` and all numbers, replaced with `force`; without `weights` their spectra are left out where neither data nor
-    figures ask for them; the others say how data are read and the model is opened."""
+    `figures` and all numbers, replaced with `force`; without `weights` their spectra are left out where neither data
+    nor figures ask for them; the others say how data are read and the model is opened."""
 
     lengths: Sequence[int]
     sequences: int
@@ -62,7 +62,8 @@ class LookOptions(ReadingOptions, total=False):
 
 
 @check_arguments(
-    model=MODEL_OR_LOADED, data=NAMES, lengths=LENGTHS, sequences=whole(2), weights=YES_OR_NO, figures=replace(PATH, optional=True),
+    model=MODEL_OR_LOADED, data=NAMES, lengths=LENGTHS, sequences=whole(2), weights=YES_OR_NO,
+    figures=replace(PATH, optional=True),
 )  # fmt: skip
 @torch.inference_mode(False)
 def inspect(

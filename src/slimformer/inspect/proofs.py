@@ -103,7 +103,7 @@ def _of_blocks(
 
 def _rows(model: PreTrainedModel, site: Site, inputs: dict[str, Tensor]) -> str:
     """Which coordinates of the reader a row reaches; "" where these are the unit's own."""
-    (call,) = calls_of(model, inputs, [site.root])[site.root]
+    call, *_ = calls_of(model, inputs, [site.root])[site.root]  # a block that runs many times does so alike
     bench, root = Bench(model.get_submodule(site.root), call), f"{site.root}."
     for role, writer in enumerate(site.writers):
         rows, reached = own_rows(site, writer), 0

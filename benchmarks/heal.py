@@ -65,8 +65,8 @@ def main() -> None:
         rows.append({"way": way, **_measured(result), "healing": section, "seconds": seconds})
         print(way, {key: rows[-1][key] for key in ("nats_home", "nats_elsewhere")}, flush=True)
         content = {
-            "model": asked.model, "macs": asked.macs, "budget": budget_asked, "threads": asked.threads,
-            "data": Path(data).name, "rows": rows, "versions": versions(),
+            "benchmark": "heal", "model": asked.model, "macs": asked.macs, "budget": budget_asked,
+            "threads": asked.threads, "data": Path(data).name, "rows": rows, "versions": versions(),
         }  # fmt: skip
         write_json(asked.out / f"heal-{asked.model}.json", content)
 

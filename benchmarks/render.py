@@ -26,6 +26,7 @@ from elsewhere_tables import elsewhere
 from ends_tables import ends
 from export_tables import export_speed
 from hardening_tables import hardening
+from heal_tables import heal
 from lab_tables import lab
 from linformer_tables import linformer_batch, linformer_speed
 from llama_cpp_tables import llama_cpp
@@ -219,7 +220,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "export_speed": export_speed, "quantization": quantization, "streaming": streaming, "distributed": distributed,
     "coverage": coverage, "elsewhere": elsewhere, "model_types": model_types, "discovery": discovery, "ends": ends,
     "llama_cpp": llama_cpp,
-    "hardening": hardening,
+    "hardening": hardening, "heal": heal,
     **HEADS,
 }  # fmt: skip
 

@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as scratch:
         num_key_value_heads=4, max_position_embeddings=128,
     )  # fmt: skip
     result = slimformer.compress(
-        LlamaForCausalLM(config), texts[:40], macs=0.6, target="llama.cpp", processor=tokenizer, seq_len=64,
+        LlamaForCausalLM(config), texts[:40], macs=0.6, runtime="llama.cpp", processor=tokenizer, seq_len=64,
         tokens=4096, timing=False, only_data=True,
     )  # fmt: skip
     print(next(note for note in result.report.warnings if note.startswith("made for")))

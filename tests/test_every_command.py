@@ -53,7 +53,7 @@ heal                 .     .     .     .     .     .      .     .      G      H 
 probe                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
 match                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
 adapt                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        L        L        .      .        .        L
-export gguf          W     W     W     O     O     O      O     W      X      W     W      O       W       O        W       W       C        F        X        W      O        .        F
+export gguf          W     W     W     O     O     O      O     W      X      W     W      O       W       O        W       W       C        F        X        W      W        .        F
 push                 U     .     .     .     .     .      .     .      .      .     .      .       .       .        .       U       K        .        .        .      .        .        .
 report               A     .     .     .     .     .      .     .      .      .     .      .       .       .        .       A       E        .        .        .      .        .        .
 compress vocab       I     I     I     I     I     I      I     I      I      I     I      I       I       I        I       I       C        I        I        I      I        .        I

@@ -59,7 +59,7 @@ class Arguments(OpeningOptions, total=False):
     they cover) and `vocab_data`, and for long texts `k`, `kind`, `window`, `keep_exact`, `steps`. Every other setting
     is `settings={"cut.ridge": 0.01}`. Of the data: `tokens` to fit on, `samples`, `columns`, `seq_len`, `seed`,
     `only_data` (no broad text is added), `eval_data` to measure on as well. `format` is ragged or plain, and
-    `target` (`export.serving`) says where the result is to open, which decides it and what is cut; `timing` measures
+    `runtime` (`export.serving`) says where the result is to open, which decides it and what is cut; `timing` measures
     latency.
     """
 
@@ -90,7 +90,7 @@ class Arguments(OpeningOptions, total=False):
     only_data: bool
     eval_data: Sequence[Source] | None
     format: str
-    target: str | None
+    runtime: str | None
     timing: bool
 
 
@@ -120,13 +120,13 @@ def compress(
     reading = {name: given.pop(name) for name in READING if name in given}
     others, broad = given.pop("eval_data", None) or (), not given.pop("only_data", False)
     timing, length = given.pop("timing", True), reading.get("seq_len")
-    target = given.get("target")
+    runtime = given.get("runtime")
     run, chosen = _opened(model, recipe, given, processor, length)
     run = replace(run, source=data, progress=progress)
     run, measured = _with_data(run, chosen, {**reading, "broad": broad}, others)
     with tempfile.TemporaryDirectory(prefix="slimformer-") as scratch:
         run = run_steps(replace(run, folder=Path(scratch)), chosen)
-        served = [] if target is None else [serving_note(run, target, _unconstrained(recipe, chosen, target))]
+        served = [] if runtime is None else [serving_note(run, runtime, _unconstrained(recipe, chosen, runtime))]
     run, report = assess(run, chosen.name, fitted=any(step.fits for step in chosen.steps), timing=timing)
     for step in chosen.steps:
         run, report = step.finish(run, report)
@@ -150,9 +150,9 @@ def _opened(
     model: Any, recipe: str | Path | Recipe, given: dict[str, Any], processor: Any, length: int | None
 ) -> tuple[Run, Recipe]:
     """The start of a run, and its recipe; what is impossible is refused before data are read."""
-    written, target, seconds = load_recipe(recipe), given.get("target"), dict[str, float]()
+    written, runtime, seconds = load_recipe(recipe), given.get("runtime"), dict[str, float]()
     given = constrained(dict(given), cuts=any(isinstance(step, Cut) for step in written.steps))
-    given.pop("target", None)
+    given.pop("runtime", None)
     opening = opening_in(given)
     format, settings = given.pop("format", "ragged"), given.pop("settings", None) or {}
     chosen = with_settings(with_arguments(written, given), settings)
@@ -160,8 +160,8 @@ def _opened(
         step.require_complete()
     with timed(seconds, "load"):
         loaded = open_or_discover(model, processor, opening)
-    if target is not None:
-        require_servable(loaded, target)
+    if runtime is not None:
+        require_servable(loaded, runtime)
     run = Run(loaded, loaded.model, format, length, seconds=seconds, before=chosen.before_cut, after=chosen.after_cut)
     require_known_stacks(chosen.steps, describe(run.dense))
     for step in chosen.steps:
@@ -169,12 +169,12 @@ def _opened(
     return run, chosen
 
 
-def _unconstrained(recipe: str | Path | Recipe, chosen: Recipe, target: str) -> Cut | None:
+def _unconstrained(recipe: str | Path | Recipe, chosen: Recipe, runtime: str) -> Cut | None:
     """The cut as it would be if the result had to open nowhere in particular; none where nothing is cut."""
     cuts, before = ([step for step in each.steps if isinstance(step, Cut)] for each in (chosen, load_recipe(recipe)))
     if not cuts:
         return None
-    return cuts[0].model_copy(update={name: getattr(before[0], name) for name in place_named(target).cut})
+    return cuts[0].model_copy(update={name: getattr(before[0], name) for name in place_named(runtime).cut})
 
 
 @check_arguments(model=ON_DISK, recipe=RECIPE)
@@ -213,10 +213,10 @@ def _by_blocks(
 ) -> tuple[Request, dict[str, Any]]:
     """What is asked for, and the arguments that do not change the result; what needs the whole model is refused."""
     given = {name: value for name, value in arguments.items() if value is not None}
-    if given.get("target") is not None:
+    if given.get("runtime") is not None:
         raise NotEnoughMemory(
-            f"{option('target')} looks at the model whole; with {option('memory')} give {option('format')} and settings"
-            " of the cut instead"
+            f"{option('runtime')} looks at the model whole; with {option('memory')} give {option('format')} and "
+            "settings of the cut instead"
         )
     chosen = with_settings(load_recipe(recipe), given.pop("settings", {}))
     require_streamable(chosen.name, [NAMES[type(step)] for step in chosen.steps])

@@ -24,7 +24,7 @@ def test_a_family_is_printed_as_a_file_that_can_be_given_back():
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (["families", "show", "nix"], "there is no family 'nix'; choose from bert"),
+        (["families", "show", "nix"], "there is no family 'nix'; choose from albert"),
         (["families", "show", "nix.yaml"], "cannot be read: No such file"),
         (["inspect", ".", "--family", "nix.yaml"], "cannot be read: No such file"),
     ],

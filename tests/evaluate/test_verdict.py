@@ -75,8 +75,8 @@ def test_the_thresholds_are_those_of_the_document() -> None:
 def test_neighbours_do_not_mind_turning_and_are_chance_where_nothing_is_left() -> None:
     X = torch.randn(400, 24, dtype=torch.float64)
     turn = torch.linalg.qr(torch.randn(24, 24, dtype=torch.float64)).Q
-    assert neighbour_overlap(X, 3 * X @ turn) == 1.0
-    assert neighbour_overlap(X, torch.randn(400, 24, dtype=torch.float64)) == pytest.approx(10 / 399, abs=0.01)
-    assert neighbour_overlap(X[:2], X[:2]) is None
-    close = neighbour_overlap(X, X + 0.1 * torch.randn_like(X))
-    assert close is not None and 0.5 < close < 1
+    assert bool((neighbour_overlap(X, 3 * X @ turn) == 1.0).all())
+    apart = neighbour_overlap(X, torch.randn(400, 24, dtype=torch.float64))
+    assert float(apart.mean()) == pytest.approx(10 / 399, abs=0.01)
+    assert len(neighbour_overlap(X[:2], X[:2])) == 0
+    assert 0.5 < float(neighbour_overlap(X, X + 0.1 * torch.randn_like(X)).mean()) < 1

@@ -45,7 +45,7 @@ BAD: dict[str, list[Any]] = {
     "vocab": ["16000", 0, 1.5, -3], "vocab_data": [7],
     "recipe": [None, 7], "format": [None, 1], "refine": [1, "no"], "timing": [None], "size": ["60MB", 0],
     "bits": ["8", 0], "only_data": [1, "no"],
-    "target": [7, True], "group": [-1], "tables": [1, "yes"],
+    "runtime": [7, True], "group": [-1], "tables": [1, "yes"],
     "memory": ["4GB", 0, None], "k": [0, 1.0], "window": [-1], "steps": [0], "keep_exact": [-1],
     "budgets": [(0.5,), "0.3,1", (0.3, "1"), None], "tolerance": [-1, "0"], "mean_macs": ["1"], "progress": [7],
     "force": [0], "verify": ["no"], "kind": [7], "method": [None], "pattern": [0.5], "symmetric": [0],

@@ -10,10 +10,9 @@ import torch
 import slimformer
 from families import tiny
 from slimformer.checkpoint.save import Belongings, save
-from slimformer.checkpoint.sentence import sentence_modules
+from slimformer.checkpoint.sentence import pooling_of, sentence_modules
 from slimformer.decompose.directions import directions
 from slimformer.errors import BudgetOutOfReach, UnknownMethod
-from slimformer.export.graph import pooling_of
 from tokenizers_by_kind import WORDS, word_piece
 
 TEXTS = [" ".join(WORDS.split()[i % 30 :][: 6 + i % 5]) + f" {i}" for i in range(240)]

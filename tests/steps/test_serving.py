@@ -25,7 +25,7 @@ def made(target, model_type="llama", **how):
     model = tiny(model_type, vocab_size=SIZE, intermediate_size=128)
     data = [text.replace("w", "") for text in texts(200)]
     how = {"macs": 0.6, "tokens": 2000, "timing": False, "only_data": True, "processor": of_bytes(), **how}
-    return slimformer.compress(model, data, target=target, **how)
+    return slimformer.compress(model, data, runtime=target, **how)
 
 
 def note_of(result):
@@ -86,17 +86,17 @@ def test_sentence_transformers_opens_its_folder_in_a_fresh_process(tmp_path):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: made("nowhere"), "target='nowhere' is not known; choose from transformers"),
+        (lambda: made("nowhere"), "runtime='nowhere' is not known; choose from transformers"),
         (lambda: made("llama.cpp", "qwen3"), "is for language models of the types llama, mistral, qwen2"),
         (lambda: made("sentence-transformers"), "is for folders of sentence-transformers"),
-        (lambda: made("vllm", format="ragged"), "target='vllm' needs format='plain'"),
+        (lambda: made("vllm", format="ragged"), "runtime='vllm' needs format='plain'"),
         (
             lambda: made("llama.cpp", settings={"cut.attention": "best"}),
-            "target='llama.cpp' needs cut.attention=heads, and best was asked for",
+            "runtime='llama.cpp' needs cut.attention=heads, and best was asked for",
         ),
         (
-            lambda: slimformer.compress_streamed("x", "y", macs=0.5, memory=10**9, target="onnx"),
-            "target=… looks at the model whole",
+            lambda: slimformer.compress_streamed("x", "y", macs=0.5, memory=10**9, runtime="onnx"),
+            "runtime=… looks at the model whole",
         ),
     ],
 )

@@ -46,7 +46,7 @@ def compress(
     recipe: opt.RecipeName = "balanced",
     settings: opt.Setting = None,
     format: opt.Format = "ragged",
-    target: opt.Target = None,
+    runtime: opt.Target = None,
     reading: opt.Reading = opt.READING,
     opening: opt.OpeningAsked = opt.AS_USUAL,
     dtype: opt.Dtype = "float32",
@@ -75,8 +75,8 @@ def compress(
 
     file = fields_of(recipe)
     require_format(format)
-    if target is not None:
-        place_named(target)
+    if runtime is not None:
+        place_named(runtime)
     name, texts = inputs.joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
     others = {"eval_data": (*(eval_data or ()), *([vocab_data] if vocab_data else ())), "head_data": head_data}
     given = {
@@ -95,7 +95,7 @@ def compress(
     place = None if dry_run else _require_out(out_folder, force, model, name, others)
     record = tracker(track)
     asked = {
-        "recipe": recipe, **_format(format, target), "only_data": only_data, "eval_data": eval_data, "timing": timing,
+        "recipe": recipe, **_format(format, runtime), "only_data": only_data, "eval_data": eval_data, "timing": timing,
         **reading.arguments(), **short,
         **vars(_opening_for(model, name, {} if dry_run else others, opening, dtype)),
     }  # fmt: skip
@@ -104,11 +104,11 @@ def compress(
     return record("compress", _make_and_save(model, place, name, memory, asked, force, shown))
 
 
-def _format(format: str, target: str | None) -> dict[str, Any]:
+def _format(format: str, runtime: str | None) -> dict[str, Any]:
     """The format, unless it follows from where the result is to open; plain opens everywhere."""
-    if target is None:
+    if runtime is None:
         return {"format": format}
-    return {"target": target, **({"format": format} if format == "plain" else {})}
+    return {"runtime": runtime, **({"format": format} if format == "plain" else {})}
 
 
 def _asked(texts: dict[str, str | None], given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:

@@ -176,8 +176,10 @@ def _states(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Ba
     apart = partial(smooth_interval, 1 - similarity.cka, positive=True)
     low, high = clipped(bounds(apart, moves, similarity.tokens_per_document), 0.0, 1.0)
     metrics.append(Metric("cka", 1.0, similarity.cka, "higher", *turned(low, high)))
-    if similarity.neighbours is not None:  # every row is in the neighbourhoods of others, so there is no interval
-        metrics.append(Metric("neighbour overlap", 1.0, similarity.neighbours, "higher"))
+    if near := similarity.neighbours_per_document:  # the interval is over who asks; whom they find stays the same
+        lost = [1 - each for each in near]
+        low, high = clipped(bounds(positive_interval, lost, [1] * len(lost)), 0.0, 1.0)
+        metrics.append(Metric("neighbour overlap", 1.0, sum(near) / len(near), "higher", *turned(low, high)))
     return [replace(metric, documents=documents) for metric in metrics]
 
 

@@ -56,7 +56,7 @@ class Similarity:
 
     By document: `rows` and `tokens`, mean cosines over each, and how much log CKA rises per token of the document
     (its influence function), whose mean is 0 and whose spread is the error of log CKA. `neighbours` is the share of the
-    nearest rows that stay so, None for fewer than three rows.
+    documents nearest to each that stay so; nothing where there are fewer than three.
     """
 
     cosine_pooled: float | None
@@ -68,7 +68,7 @@ class Similarity:
     pooled_per_document: tuple[float, ...]
     token_per_document: tuple[float, ...]
     influence_per_document: tuple[float, ...]
-    neighbours: float | None = None
+    neighbours_per_document: tuple[float, ...] = ()
 
 
 def logit_divergence(dense: nn.Module, small: nn.Module, batches: Iterable[Batch]) -> Divergence:
@@ -103,7 +103,7 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch
     Cost: two passes of both models, the second for the error of CKA.
     """
     moments, width, by_document, alike = None, 0, Tally(), True
-    pooled_rows: list[tuple[Tensor, Tensor]] = []
+    pooled_rows: list[tuple[Tensor, Tensor, Tensor]] = []
     dense_body, small_body = headless(dense), headless(small)
     with evaluating(dense, small):
         for part, p, q in _both(dense_body, small_body, batches):
@@ -112,9 +112,10 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch
             rows = Moments.of(torch.cat([X[real], Y[real]], 1))
             moments, width = rows if moments is None else moments + rows, X.shape[-1]
             alike = X.shape == Y.shape
-            if sum(len(each) for each, _ in pooled_rows) < MOST_ROWS:
-                pooled_rows.append((X.sum(1)[real.any(1)], Y.sum(1)[real.any(1)]))
-            by_document.add(by_document.main_documents(part), _cosines_of_rows(X, Y, real))
+            of, some = by_document.main_documents(part), real.any(1)
+            if sum(len(rows[0]) for rows in pooled_rows) < MOST_ROWS:
+                pooled_rows.append((of.to(X.device)[some], X.sum(1)[some], Y.sum(1)[some]))
+            by_document.add(of, _cosines_of_rows(X, Y, real))
     if moments is None or moments.count == 0:
         raise ValueError("there are no states to compare: no batches, or nothing but padding")
     if not moments.gram.isfinite().all():
@@ -130,23 +131,30 @@ def state_similarity(dense: nn.Module, small: nn.Module, batches: Sequence[Batch
         cosines = (tuple((pooled / rows_read).tolist()), tuple((token / tokens).tolist()))
         means = (float(pooled.sum() / rows_read.sum()), float(token.sum() / tokens.sum()))
     influence = _cka_influence(dense_body, small_body, batches, moments, width)
-    left, right = (torch.cat(rows)[:MOST_ROWS] for rows in zip(*pooled_rows, strict=True))
-    same = neighbour_overlap(left, right)
+    of, left, right = (torch.cat(rows)[:MOST_ROWS] for rows in zip(*pooled_rows, strict=True))
+    same = tuple(neighbour_overlap(_sums(of, left), _sums(of, right)).tolist())
     return Similarity(*means, _cka(C, width), moments.count, counts[0], counts[1], *cosines, influence, same)
 
 
-def neighbour_overlap(X: Tensor, Y: Tensor, k: int = NEAREST) -> float | None:
-    """Of the k rows of X nearest to each (by cosine) the share that are among the k nearest in Y, too. By chance it is
-    k / (n − 1). Fewer than three rows have no neighbours to speak of; of few rows half are near. Cost O(n² d)."""
+def _sums(of: Tensor, rows: Tensor) -> Tensor:
+    """The sum of the rows of each document."""
+    known, index = of.unique(return_inverse=True)
+    return rows.new_zeros(len(known), rows.shape[1]).index_add_(0, index, rows)
+
+
+def neighbour_overlap(X: Tensor, Y: Tensor, k: int = NEAREST) -> Tensor:
+    """Of the k rows of X nearest to each (by cosine) the share that are among the k nearest in Y, too, for every row.
+    By chance it is k / (n − 1). Fewer than three rows have no neighbours to speak of, so nothing is said; of few rows
+    half are near. Cost O(n² d)."""
     n = len(X)
     k = min(k, (n - 1) // 2)
     if k < 1:
-        return None
+        return X.new_zeros(0)
     near = []
     for rows in (X, Y):
         unit = torch.nn.functional.normalize(rows, dim=1)
         near.append((unit @ unit.mT).fill_diagonal_(-torch.inf).topk(k, 1).indices)
-    return float((near[0][:, :, None] == near[1][:, None, :]).any(2).double().mean())
+    return (near[0][:, :, None] == near[1][:, None, :]).any(2).double().mean(1)
 
 
 @torch.no_grad()

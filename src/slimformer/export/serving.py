@@ -42,45 +42,45 @@ PLACES = {
 }  # fmt: skip
 
 
-def place_named(target: str) -> Place:
+def place_named(runtime: str) -> Place:
     """The place of that name; refused where there is none."""
-    if target not in PLACES:
-        raise CannotExport(f"{option('target', target)} is not known; choose from {', '.join(PLACES)}")
-    return PLACES[target]
+    if runtime not in PLACES:
+        raise CannotExport(f"{option('runtime', runtime)} is not known; choose from {', '.join(PLACES)}")
+    return PLACES[runtime]
 
 
 def constrained(given: dict[str, Any], *, cuts: bool) -> dict[str, Any]:
-    """Arguments of `compress` with the format and the settings of the cut that the `target` among them asks for.
+    """Arguments of `compress` with the format and the settings of the cut that the `runtime` among them asks for.
 
     What was asked for otherwise is refused, not overruled.
     """
-    target = given.get("target")
-    if target is None:
+    runtime = given.get("runtime")
+    if runtime is None:
         return given
-    place, others = place_named(target), {name: value for name, value in given.items() if name != "target"}
+    place, others = place_named(runtime), {name: value for name, value in given.items() if name != "runtime"}
     if others.get("format") not in (None, place.format, "plain"):
         raise CannotExport(
-            f"{option('target', target)} needs {option('format', place.format)}; leave {option('format')} out"
+            f"{option('runtime', runtime)} needs {option('format', place.format)}; leave {option('format')} out"
         )
     settings = dict(others.get("settings") or {})
     for key, value in place.cut.items() if cuts else ():
         asked = settings.setdefault(f"cut.{key}", value)
         if asked != value and key in WHOLE:
             raise CannotExport(
-                f"{option('target', target)} needs cut.{key}={value}, and {asked} was asked for; leave one of them out"
+                f"{option('runtime', runtime)} needs cut.{key}={value}, and {asked} was asked for; leave one out"
             )
     return {**others, "format": others.get("format") or place.format, "settings": settings}
 
 
-def require_kind(target: str, model_type: str, *, sentences: bool, language: bool) -> None:
+def require_kind(runtime: str, model_type: str, *, sentences: bool, language: bool) -> None:
     """Refuse a model that cannot be served there, whatever is cut of it."""
-    place = place_named(target)
-    if target == "sentence-transformers" and not sentences:
+    place = place_named(runtime)
+    if runtime == "sentence-transformers" and not sentences:
         raise CannotExport(
-            f"{option('target', target)} is for folders of sentence-transformers (with modules.json), and this is none"
+            f"{option('runtime', runtime)} is for folders of sentence-transformers (with modules.json); this is none"
         )
     if place.kinds and (model_type not in place.kinds or not language):
         raise CannotExport(
-            f"{option('target', target)} is for language models of the types {', '.join(place.kinds)}, and this is a "
+            f"{option('runtime', runtime)} is for language models of the types {', '.join(place.kinds)}, and this is a "
             f"{model_type}; leave it out"
         )

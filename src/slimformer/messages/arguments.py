@@ -135,12 +135,12 @@ KINDS: dict[str, Kind] = {
     "family": replace(PATH, optional=True),
     "model_class": Kind("the name of a class", lambda x: isinstance(x, str) and bool(x.strip()), optional=True),
     "progress": Kind("True, False or a function", lambda x: isinstance(x, bool) or callable(x)),
-    "target": TEXT,
+    "runtime": TEXT,
     "say": CALLABLE, "report": instance("a dictionary", dict),
 }  # fmt: skip
 LEFT_OPEN = (  # None leaves these to the recipe
     "macs", "params", "latency", "max_kl", "size", "bits", "group", "tables", "refine", "heal", "head_data", "k",
-    "kind", "window", "keep_exact", "steps", "eval_data", "vocab", "vocab_data", "target",
+    "kind", "window", "keep_exact", "steps", "eval_data", "vocab", "vocab_data", "runtime",
 )  # fmt: skip
 KINDS |= {name: replace(KINDS[name], optional=True) for name in LEFT_OPEN}
 

@@ -13,7 +13,7 @@ FLAGS = {
     "model_class": "--class",
     "folder": "--out",
     "loaded": "--against",
-    "target": "--for",
+    "runtime": "--for",
 }  # where they differ
 NOT_GIVEN = object()
 _readers = ["python"]  # a list, because threads that work for a command must speak as it does

@@ -15,20 +15,20 @@ from slimformer.steps.calibration import profile
 from slimformer.steps.make import make_plan, read_probes
 
 
-def require_servable(loaded: Loaded, target: str) -> None:
+def require_servable(loaded: Loaded, runtime: str) -> None:
     """Refuse a model that cannot be served there, before data are read."""
     place = loaded.companions or loaded.folder
     config: Any = loaded.model.config
     require_kind(
-        target, config.model_type, sentences=place is not None and (place / "modules.json").is_file(),
+        runtime, config.model_type, sentences=place is not None and (place / "modules.json").is_file(),
         language=type(loaded.model).__name__.endswith("ForCausalLM"),
     )  # fmt: skip
 
 
-def serving_note(run: Run, target: str, free: CutSettings | None) -> str:
+def serving_note(run: Run, runtime: str, free: CutSettings | None) -> str:
     """What was given up, and by the probes what that costs: the plan that was made beside one of the same calibration
     and budget with settings that are `free`. Cost: an allocation, and error curves where those are not there yet."""
-    place, harms = place_named(target), ""
+    place, harms = place_named(runtime), ""
     probes = read_probes(run.known) if run.statistics is not None else {}
     if free is not None and probes and run.plan is not None and run.plan.by != "latency":
         other = replace(run, curves=profile(run.dense, run.known, free), format="ragged")
@@ -36,4 +36,4 @@ def serving_note(run: Run, target: str, free: CutSettings | None) -> str:
         both = ((run.curves, run.plan), (other.curves, plan))
         ours, best = (predicted_harm(probes, curves, each.sizes) for curves, each in both)
         harms = f" (expected divergence {ours:.3g} nats, {best:.3g} with nothing given up)"
-    return f"made for {target}, which gives up: {place.cost}{harms}; it opens there with: {place.then}"
+    return f"made for {runtime}, which gives up: {place.cost}{harms}; it opens there with: {place.then}"

@@ -85,46 +85,52 @@ def megabytes(file):
     return Path(file).stat().st_size / 1e6
 
 
-logging.disable_progress_bar()
-started, out = time.perf_counter(), Path(sys.argv[1] if len(sys.argv) > 1 else "demo-out")
-torch.set_num_threads(2)
-dense = load_model(MODEL)
-print(f"{MODEL}: {VOCABULARY:,} tokens stay, weights are rounded to four bits", flush=True)
-result = slimformer.compress(
-    dense, "builtin", recipe="vocabulary", vocab=VOCABULARY, vocab_data="builtin", bits=4, group=64, tables=True,
-    tokens=TOKENS, timing=False, settings={"vocabulary.refit": False},  # here none is chosen, and looking takes time
-)  # fmt: skip
-folder = result.save(out / "minilm", force=True)
-print("written and read again; now ONNX files of both", flush=True)
-export_model(dense, out / "dense-onnx", Target("onnx"), force=True)
-export_model(load_model(str(folder)), out / "minilm-onnx", Target("onnx", int4=True), force=True)
+def main():
+    """Make it, measure it beside the dense model, show both."""
+    logging.disable_progress_bar()
+    started, out = time.perf_counter(), Path(sys.argv[1] if len(sys.argv) > 1 else "demo-out")
+    torch.set_num_threads(2)
+    dense = load_model(MODEL)
+    print(f"{MODEL}: {VOCABULARY:,} tokens stay, weights are rounded to four bits", flush=True)
+    result = slimformer.compress(
+        dense, "builtin", recipe="vocabulary", vocab=VOCABULARY, vocab_data="builtin", bits=4, group=64, tables=True,
+        tokens=TOKENS, timing=False, settings={"vocabulary.refit": False},  # looking takes time
+    )  # fmt: skip
+    folder = result.save(out / "minilm", force=True)
+    print("written and read again; now ONNX files of both", flush=True)
+    export_model(dense, out / "dense-onnx", Target("onnx"), force=True)
+    export_model(load_model(str(folder)), out / "minilm-onnx", Target("onnx", int4=True), force=True)
 
-sentences = [each.text for each in read_documents("builtin:sentences")][:SENTENCES]
-torch.set_num_threads(1)
-encoders = {
-    "dense, torch": InTorch(dense),
-    "dense, ONNX": InOnnx(out / "dense-onnx"),
-    "12 MB": InOnnx(out / "minilm-onnx"),
-}
-sizes = {name: megabytes(encoder.file) for name, encoder in list(encoders.items())[1:]}
-sizes["dense, torch"] = 4e-6 * sum(each.numel() for each in dense.model.parameters())
-rates = per_second(encoders, sentences[:64])
-found = {name: embeddings(encoder, sentences) for name, encoder in encoders.items()}
-before = nearest(found["dense, torch"])
+    sentences = [each.text for each in read_documents("builtin:sentences")][:SENTENCES]
+    torch.set_num_threads(1)
+    encoders = {
+        "dense, torch": InTorch(dense),
+        "dense, ONNX": InOnnx(out / "dense-onnx"),
+        "12 MB": InOnnx(out / "minilm-onnx"),
+    }
+    sizes = {name: megabytes(encoder.file) for name, encoder in list(encoders.items())[1:]}
+    sizes["dense, torch"] = 4e-6 * sum(each.numel() for each in dense.model.parameters())
+    rates = per_second(encoders, sentences[:64])
+    found = {name: embeddings(encoder, sentences) for name, encoder in encoders.items()}
+    before = nearest(found["dense, torch"])
 
-print(f"\n{MODEL}, one thread, {len(sentences)} sentences that were neither counted nor fitted\n")
-print(f"{'':14s}{'MB':>7s}{'sentences/s':>13s}{'mean cosine':>13s}{'same nearest':>14s}{'among 3':>9s}")
-for name, E in found.items():
-    cosine = float((E * found["dense, torch"]).sum(1).mean())
-    after = nearest(E)
-    same, close = (float((after[:, :1] == before[:, :n]).any(1).float().mean()) for n in (1, 3))
-    print(f"{name:14s}{sizes[name]:7.1f}{rates[name]:13.0f}{cosine:13.3f}{same:14.0%}{close:9.0%}")
+    print(f"\n{MODEL}, one thread, {len(sentences)} sentences that were neither counted nor fitted\n")
+    print(f"{'':14s}{'MB':>7s}{'sentences/s':>13s}{'mean cosine':>13s}{'same nearest':>14s}{'among 3':>9s}")
+    for name, E in found.items():
+        cosine = float((E * found["dense, torch"]).sum(1).mean())
+        after = nearest(E)
+        same, close = (float((after[:, :1] == before[:, :n]).any(1).float().mean()) for n in (1, 3))
+        print(f"{name:14s}{sizes[name]:7.1f}{rates[name]:13.0f}{cosine:13.3f}{same:14.0%}{close:9.0%}")
 
-print("\nsentence, its nearest before, its nearest after:")
-after = nearest(found["12 MB"])
-for i in range(QUERIES):
-    print(f"\n  {sentences[i][:100]}")
-    for order in (before, after):
-        print(f"    → {sentences[int(order[i, 0])][:96]}")
-print(f"\n{out / 'minilm'} opens in transformers and sentence-transformers, {out / 'minilm-onnx'} in ONNX Runtime")
-print(f"{time.perf_counter() - started:.0f} seconds")
+    print("\nsentence, its nearest before, its nearest after:")
+    after = nearest(found["12 MB"])
+    for i in range(QUERIES):
+        print(f"\n  {sentences[i][:100]}")
+        for order in (before, after):
+            print(f"    → {sentences[int(order[i, 0])][:96]}")
+    print(f"\n{out / 'minilm'} opens in transformers and sentence-transformers, {out / 'minilm-onnx'} in ONNX Runtime")
+    print(f"{time.perf_counter() - started:.0f} seconds")
+
+
+if __name__ == "__main__":
+    main()

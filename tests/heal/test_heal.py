@@ -1,5 +1,6 @@
 """Healing helps or changes nothing, whatever is trained; zeros stay, and a killed run goes on to the same weights."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from families import tiny, tiny_batches, tiny_plan
 from slimformer.heal.distil import last_checkpoint
 from slimformer.heal.heal import Student, Text, heal
-from slimformer.heal.held_out import HeldOut, score
+from slimformer.heal.held_out import HeldOut, mean_share, score
 from slimformer.heal.settings import HealSettings
+from slimformer.heal.trained import keep_part
 from slimformer.heal.work import Work
 
 SPANS = (1, 1, 1)
@@ -95,7 +97,11 @@ def test_weights_are_judged_as_they_are_stored(tmp_path):
     assert all(torch.equal(p, p.bfloat16().float()) for p in narrow.small.model.layers.parameters())
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
+    distil = sys.modules["slimformer.heal.distil"]  # `slimformer.heal` is the function of that name
+    monkeypatch.setattr(distil, "WORTH_TRIALS", 10)
+    monkeypatch.setattr(distil, "TRIAL", 0.2)
+
     class Kill(Exception):
         pass
 
@@ -158,4 +164,26 @@ def test_the_random_numbers_of_the_caller_are_left_alone(tmp_path):
 def test_a_gain_on_one_text_does_not_pay_for_a_loss_on_another():
     assert score({"own": 0.5, "broad": 0.9}, {"own": 1.0, "broad": 1.0}) == pytest.approx(0.7)
     assert score({"own": 0.1, "broad": 1.1}, {"own": 1.0, "broad": 1.0}) == float("inf")
-    assert score({"own": float("nan")}, {"own": 1.0}) == float("inf")
+    assert score({"own": float("nan")}, {"own": 1.0}) == mean_share({"own": float("nan")}, {"own": 1.0}) == float("inf")
+    assert mean_share({"own": 0.1, "broad": 1.1}, {"own": 1.0, "broad": 1.0}) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(2.0, 1.0), (0.6, 0.5), (0.3, 0.25), (0.1, 0.0)])
+def test_as_much_of_the_way_is_kept_as_leaves_no_text_worse(limit, kept):
+    weight = torch.nn.Parameter(torch.full((3,), 2.0))
+    before = {"w": torch.ones(3)}
+
+    def measure():
+        way = float(weight.detach()[0]) - 1
+        return 1 - way if way <= limit else float("inf")
+
+    assert keep_part({"w": weight}, before, measure) == (kept, 1.0 - kept)
+    assert torch.equal(weight.detach(), torch.full((3,), 1 + kept))
+
+
+def test_less_of_the_way_is_kept_where_the_end_is_worse():
+    weight = torch.nn.Parameter(torch.full((3,), 2.0))
+    found = keep_part({"w": weight}, {"w": torch.ones(3)}, lambda: abs(float(weight.detach()[0]) - 1.5) + 0.1)
+    assert found == (0.5, 0.1)
+    same = torch.nn.Parameter(torch.full((3,), 2.0))
+    assert keep_part({"w": same}, {"w": torch.ones(3)}, lambda: float("nan")) == (0.0, 1.0)

@@ -88,3 +88,17 @@ def test_where_whole_blocks_are_gone_the_others_stand_for_them():
     how = {"heal.tokens": 3000, "heal.phases": "local"}
     result = slimformer.compress(dense, IDS, recipe="depth", macs=0.67, timing=False, settings=how)
     assert result.report.healing["kept"] and len(result.report.healing["blocks"]) == 2
+
+
+def test_cut_and_heal_in_turns_with_the_dense_model_as_the_teacher_of_both(tmp_path):
+    dense = small = tiny("llama")
+    for turn in ("one", "two"):
+        slimformer.compress(small, IDS, macs=0.6, timing=False).save(tmp_path / turn, verify=False)
+        small = tmp_path / f"{turn}-healed"
+        how = {"tokens": 4500, "phases": "global", "verify": False, "out": small}
+        result = slimformer.heal(tmp_path / turn, IDS, teacher=dense, **how)
+        assert result.report.healing["kept"] and result.report.healing["won"]["home"]["change"] < 0
+    both = [model.eval()(IDS[:1]).logits for model in (slimformer.load(small), result.model)]
+    assert torch.allclose(*both, atol=1e-5)
+    sizes = [sum(p.numel() for p in model.model.layers.parameters()) for model in (result.model, dense)]
+    assert sizes[0] < 0.5 * sizes[1]

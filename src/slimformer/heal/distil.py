@@ -27,10 +27,10 @@ from slimformer.calibrate.text import Batch
 from slimformer.errors import FileChanged
 from slimformer.files import manifest
 from slimformer.files.seals import read_sealed, save_sealed
-from slimformer.heal.held_out import HeldOut, score
+from slimformer.heal.held_out import HeldOut, mean_share, score
 from slimformer.heal.losses import distillation_loss
 from slimformer.heal.settings import HealSettings
-from slimformer.heal.trained import put_back, snapshot
+from slimformer.heal.trained import keep_part, put_back, snapshot
 from slimformer.heal.work import Work, agreed
 from slimformer.messages.progress import Progress, clock, silent
 from slimformer.models import describe
@@ -38,14 +38,14 @@ from slimformer.models.walk import plain_call
 
 # by what is trained: few numbers must move far
 RATES = {
-    "all": (1e-3, 3e-4, 1e-4, 3e-5), "lora": (3e-3, 1e-3, 3e-4, 1e-4), "norms": (1e-2, 3e-3, 1e-3, 3e-4),
+    "all": (2e-3, 1e-3, 5e-4, 2e-4, 5e-5), "lora": (5e-3, 2e-3, 1e-3, 3e-4, 1e-4),
+    "norms": (2e-2, 1e-2, 3e-3, 1e-3, 3e-4),
 }  # fmt: skip
-START = 1  # the rung of the ladder that is tried first
+START = 2  # the rung of the ladder that is tried first
 LOOKS, LEAST_LOOKS = 8, 3  # at the select split on the way
 LOOKING = 0.15  # of the time, at most, unless that is fewer looks than the least
-TRIAL, TRIALS = 0.04, 3  # of all steps, for each rate that is tried, and how many usually are
-WORTH_TRIALS = 60  # with fewer steps, the usual rate: trials would take a fifth of them
-LEAST_STEPS = 4
+TRIAL, TRIALS = 0.05, 3  # of all steps, for each rate that is tried, and how many usually are
+WORTH_TRIALS = 400  # with fewer steps, the usual rate: a shorter trial prefers rates that are too low
 WARM_UP = 0.05
 WEIGHTS = "trained.safetensors"
 PATIENCE = 3  # looks that are not better than the best
@@ -60,6 +60,15 @@ class GlobalPlan:
     steps: int
     rate: float
     every: int
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What was planned, how much of the way was kept, and the score of what was."""
+
+    plan: GlobalPlan
+    part: float
+    score: float
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,10 @@ class Teaching:
         """Tokens (images) that are learned from in one step, on average."""
         together = world().size * self.settings.accumulate
         return together * sum(batch.tokens for batch in self.batches) / len(self.batches)
+
+    def score(self, model: nn.Module) -> float:
+        """What is left on the select split, where no text is worse than at the start."""
+        return score(self.held_out.losses(self.teacher, model), self.start)  # type: ignore[arg-type]
 
 
 class Distiller(Trainer):
@@ -107,9 +120,10 @@ class Distiller(Trainer):
         return (loss, given) if return_outputs else loss
 
     def evaluate(self, *_args: Any, **_kwargs: Any) -> dict[str, float]:
-        """The score on the select split; below one where every text has gained."""
+        """How much is left on the select split; below one where texts have gained on average."""
         now = self.teaching.held_out.losses(self.teaching.teacher, self.model)  # type: ignore[arg-type]
-        metrics = {"eval_loss": score(now, self.teaching.start), **{f"eval_{name}": loss for name, loss in now.items()}}
+        metrics = {"eval_loss": mean_share(now, self.teaching.start)}
+        metrics |= {f"eval_{name}": loss for name, loss in now.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -162,9 +176,9 @@ class _ProgressLines(TrainerCallback):
 
 def distil(
     model: nn.Module, trained: Mapping[str, nn.Parameter], teaching: Teaching, work: Work, progress: Progress = silent
-) -> tuple[GlobalPlan, float]:
-    """Let the `trained` parameters of `model` learn in place; the plan, and the score of the best weights, which are
-    the ones that stay. Those before it come back where nothing is better. A killed run goes on from its checkpoint.
+) -> Distilled:
+    """Let the `trained` parameters of `model` learn in place. Of the way to the best weights on the select split as
+    much is kept as leaves no text worse; all of it, mostly. A killed run goes on from its checkpoint.
 
     Cost of a step: three forward passes of the student and one of the teacher.
     """
@@ -172,16 +186,12 @@ def distil(
     with _as_before():
         plan = _plan(model, trained, teaching, work)
         if not plan.steps:
-            return plan, 1.0
+            return Distilled(plan, 0.0, 1.0)
         trainer = _trainer(model, teaching, plan, work.trainer, progress)
-        unhealed = score(teaching.held_out.losses(teaching.teacher, model), teaching.start)  # type: ignore[arg-type]
+        unhealed = teaching.score(model)
         trainer.train(resume_from_checkpoint=agreed(last_checkpoint(work.trainer)))
-        best = trainer.state.best_metric
     model.eval()
-    if best is None or not best < min(unhealed, 1.0):
-        put_back(trained, before)
-        return plan, unhealed
-    return plan, float(best)
+    return Distilled(plan, *keep_part(trained, before, lambda: teaching.score(model), min(unhealed, 1.0)))
 
 
 class _Listed(TrainerCallback):
@@ -273,7 +283,7 @@ def _found_rate(
 ) -> float:  # fmt: skip
     """Down the ladder while that is better, else up: the rate with the lowest loss after a short trial."""
     before, rates = snapshot(trained), RATES[teaching.settings.train]
-    trial = max(LEAST_STEPS, int(TRIAL * steps))
+    trial = int(TRIAL * steps)
     found: dict[int, float] = {}
 
     def loss(rung: int) -> float:
@@ -281,8 +291,8 @@ def _found_rate(
             put_back(trained, before)
             _trainer(model, teaching, GlobalPlan(trial, rates[rung], 0), work.trainer).train()
             losses = teaching.held_out.losses(teaching.teacher, model)  # type: ignore[arg-type]
-            found[rung] = sum(losses[name] / max(teaching.start[name], 1e-30) for name in losses)
-        return found[rung] if math.isfinite(found[rung]) else math.inf
+            found[rung] = mean_share(losses, teaching.start)
+        return found[rung]
 
     way = 1 if loss(START + 1) < loss(START) else -1
     at = START + max(0, way)
@@ -302,7 +312,7 @@ def _trainer(
     recomputing: dict[str, Any] = {"gradient_checkpointing": True} if settings.recompute else {}
     arguments = TrainingArguments(
         output_dir=str(folder), max_steps=plan.steps, learning_rate=plan.rate, weight_decay=0.0,
-        lr_scheduler_type="linear" if looking else "constant_with_warmup", warmup_steps=WARM_UP if looking else 2,
+        lr_scheduler_type="linear", warmup_steps=WARM_UP,
         per_device_train_batch_size=1, gradient_accumulation_steps=settings.accumulate,
         bf16=settings.precision == "bfloat16", **recomputing,
         eval_strategy=when, save_strategy=when, eval_steps=max(1, plan.every), save_steps=max(1, plan.every),

@@ -14,7 +14,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.heal.held_out import HeldOut, score
 from slimformer.heal.local import HealedBlock, LocalPlan, Walk, heal_blocks, local_plan
 from slimformer.heal.settings import HealSettings
-from slimformer.heal.trained import make_own, put_back, snapshot, trained_parameters, training_only
+from slimformer.heal.trained import keep_part, make_own, put_back, snapshot, trained_parameters, training_only
 from slimformer.heal.work import Work, agreed
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import describe
@@ -76,10 +76,8 @@ def heal(student: Student, text: Text, settings: HealSettings, work: Work, progr
     if settings.share("local") and max(before.values()) > 0:
         plan, blocks = _local(student, text, settings, work, progress)
         now = text.held_out.losses(dense, small)
-        helped = score(now, before) < 1
-        if not helped:
-            put_back(own, original)
-        local = {**asdict(plan), "kept": helped, "losses": now}
+        part, _ = keep_part(own, original, lambda: score(text.held_out.losses(dense, small), before))
+        local = {**asdict(plan), "part": part, "losses": now}
     if settings.share("global") and max(before.values()) > 0:
         distilled = _global(student, text, settings, before, work, progress)
     round_weights(small, student.dtype, but=dense.parameters())
@@ -126,12 +124,11 @@ def _global(
         from slimformer.heal.lora import adapters_of, with_adapters, without_adapters
 
         adapted = with_adapters(small, seed=text.seed)
-        unhealed = score(text.held_out.losses(student.dense, small), start)
-        plan, found = distil(adapted, adapters_of(adapted), teaching, work, progress)
-        without_adapters(adapted, merged=found < unhealed)
+        done = distil(adapted, adapters_of(adapted), teaching, work, progress)
+        without_adapters(adapted, merged=done.part > 0)
     else:
         trained = trained_parameters(small, settings.train)
         with training_only(small, trained):
-            plan, found = distil(small, trained, teaching, work, progress)
+            done = distil(small, trained, teaching, work, progress)
     small.eval()
-    return {**asdict(plan), "train": settings.train, "score": found}
+    return {**asdict(done.plan), "train": settings.train, "part": done.part, "score": done.score}

@@ -49,15 +49,17 @@ def batch_loss(teacher: PreTrainedModel, student: PreTrainedModel, batch: Batch)
     return float(loss), n
 
 
-def score(now: Mapping[str, float], start: Mapping[str, float]) -> float:
-    """The mean of losses relative to those at the start; beyond all bounds where any text has become worse.
-
-    Less than one: better, and on no text worse.
-    """
-    if not all(now[name] <= start[name] for name in start):  # not >: NaN is no gain
-        return math.inf
+def mean_share(now: Mapping[str, float], start: Mapping[str, float]) -> float:
+    """The mean over texts of losses relative to those at the start."""
     shares = [now[name] / start[name] for name in start if start[name] > 0]
-    return sum(shares) / len(shares) if shares else 1.0
+    found = sum(shares) / len(shares) if shares else 1.0
+    return found if math.isfinite(found) else math.inf
+
+
+def score(now: Mapping[str, float], start: Mapping[str, float]) -> float:
+    """The same, beyond all bounds where any text has become worse. Less than one: better, and on no text worse."""
+    better = all(now[name] <= start[name] for name in start)  # not >: NaN is no gain
+    return mean_share(now, start) if better else math.inf
 
 
 def held_out(data: Data) -> HeldOut:

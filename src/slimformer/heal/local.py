@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +30,9 @@ from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.models.walk import Visit, forward, real_rows, rehearse
 from slimformer.rewrite.correct import Pair
 
-EPOCHS, MOST_EPOCHS = 6, 16  # as long as there is other text to see; at most, where there is not
+EPOCHS, MOST_EPOCHS = 3, 16  # as long as there is other text to see; at most, where there is not
 RATES = (1e-3, 3e-4, 1e-4)
 BYTES = 1e9  # of streams in memory
-PATIENCE = 2  # epochs that are not better than the best
 EVALUATED = 1.1  # what looking at the select split adds to the time
 
 
@@ -143,7 +141,7 @@ def heal_blocks(
 def local_plan(walk: Walk, fit: Sequence[Batch], budget: tuple[str, float]) -> LocalPlan:
     """What a budget allows: as many batches as can be seen `EPOCHS` times and whose streams have room in memory.
 
-    Minutes are turned into tokens by the pace of two steps of the first block.
+    Minutes are turned into tokens by the pace of a step of every block.
     """
     unit, amount = budget
     sizes = [batch.tokens for batch in fit]
@@ -158,31 +156,31 @@ def local_plan(walk: Walk, fit: Sequence[Batch], budget: tuple[str, float]) -> L
 
 @torch.no_grad()
 def _pace(walk: Walk, batches: Sequence[Batch]) -> float:
-    """Tokens (images) that all blocks learn from in a second: that of the first block, by the sizes of the others."""
+    """Tokens (images) that all blocks learn from in a second, by one step of each."""
     walk.small.eval()
     (pair,) = walk.streams({"fit": batches})
-    visit = next(iter(forward(walk.small, walk.architecture, walk.residence.of_copy)))
-    teacher = next(iter(forward(walk.dense, describe(walk.dense), walk.residence)))
-    parameters = walk.parameters(0)
-    before = snapshot(parameters)
-    target = teacher.run(pair.teacher)  # the first run of anything is slow
-    took = {}
-    with training_only(walk.small, parameters):
-        optimizer = torch.optim.AdamW(parameters.values(), lr=RATES[-1])
-        for _ in range(2):
-            took["step"] = _seconds(lambda: _step(visit, pair, target, optimizer))
-    took["teacher"] = _seconds(lambda: teacher.run(pair.teacher))
-    put_back(parameters, before)
-    sizes = [sum(p.numel() for p in visit.model.get_submodule(b.path).parameters()) for b in walk.architecture.blocks]
-    step = took["step"] * sum(sizes) / max(1, sizes[0])
-    passes = took["teacher"] * describe(walk.dense).n_blocks + step / 3
-    return batches[0].tokens / (EVALUATED * step + passes / EPOCHS)
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    teachers = forward(walk.dense, describe(walk.dense), walk.residence)
+    steps = passes = 0.0
+    for visit in forward(walk.small, walk.architecture, walk.residence.of_copy):
+        started = time.perf_counter()
+        for _ in range(walk.spans[visit.i]):
+            next(teachers).advance(pair.teacher)
+        passes += time.perf_counter() - started
+        started, parameters = time.perf_counter(), walk.parameters(visit.i)
+        before = snapshot(parameters)
+        visit.enter(pair.student)
+        with training_only(walk.small, parameters):
+            optimizer = torch.optim.AdamW(parameters.values() or [torch.zeros(1)], lr=RATES[-1])
+            for _ in range((2 if visit.i == 0 else 1) if parameters else 0):  # the first run of anything is slow
+                started = time.perf_counter()
+                _step(visit, pair, pair.teacher.state, optimizer)
+            steps += time.perf_counter() - started
+        put_back(parameters, before)
+        visit.residence.settle(visit.i)
+        started = time.perf_counter()
+        visit.advance(pair.student)
+        passes += time.perf_counter() - started
+    return batches[0].tokens / (EVALUATED * steps + passes / EPOCHS)
 
 
 def _learn_at_some_rate(
@@ -213,7 +211,7 @@ def _learn(walk: Walk, visit: Visit, pairs: Sequence[Pair], plan: LocalPlan) -> 
     fit, select = ([pair for pair in pairs if pair.student.split == split] for split in ("fit", "select"))
     parameters = walk.parameters(visit.i)
     start = best = _error(visit, select)
-    values, stale, seen = snapshot(parameters), 0, 0
+    values, seen = snapshot(parameters), 0
     if not parameters or not start:
         return HealedBlock(visit.i, start, start, 0)
     generator = torch.Generator().manual_seed(walk.seed * 1000 + visit.i)
@@ -221,15 +219,13 @@ def _learn(walk: Walk, visit: Visit, pairs: Sequence[Pair], plan: LocalPlan) -> 
     with training_only(walk.small, parameters):
         optimizer = torch.optim.AdamW(parameters.values(), lr=plan.rate, weight_decay=0.0)
         steps = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / (plan.epochs * len(fit)))
-        while seen < plan.epochs and stale < PATIENCE:
+        while seen < plan.epochs and (best < start or seen <= plan.epochs / 2):  # the rate falls, and with it errors
             for n in torch.randperm(len(fit), generator=generator).tolist():
                 _step(visit, fit[n], fit[n].teacher.state, optimizer, scale)
                 steps.step()
             now = _error(visit, select)
             if now < best:
-                best, values, stale = now, snapshot(parameters), 0
-            else:
-                stale += 1
+                best, values = now, snapshot(parameters)
             seen += 1
     put_back(parameters, values)
     return HealedBlock(visit.i, start, best, seen)

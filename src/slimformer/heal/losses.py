@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cosine_similarity
 
 from slimformer.models.outputs import has_outcomes, outcomes, real_positions
 
 LEAST = 1e-12
+AT_ONCE = 128  # positions whose outcomes are compared together
 
 
 def distillation_loss(teacher: Any, student: Any, mask: Tensor | None) -> tuple[Tensor, int]:
@@ -30,7 +31,10 @@ def distillation_loss(teacher: Any, student: Any, mask: Tensor | None) -> tuple[
     if has_outcomes(teacher):
         p, counted = outcomes(teacher, mask)
         q, _ = outcomes(student, mask)
-        return _kl(p[counted], q[counted.to(q.device)]), int(counted.sum())
+        if not counted.all():
+            p, q = p[counted], q[counted.to(q.device)]
+        p, q = p.flatten(0, -2).to(q.device), q.flatten(0, -2)
+        return _Divergence.apply(p, q), len(q)  # type: ignore[no-untyped-call]
     if "logits" in teacher:
         x, y = teacher.logits.float(), student.logits.float()
         return (x - y).square().sum() / x.square().sum().clamp_min(LEAST), len(x)
@@ -42,9 +46,27 @@ def distillation_loss(teacher: Any, student: Any, mask: Tensor | None) -> tuple[
     return moved + (1 - cosine_similarity(*pooled)).mean(), int(rows.sum())
 
 
-def _kl(p: Tensor, q: Tensor) -> Tensor:
-    """E KL(p ‖ q) of scores (positions × outcomes): cross entropy less entropy."""
-    p, q = p.float(), q.float()
-    likely = p.softmax(-1)
-    entropy = -torch.linalg.vecdot(likely, p.log_softmax(-1)).mean()
-    return cross_entropy(q, likely) - entropy
+class _Divergence(torch.autograd.Function):
+    """E KL(p ‖ q) of scores (positions × outcomes), and (q − p) / n, its gradient at the scores of q.
+
+    A few positions at a time: vocabularies are long, and nothing of their length is kept but that gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, q: Tensor) -> Tensor:
+        moved = torch.empty_like(q) if ctx.needs_input_grad[1] else None
+        total = torch.zeros((), device=q.device)
+        for i in range(0, len(q), AT_ONCE):
+            rows = slice(i, i + AT_ONCE)
+            log_p, log_q = (scores[rows].float().log_softmax(-1) for scores in (p, q))
+            likely = log_p.exp()
+            total += torch.linalg.vecdot(likely, log_p.sub_(log_q)).sum()
+            if moved is not None:
+                moved[rows] = log_q.exp_().sub_(likely).div_(len(q))
+        ctx.save_for_backward(moved)
+        return total / len(q)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        (moved,) = ctx.saved_tensors
+        return None, moved.mul_(gradients[0])

@@ -182,6 +182,19 @@ def test_commas_and_lists_name_the_same_sources(tmp_path):
     assert {"one", "two"} & set(texts(mixed)) and {"three", "four"} & set(texts(mixed))
 
 
+def test_sources_are_mixed_by_their_weights(tmp_path):
+    a, b = (write(tmp_path / name, "\n\n".join([name[0] * 100] * 300)) for name in ("x.txt", "y.txt"))
+    for source in (f"{a}*3,{b}", [f"{a}*3", str(b)], f"{a}*1.5,{b}*.5"):
+        mixed = "".join(texts(read_documents(source)))
+        assert mixed.count("x") == 300 * 100 and abs(mixed.count("y") - 100 * 100) <= 100
+    with pytest.raises(DataUnreadable, match="draws nothing from"):
+        read_documents(f"{a}*0,{b}")
+    with pytest.raises(DataNotFound, match="no file .*gone.txt"):
+        read_documents(f"{tmp_path / 'gone.txt'}*2,{b}")
+    write(tmp_path / "c*2", "starred\n\ntwice")
+    assert texts(read_documents(str(tmp_path / "c*2"))) == ["starred", "twice"]
+
+
 def test_a_comma_in_a_file_name_is_no_separator(tmp_path):
     file = write(tmp_path / "a,b.txt", "one\n\ntwo")
     assert texts(read_documents(str(file))) == ["one", "two"]

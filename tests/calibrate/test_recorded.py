@@ -191,6 +191,20 @@ def test_a_list_of_files_is_recorded_as_its_files(lines, tmp_path):
     assert data.name == f"{lines},{other}" and data.reading["sources"] == [str(lines), str(other)]
 
 
+def test_weights_of_sources_are_read_again(lines, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(LINES[:200]))
+    model, asked = tiny("llama"), Reading(tokens=400, seq_len=16)
+    data = gather(f"{lines}*3,{other}", model, tiny_tokenizer(), describe(model), asked)
+    even = gather(f"{lines},{other}", model, tiny_tokenizer(), describe(model), asked)
+    assert data.reading["sources"] == [f"{lines}*3", str(other)] and data.hash != even.hash
+    known = {"name": data.name, "hash": data.hash, "seed": 0, "reading": data.reading}
+    assert read_again(known, model, tiny_tokenizer(), owner="it").hash == data.hash
+    other.unlink()
+    with pytest.raises(DataNotFound, match=r"other.txt is not there any longer"):
+        read_again(known, model, tiny_tokenizer(), owner="it")
+
+
 # --- data that may have been fitted are not called held out ---------------------------------------------------
 
 

@@ -22,19 +22,20 @@ class Document:
     number: int | None = field(default=None, repr=False, compare=False)
 
 
-def mix_documents(sources: Sequence[list[Document]]) -> list[Document]:
+def mix_documents(sources: Sequence[list[Document]], weights: Sequence[float] | None = None) -> list[Document]:
     """Draw from the sources in turn, whichever has given the fewest characters, until one is used up.
 
-    So no source outweighs another, however long its documents are. Each is shuffled first (always alike),
+    So no source outweighs another, however long its documents are, unless by its weight: one of weight 3 gives three
+    characters for every one of a source of weight 1. Each is shuffled first (always alike),
     because files are often sorted and only the beginning of a larger one is used.
     """
     if len(sources) < 2:
         return list(sources[0]) if sources else []
     left = [random.Random(0).sample(documents, len(documents)) for documents in sources]
-    given = [0] * len(sources)
+    given, each = [0.0] * len(sources), weights or [1.0] * len(sources)
     mixed: list[Document] = []
     while all(left):
         turn = given.index(min(given))
         mixed.append(left[turn].pop())
-        given[turn] += len(mixed[-1].text) + len(mixed[-1].pair or "")
+        given[turn] += (len(mixed[-1].text) + len(mixed[-1].pair or "")) / each[turn]
     return mixed

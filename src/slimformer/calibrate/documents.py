@@ -48,6 +48,30 @@ class Unnamed(str):
 
 UNNAMED = Unnamed(BUILTIN)
 SELF = "self"  # text that the model writes
+WEIGHT = re.compile(r"(.+)\*([0-9]*\.?[0-9]+)")  # mine.txt*3
+
+
+class Weighted(str):
+    """The name of a source, and how much of it is drawn for every character of a source of weight 1."""
+
+    weight: float
+
+
+def weighted(name: Any) -> Any:
+    """The source behind `mine.txt*3`; every other name, and one that a file has, is itself."""
+    found = WEIGHT.fullmatch(name) if isinstance(name, str) and not isinstance(name, Weighted) else None
+    if found is None or os.path.exists(name):
+        return name
+    source = Weighted(found[1])
+    source.weight = float(found[2])
+    if not source.weight:
+        raise DataUnreadable(f"{name} draws nothing from {source}; give a weight above 0, or leave it out")
+    return source
+
+
+def weights_of(names: Iterable[Any]) -> list[float]:
+    """How much of each source is drawn, next to the others."""
+    return [name.weight if isinstance(name, Weighted) else 1.0 for name in names]
 
 
 def read_documents(
@@ -57,7 +81,7 @@ def read_documents(
     """Read a file, `builtin`, several of them (a list, or separated by commas), or texts already in memory.
 
     In a list the first element decides: a path, a name with a known suffix or `builtin` means sources,
-    anything else means texts. Several sources are mixed evenly, see `mix_documents`. With `rows` plain text is read
+    anything else means texts. Several sources are mixed evenly, or as `mine.txt*3,web.jsonl` says, see `mix_documents`. With `rows` plain text is read
     for a model of examples, not of running text (`text_documents`); what was taken for an example `say` is told.
     """
     listed = source if isinstance(source, str | Path) else list(source)
@@ -65,21 +89,21 @@ def read_documents(
     if names is None:
         return _in_memory([] if isinstance(listed, str | Path) else listed)
     wanted = (columns,) if isinstance(columns, str) else columns
-    return mix_documents([_read_one(name, wanted, label, rows, say) for name in names])
+    return mix_documents([_read_one(name, wanted, label, rows, say) for name in names], weights_of(names))
 
 
 def source_names(source: str | Path) -> list[str | Path]:
     """The sources in `a.txt,b.jsonl`; a file whose own name has a comma is one source."""
     if isinstance(source, Path) or os.path.isfile(source):  # os.path, as a text may be too long for a name
         return [source]
-    return [name.strip() for name in source.split(",") if name.strip()] or [source]
+    return [weighted(name.strip()) for name in source.split(",") if name.strip()] or [source]
 
 
 def named_sources(source: str | Path | Sequence[Any]) -> list[Any] | None:
     """The sources that are named, between commas or in a list; None where a list has the texts themselves."""
     if isinstance(source, str | Path):
         return source_names(source)
-    return list(source) if len(source) and _names_a_source(source[0]) else None
+    return [weighted(name) for name in source] if len(source) and _names_a_source(weighted(source[0])) else None
 
 
 def text_documents(lines: Iterable[str], *, rows: bool = False) -> list[Document]:

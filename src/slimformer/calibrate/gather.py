@@ -25,7 +25,7 @@ from slimformer.calibrate.broad import (
 )
 from slimformer.calibrate.builtin import BUILTIN, names_builtin
 from slimformer.calibrate.document import mix_documents
-from slimformer.calibrate.documents import SELF, Document, Source, Unnamed, named_sources
+from slimformer.calibrate.documents import SELF, Document, Source, Unnamed, Weighted, named_sources, weights_of
 from slimformer.calibrate.images import read_images
 from slimformer.calibrate.own_images import own_images
 from slimformer.calibrate.own_text import own_documents
@@ -220,9 +220,9 @@ def describe_source(source: Any) -> str:
     """A short name for reports; never the data themselves."""
     if isinstance(source, Tensor):
         return "token ids in memory"
-    names = None if isinstance(source, str | Path) else named_sources(source)
+    names = named_sources(source)
     if isinstance(source, str | Path) or names:
-        return ",".join(map(str, names or [source]))
+        return ",".join(_with_weight(name, str(name)) for name in names or [source])
     return f"{type(source).__name__} in memory"
 
 
@@ -231,7 +231,11 @@ def places(source: Any) -> list[str] | None:
     names = None if isinstance(source, Tensor) else named_sources(source)
     if names is None:
         return None
-    return [str(name) if _names_no_place(name) else str(Path(name).resolve()) for name in names]
+    return [_with_weight(name, str(name) if _names_no_place(name) else str(Path(name).resolve())) for name in names]
+
+
+def _with_weight(name: Any, place: str) -> str:
+    return f"{place}*{name.weight:g}" if isinstance(name, Weighted) else place
 
 
 def _names_no_place(name: str | Path) -> bool:
@@ -265,7 +269,7 @@ def _documents(source: Source, reader: Reader, asked: Reading, wanted: int, note
     if not any(name in made for name in names):
         return read(source)
     parts = [made[name]() if name in made else read(name) for name in names]
-    return spread(mix_documents(parts), asked.samples)
+    return spread(mix_documents(parts, weights_of(names)), asked.samples)
 
 
 def _folder(source: Any, config: Any, wanted: int, seed: int) -> str | Path:

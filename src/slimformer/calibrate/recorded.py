@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from slimformer.calibrate.documents import weighted
 from slimformer.calibrate.gather import Data, Reading, gather
 from slimformer.errors import DataNotFound, SlimformerError
 from slimformer.messages.words import option
@@ -30,7 +31,9 @@ def read_again(
         raise DataNotFound(f"{owner} does not say what it was calibrated on; {other}")
     if not isinstance(sources, list) or not sources:
         raise DataNotFound(f"{owner} was calibrated on {name}, and does not say where that is; {other}")
-    if gone := [place for place in map(str, sources) if Path(place).is_absolute() and not Path(place).exists()]:
+    if gone := [
+        place for place in map(weighted, map(str, sources)) if Path(place).is_absolute() and not Path(place).exists()
+    ]:
         raise DataNotFound(f"{owner} was calibrated on {name}, and {gone[0]} is not there any longer; {other}")
     asked: dict[str, Any] = {part: reading.get(part) for part in ("samples", "columns")}
     try:

@@ -24,6 +24,7 @@ from slimformer.calibrate.documents import (
     require_exists,
     source_names,
     text_documents,
+    weights_of,
 )
 from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, UnknownTask
 from slimformer.messages.words import option
@@ -118,7 +119,7 @@ def read_data(
         else read_documents(name, columns=columns, label=label, rows=rows, say=say)
         for name in names
     ]
-    return spread(mix_documents(parts), limit)
+    return spread(mix_documents(parts, weights_of(names)), limit)
 
 
 def require_there(source: str) -> None:

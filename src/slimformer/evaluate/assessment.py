@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.builtin import BUILTIN, names_builtin
-from slimformer.calibrate.documents import Document, source_names
+from slimformer.calibrate.documents import Document, source_names, weighted
 from slimformer.calibrate.gather import CHARACTERS, Data, first_characters, vocabulary
 from slimformer.calibrate.recorded import read_again
 from slimformer.calibrate.store import Provenance
@@ -272,7 +272,7 @@ def _known_places(known: Mapping[str, Any]) -> list[str]:
     reading = known.get("reading") or {}
     places = reading.get("sources") or _sources(str(known.get("name", "")))
     broad = [BUILTIN] if reading.get("broad") else []  # fitted beside the user's own
-    return [*(str(place) for place in places if place not in TASKS), *broad]
+    return [*(str(place) for place in map(weighted, places) if place not in TASKS), *broad]
 
 
 def _again(known: Sequence[str], asked: Sequence[str]) -> list[str]:

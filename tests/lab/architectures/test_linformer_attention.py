@@ -12,12 +12,18 @@ from torch.nn import functional as F
 
 from dealing import pairs
 from slimformer.errors import ProjectionDoesNotFit, SequenceTooLong
-from slimformer.lab.architectures.linformer_attention import LinformerAttention, attend, head_groups
+from slimformer.lab.architectures.linformer_attention import (
+    LinformerAttention,
+    attend,
+    head_groups,
+    low_rank_attention,
+)
 from slimformer.lab.architectures.linformer_config import LinformerConfig
 from slimformer.lab.architectures.linformer_projections import (
     KINDS,
     SHARING,
     TRAINED,
+    WHOLE,
     Compression,
     Rows,
     make_projection,
@@ -25,7 +31,8 @@ from slimformer.lab.architectures.linformer_projections import (
 
 WIDTH, HEADS, LENGTH = 32, 4, 48
 EITHER = (False, True)
-COMPRESSED = [kind for kind in KINDS if kind != "exact"]
+CAUSAL = [kind for kind in KINDS if kind != "svd"]
+COMPRESSED = [kind for kind in KINDS if kind not in WHOLE]
 
 
 def configured(n=LENGTH, k=12, **settings):
@@ -37,6 +44,8 @@ def configured(n=LENGTH, k=12, **settings):
 
 
 def made(kind="linear", sharing="headwise", k=12, **settings):
+    if kind not in CAUSAL:
+        settings["is_causal"] = False
     layer = LinformerAttention(configured(k=k, projection=kind, sharing=sharing, **settings))
     for linear in (layer.query, layer.key, layer.value):  # scores that differ, so that a mistake shows
         torch.nn.init.normal_(linear.weight, std=0.4)
@@ -73,7 +82,7 @@ def standard(layer, x, mask=None, causal=False):
     return layer.out(F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize(("kind", "sharing", "row_stochastic", "causal"), pairs(KINDS, SHARING, EITHER, EITHER))
+@pytest.mark.parametrize(("kind", "sharing", "row_stochastic", "causal"), pairs(CAUSAL, SHARING, EITHER, EITHER))
 def test_pads_change_nothing(kind, sharing, row_stochastic, causal):
     layer = made(kind, sharing, row_stochastic=row_stochastic, is_causal=causal, second_order=kind == "cluster")
     shared, x = shared_by(layer), torch.randn(2, 37, WIDTH)
@@ -83,7 +92,7 @@ def test_pads_change_nothing(kind, sharing, row_stochastic, causal):
     torch.testing.assert_close(found[:, :37], layer(x, None, shared), atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CAUSAL)
 def test_masked_tokens_inside_a_sequence_change_nothing(kind):
     """What a masked token says is not heard, wherever it stands."""
     layer = made(kind, row_stochastic=True)
@@ -92,7 +101,7 @@ def test_masked_tokens_inside_a_sequence_change_nothing(kind):
     torch.testing.assert_close(layer(x, mask)[mask], layer(other, mask)[mask], atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "sharing", "row_stochastic"), pairs(KINDS, SHARING, EITHER))
+@pytest.mark.parametrize(("kind", "sharing", "row_stochastic"), pairs(CAUSAL, SHARING, EITHER))
 def test_the_future_changes_nothing(kind, sharing, row_stochastic):
     layer = made(
         kind, sharing, row_stochastic=row_stochastic, is_causal=True, block_size=8 if kind != "exact" else None
@@ -164,7 +173,7 @@ def test_second_order_brings_clusters_nearer_to_attention():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CAUSAL)
 def test_lengths_other_than_the_longest(kind, causal):
     """A shorter input meets the first columns of E: as if the rest were masked."""
     layer = made(kind, is_causal=causal, row_stochastic=True)
@@ -259,7 +268,7 @@ def can_multiply(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CAUSAL)  # where σ_k is near σ_k+1, U_k follows the rounding
 def test_mixed_precision_is_near(kind, causal, dtype):
     if dtype == torch.bfloat16 and not can_multiply(dtype):
         pytest.skip(f"products of {dtype} end the process on this machine")
@@ -304,3 +313,31 @@ def test_masses_with_and_without_gradient_take_different_roads_to_one_place():
     q, k, v, mass = torch.randn(2, 4, 9, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5)
     one, other = attend(q, Rows(k, v, mass)), attend(q, Rows(k, v, mass.requires_grad_()))
     torch.testing.assert_close(one, other)
+
+
+def test_the_decomposition_of_attention_is_the_best_of_its_rank():
+    """Eq. 6: whole at k = n, ‖P − P_k‖ that of the singular values left out, and the gradient that of P_k V."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 12, 4, dtype=torch.float64) for _ in range(3))
+    weights = (query @ key.mT / 2).softmax(-1)
+    assert torch.allclose(low_rank_attention(query, key, value, None, [12, 12]), weights @ value)
+    identity = torch.eye(12, dtype=torch.float64).expand(2, 2, 12, 12)
+    near = low_rank_attention(query, key, identity, None, [3, 5])
+    left_out = torch.linalg.svdvals(weights).square()
+    for head, k in enumerate((3, 5)):
+        error = (weights - near)[:, head].square().sum((1, 2))
+        assert torch.allclose(error, left_out[:, head, k:].sum(-1))
+    layer, exact = made("svd", k=LENGTH), made("exact")
+    exact.load_state_dict(layer.state_dict())
+    x = torch.randn(2, LENGTH, WIDTH, requires_grad=True)
+    grads = [torch.autograd.grad(each(x).square().sum(), x)[0] for each in (layer, exact)]
+    assert torch.allclose(*grads, rtol=1e-3, atol=1e-4)
+
+
+def test_pads_take_no_rank_from_the_decomposition():
+    layer = made("svd", k=[4, 6, 8, 3]).double()
+    longer, mask = right_padded(torch.randn(2, 20, WIDTH), 9)
+    found = layer(longer.double(), mask)[:, :20]
+    assert torch.allclose(found, layer(longer[:, :20].double()), atol=1e-9)
+    with pytest.raises(ProjectionDoesNotFit, match="no decoder"):
+        configured(projection="svd", is_causal=True)

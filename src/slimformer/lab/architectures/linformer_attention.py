@@ -29,6 +29,7 @@ from slimformer.lab.architectures.linformer_config import LinformerConfig
 from slimformer.lab.architectures.linformer_projections import (
     HIDDEN,
     TRAINED,
+    WHOLE,
     Compression,
     Projection,
     Rows,
@@ -56,9 +57,9 @@ class LinformerAttention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.groups: list[tuple[list[int], Compression]] = []
         self.projections = nn.ModuleList()
-        if self.kind == "exact":
+        sizes = self.sizes = config.layer_k(layer)
+        if self.kind in WHOLE:
             return
-        sizes = config.layer_k(layer)
         self.groups = [(members, compression_of(config, k, len(members))) for k, members in head_groups(sizes).items()]
         if len(self.groups) > 1 and self.kind in TRAINED and config.sharing != "none":
             raise ProjectionDoesNotFit(
@@ -74,7 +75,7 @@ class LinformerAttention(nn.Module):
         mask = None if mask is None else mask.bool()
         query = self._split(self.query(x))
         projections: list[Any] = list(self.projections) or [shared]
-        if self.kind != "exact" and projections[0] is None:
+        if self.kind not in WHOLE and projections[0] is None:
             raise ProjectionDoesNotFit("sharing 'layerwise': the projection of the model has to come with the input")
         if not self.causal and len(projections) == 1 and _commutes(projections[0]):
             context = attend(query, self._compressed_first(x, mask, projections[0]), self._dropout)
@@ -88,6 +89,8 @@ class LinformerAttention(nn.Module):
     ) -> Tensor:
         if self.kind == "exact":
             return exact_attention(query, key, value, mask, self._dropout, causal=self.causal)
+        if self.kind == "svd":
+            return low_rank_attention(query, key, value, mask, self.sizes, self._dropout)
         if len(projections) == 1:
             return self._one_k(query, key, value, mask, projections[0])
         context = torch.empty_like(query)
@@ -229,3 +232,24 @@ def exact_attention(
         seen = seen & torch.ones(n, n, dtype=torch.bool, device=key.device).tril()
     bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill(~seen, HIDDEN)
     return F.scaled_dot_product_attention(query, key, value, bias, dropout)
+
+
+def low_rank_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sizes: Sequence[int], dropout: float = 0.0
+) -> Tensor:
+    """P_k V, P_k = Σ_{i ≤ k} σ_i u_i v_iᵀ the best rank k of each head's own P (eq. 6 of the paper).
+
+    What no E known before the input can do better than, and the reason there is an E: the decomposition costs n³ where
+    attention costs n² d. P_k V = U_k U_kᵀ (P V); U_k is taken as given by the gradient, which near equal σ has none.
+    """
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
+    weights = scores.softmax(-1)
+    if mask is not None:  # rows of pads would take ranks; a text of pads alone has no weights
+        weights = weights.nan_to_num().masked_fill(~mask[:, None, :, None], 0)
+    whole = weights.detach().to(torch.promote_types(weights.dtype, torch.float32))
+    left = torch.linalg.svd(whole, full_matrices=False).U[..., : max(sizes)]
+    held = torch.arange(left.shape[-1], device=left.device) < torch.tensor(sizes, device=left.device)[:, None]
+    left = (left * held[None, :, None]).to(value.dtype)
+    return left @ (left.mT @ (F.dropout(weights, dropout, training=dropout > 0) @ value))

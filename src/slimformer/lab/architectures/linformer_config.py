@@ -15,7 +15,8 @@ K = int | list[int] | list[list[int]]
 class LinformerConfig(PreTrainedConfig):
     """Sizes under their usual names, and how the sequence is compressed.
 
-    projection      linear, mean, max, conv, cluster; exact is the standard transformer with the same everything else
+    projection      linear, mean, max, conv, cluster; svd, the best rank k of each attention matrix, a bound that
+                    costs more than it saves; exact is the standard transformer with the same everything else
     sharing         none (2 L H matrices), headwise (2 L), key-value (L), layerwise (1); each is positions × k
     k               rows: one number, one for each layer, or a list for each layer with one for each head
     row_stochastic  rows are means of valid tokens and count for as much as they hold
@@ -59,6 +60,8 @@ class LinformerConfig(PreTrainedConfig):
         _one_of("sharing", self.sharing, SHARING)
         _one_of("norm", self.norm, ("pre", "post"))
         _one_of("pooling", self.pooling, ("mean", "first"))
+        if self.projection == "svd" and self.is_causal:
+            raise ProjectionDoesNotFit("projection 'svd' is of a whole text, its end included; no decoder has it")
         if self.use_cache:
             raise ProjectionDoesNotFit("use_cache: compressed rows change as text grows; set it to false")
         if self.block_size is not None and self.block_size < 1:

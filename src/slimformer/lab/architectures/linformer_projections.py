@@ -4,6 +4,7 @@
     mean, max   segments of s = ⌈max_len / k⌉ tokens                 row j reads tokens j s … (j + 1) s − 1
     conv        the same segments weighted by one trained kernel of s numbers: kernel = stride = s
     cluster     k-means on the keys of every head (`decompose.sequence`), nothing trained
+    svd         no rows: the best rank k of each P itself, the paper's eq. 6; `linformer_attention.py` computes it
 
 With `row_stochastic` the trained numbers are logits w of weights: over the valid tokens i
 
@@ -28,7 +29,8 @@ from torch.nn import functional as F
 from slimformer.decompose.sequence import clusters, pooled, spread
 from slimformer.errors import ProjectionDoesNotFit
 
-KINDS = ("linear", "mean", "max", "conv", "cluster", "exact")
+KINDS = ("linear", "mean", "max", "conv", "cluster", "svd", "exact")
+WHOLE = ("svd", "exact")  # all tokens are keys: no projection
 SHARING = ("none", "headwise", "key-value", "layerwise")
 TRAINED = ("linear", "conv")
 HIDDEN = -1e4  # added to a score, leaves exactly 0 of its weight; finite, so that a row of pads stays a number

@@ -152,7 +152,7 @@ def test_without_feed_forward_there_is_none():
     assert model(tokens(2, 9), labels=torch.tensor([0, 1])).loss.isfinite()
 
 
-@pytest.mark.parametrize("kind", ["linear", "mean", "cluster", "svd", "exact"])
+@pytest.mark.parametrize("kind", ["linear", "mean", "cluster", "exact"])
 def test_generation_is_what_the_whole_text_says(kind):
     """Greedy tokens are the argmax of the model on all that came before; with pads on the left too."""
     model = LinformerForCausalLM(config_of(projection=kind, eos_token_id=None)).eval()

@@ -166,6 +166,8 @@ def _opened(
     require_known_stacks(chosen.steps, describe(run.dense))
     for step in chosen.steps:
         step.require_possible(run)
+        if isinstance(step, Heal) and step not in run.after:
+            step.require_one_turn()
     return run, chosen
 
 
@@ -305,6 +307,7 @@ def heal(
     chosen = recipe_of("heal", "learned from the dense model", {"heal": own})
     step = chosen.steps[0]
     step.require_complete()
+    step.require_one_turn()
     opening = opening_in(given)
     processor, timing = given.pop("processor", None), given.pop("timing", False)
     writing = {name: given.pop(name) for name in ("force", "verify") if name in given}

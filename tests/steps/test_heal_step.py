@@ -5,7 +5,14 @@ import torch
 
 import slimformer
 from families import tiny
-from slimformer.errors import AlreadyRounded, BudgetOutOfReach, UnknownRecipe, WrongArgument
+from slimformer.errors import (
+    AlreadyRounded,
+    BudgetOutOfReach,
+    PlanDoesNotFit,
+    UnknownMethod,
+    UnknownRecipe,
+    WrongArgument,
+)
 from slimformer.recipe import load_recipe, with_arguments, with_settings
 
 IDS = torch.randint(0, 60, (120, 16), generator=torch.Generator().manual_seed(0))
@@ -102,3 +109,23 @@ def test_cut_and_heal_in_turns_with_the_dense_model_as_the_teacher_of_both(tmp_p
     assert torch.allclose(*both, atol=1e-5)
     sizes = [sum(p.numel() for p in model.model.layers.parameters()) for model in (result.model, dense)]
     assert sizes[0] < 0.5 * sizes[1]
+
+
+def test_rounds_are_cuts_of_the_same_ratio_healed_one_by_one_within_one_budget():
+    how = {"heal.tokens": 6000, "heal.rounds": 2, "heal.phases": "global"}
+    result = slimformer.compress(tiny("llama"), IDS, macs=0.4, timing=False, settings=how)
+    first, last = result.report.healing["turns"]
+    assert first["left"] <= 0.4**0.5 and result.report.macs_kept == last["left"] <= 0.4 < first["left"]
+    assert result.report.budget == 0.4 and result.report.healing["budget"] == {"tokens": 3000}
+    assert first["helped"] and last["helped"]
+
+
+@pytest.mark.parametrize("more", [{"cut.macs": 0.5, "quantize.bits": 8}, {"cut.latency": 0.5}])
+def test_what_cannot_be_done_in_turns_is_refused(more):
+    with pytest.raises(PlanDoesNotFit, match="heal.rounds"):
+        slimformer.compress(tiny("llama"), IDS, settings={"heal.rounds": 2, **more})
+
+
+def test_there_are_no_turns_without_a_cut():
+    with pytest.raises(UnknownMethod, match="nothing is cut between"):
+        slimformer.heal(tiny("llama", seed=1), IDS, teacher=tiny("llama"), rounds=2)

@@ -29,6 +29,7 @@ from slimformer.steps.heal import Heal
 from slimformer.steps.make import even_plan, make, priced
 from slimformer.steps.size import Room, best_within, require_size_possible
 from slimformer.steps.step import Step
+from slimformer.steps.turns import in_turns, require_turns_possible
 
 
 class Cut(CutSettings, Step):
@@ -67,8 +68,14 @@ class Cut(CutSettings, Step):
             self._require_affordable(run, self.budget)
         if self.max_kl is not None or self.size is not None:
             self._require_unhealed(run)
+        if self._in_turns(run) is not None:
+            require_turns_possible(run, self.budget)
         if self.room is not None and not run.before:
             require_size_possible(run, self.room)
+
+    def _in_turns(self, run: Run) -> Heal | None:
+        """The step that heals, where it asks for more than one turn."""
+        return next((step for step in run.after if isinstance(step, Heal) and step.rounds > 1), None)
 
     def _require_unhealed(self, run: Run) -> None:
         """A search makes many models, and a certificate needs text that nobody learned from."""
@@ -92,6 +99,9 @@ class Cut(CutSettings, Step):
 
     def run(self, run: Run) -> Run:
         """Calibrate and make the model; the steps after the cut are carried out with it."""
+        if (heal := self._in_turns(run)) is not None:
+            by = self.budget.by
+            return in_turns(run, heal, self.budget, lambda part, left: self.model_copy(update={by: left}).run(part))
         require_certifiable(run, self.max_kl)
         budget = priced(run, self.budget)
         self._require_affordable(run, budget)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -41,6 +42,8 @@ ENOUGH = 0.9  # of the text asked for
 class Heal(HealSettings, Step):
     """Win back what was lost: distil the dense model, block by block and then as a whole; kept only where it helps."""
 
+    rounds: int = Field(default=1, ge=1, le=10, description="cut and heal in so many turns, which share the budget")
+
     flags: ClassVar[dict[str, str]] = {"heal": "minutes"}
     place: ClassVar[int] = 4
     why_no_budget: ClassVar[str] = "it cuts nothing"
@@ -63,9 +66,24 @@ class Heal(HealSettings, Step):
                 "heal`"
             )
 
+    def require_one_turn(self) -> None:
+        """Refuse turns where nothing is cut between them."""
+        if self.rounds > 1:
+            raise UnknownMethod(
+                "heal.rounds is for a recipe with a cut, and nothing is cut between two turns here; leave it out, or "
+                f"give it to `slimformer compress` with {option('heal', '10m')}"
+            )
+
+    def of_one_turn(self) -> Heal:
+        """What one of several turns may spend."""
+        name, amount = self.budget
+        share = amount / self.rounds if name == "minutes" else max(1, round(amount / self.rounds))
+        return self.model_copy(update={name: share, "rounds": 1})
+
     def run(self, run: Run) -> Run:
         """Train, and say what was won on the report split, which decided nothing."""
         assert run.data is not None and run.folder is not None
+        self.require_one_turn()
         if self.train == "lora" and has_zeros(run.model):
             raise UnknownMethod("lora would fill the zeros of this model; give heal.train=all, which keeps them")
         with run.timed("heal"):

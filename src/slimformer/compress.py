@@ -305,7 +305,7 @@ def heal(
     given = dict(arguments)
     own = {name: given.pop(name) for name in Heal.model_fields if name in given and name != "name"}
     chosen = recipe_of("heal", "learned from the dense model", {"heal": own})
-    step = chosen.steps[0]
+    (step,) = (each for each in chosen.steps if isinstance(each, Heal))
     step.require_complete()
     step.require_one_turn()
     opening = opening_in(given)

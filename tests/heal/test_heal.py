@@ -10,6 +10,7 @@ from families import tiny, tiny_batches, tiny_plan
 from slimformer.heal.distil import last_checkpoint
 from slimformer.heal.heal import Student, Text, heal
 from slimformer.heal.held_out import HeldOut, mean_share, score
+from slimformer.heal.remembered import Remembered
 from slimformer.heal.settings import HealSettings
 from slimformer.heal.trained import keep_part
 from slimformer.heal.work import Work
@@ -187,3 +188,18 @@ def test_less_of_the_way_is_kept_where_the_end_is_worse():
     assert found == (0.5, 0.1)
     same = torch.nn.Parameter(torch.full((3,), 2.0))
     assert keep_part({"w": same}, {"w": torch.ones(3)}, lambda: float("nan")) == (0.0, 1.0)
+
+
+def test_what_the_teacher_said_is_kept_and_the_teacher_not_asked_again(tmp_path):
+    each = student()
+    fit, asked = text(each.dense), []
+    handle = each.dense.lm_head.register_forward_hook(lambda *_: asked.append(1))
+    done = heal(each, fit, settings(tokens=None, epochs=4, top=16), Work(tmp_path))
+    handle.remove()
+    looks = sum(len(part) for part in fit.held_out.parts.values())
+    files = sorted(Work(tmp_path).teacher.iterdir())
+    assert done.kept and len(files) == len(fit.fit)
+    assert (len(asked) - len(fit.fit)) % looks == 0, "once for a batch, and whenever the held-out text is looked at"
+    files[0].write_bytes(b"spoilt")
+    known = Remembered(Work(tmp_path).teacher, 16).of(0, each.dense, dict(fit.fit[0].inputs))
+    assert known[0].shape[1] == 16 and bool((known[0][:, 0] >= known[0][:, 1]).all())

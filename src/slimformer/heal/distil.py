@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from slimformer.files import manifest
 from slimformer.files.seals import read_sealed, save_sealed
 from slimformer.heal.held_out import HeldOut, mean_share, score
 from slimformer.heal.losses import distillation_loss
+from slimformer.heal.remembered import Remembered, remembered_loss
 from slimformer.heal.settings import HealSettings
 from slimformer.heal.trained import keep_part, put_back, snapshot
 from slimformer.heal.work import Work, agreed
@@ -47,6 +48,7 @@ LOOKING = 0.15  # of the time, at most, unless that is fewer looks than the leas
 TRIAL, TRIALS = 0.05, 3  # of all steps, for each rate that is tried, and how many usually are
 WORTH_TRIALS = 400  # with fewer steps, the usual rate: a shorter trial prefers rates that are too low
 WARM_UP = 0.05
+NUMBER = "number_of_batch"  # beside the inputs of a batch
 WEIGHTS = "trained.safetensors"
 PATIENCE = 3  # looks that are not better than the best
 
@@ -81,6 +83,7 @@ class Teaching:
     start: Mapping[str, float]  # losses at the start of everything: no text may become worse than that
     settings: HealSettings
     seed: int = 0
+    remembered: Remembered | None = None
 
     @property
     def tokens_per_step(self) -> float:
@@ -102,7 +105,7 @@ class Distiller(Trainer):
         self.teaching = teaching
         self.trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.call = plain_call(describe(teaching.teacher))
-        data = [dict(batch.inputs) for batch in teaching.batches]
+        data = [{**batch.inputs, NUMBER: torch.tensor(i)} for i, batch in enumerate(teaching.batches)]
         super().__init__(
             model, args, data_collator=lambda items: items[0], train_dataset=data, eval_dataset=data[:1], **more
         )  # what is evaluated on is `held_out`
@@ -112,11 +115,20 @@ class Distiller(Trainer):
     ) -> Any:
         """KL, cosine or squared change against the teacher, without dropout: the teacher has none either."""
         _without_dropout(model, recomputing=self.teaching.settings.recompute)
+        number, read = (
+            int(inputs[NUMBER]),
+            {name: value for name, value in inputs.items() if name != NUMBER} | self.call,
+        )
+        mask, teacher = inputs.get("attention_mask"), self.teaching.teacher
+        real = None if mask is None else mask.bool()
+        if self.teaching.remembered is not None:
+            known = self.teaching.remembered.of(number, teacher, read)
+            loss = remembered_loss(known, given := model(**read), real)
+            return (loss, given) if return_outputs else loss
         with torch.no_grad():
-            wanted = self.teaching.teacher(**inputs, **self.call)
-        given = model(**inputs, **self.call)
-        mask = inputs.get("attention_mask")
-        loss, _ = distillation_loss(wanted, given, None if mask is None else mask.bool())
+            wanted = teacher(**read)
+        given = model(**read)
+        loss, _ = distillation_loss(wanted, given, real)
         return (loss, given) if return_outputs else loss
 
     def evaluate(self, *_args: Any, **_kwargs: Any) -> dict[str, float]:
@@ -255,27 +267,41 @@ def _steps(model: nn.Module, trained: Mapping[str, nn.Parameter], teaching: Teac
     if unit == "tokens":
         return math.ceil(amount / teaching.tokens_per_step), LOOKS
     started = time.monotonic()
-    step, look = _pace(model, trained, teaching, work)
+    step, again, look = _pace(model, trained, teaching, work)
     left = 60 * amount - (time.monotonic() - started)
     looks = max(LEAST_LOOKS, min(LOOKS, int(LOOKING * left / look)))
-    steps = (left - looks * look) / step
+    new = len(teaching.batches) / (world().size * settings.accumulate)  # steps for which the teacher is asked
+    steps = _within(left - looks * look, step, again, new)
     if settings.rate is None and steps >= WORTH_TRIALS:
-        steps = (left - (looks + TRIALS) * look) / step / (1 + TRIALS * TRIAL)
+        steps = _within(left - (looks + TRIALS) * look, step, again, new) / (1 + TRIALS * TRIAL)
     return max(0, int(steps)), looks
 
 
-def _pace(model: nn.Module, trained: Mapping[str, nn.Parameter], teaching: Teaching, work: Work) -> tuple[float, float]:
-    """Seconds of a step and of a look at the select split."""
+def _within(seconds: float, step: float, again: float, new: float) -> float:
+    """How many steps there is time for, where those after the `new` ones take less."""
+    return seconds / step if seconds <= new * step else new + (seconds - new * step) / again
+
+
+def _pace(
+    model: nn.Module, trained: Mapping[str, nn.Parameter], teaching: Teaching, work: Work
+) -> tuple[float, float, float]:
+    """Seconds of a step, of one on a batch that was seen before, and of a look at the select split."""
     before = snapshot(trained)
-    plan = GlobalPlan(1, RATES[teaching.settings.train][-1], 0)
-    _trainer(model, teaching, plan, work.trainer).train()  # the first run of anything is slow
-    started = time.monotonic()
-    _trainer(model, teaching, GlobalPlan(2, plan.rate, 0), work.trainer).train()
-    step = (time.monotonic() - started) / 2
+    plan = GlobalPlan(2, RATES[teaching.settings.train][-1], 0)
+
+    def timed(plan: GlobalPlan) -> float:
+        started = time.monotonic()
+        _trainer(model, teaching, plan, work.trainer).train()
+        return (time.monotonic() - started) / plan.steps
+
+    timed(replace(plan, steps=1))  # the first run of anything is slow
+    step = timed(plan)
+    again = step if teaching.remembered is None else min(step, timed(plan))
+    step = 2 * step - again  # of the two the first had been seen before
     put_back(trained, before)
     started = time.monotonic()
     teaching.held_out.losses(teaching.teacher, model)  # type: ignore[arg-type]
-    return step, time.monotonic() - started
+    return step, again, time.monotonic() - started
 
 
 def _found_rate(

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from slimformer.calibrate.text import Batch
 from slimformer.heal.held_out import HeldOut, score
 from slimformer.heal.local import HealedBlock, LocalPlan, Walk, heal_blocks, local_plan
+from slimformer.heal.remembered import Remembered
 from slimformer.heal.settings import HealSettings
 from slimformer.heal.trained import keep_part, make_own, put_back, snapshot, trained_parameters, training_only
 from slimformer.heal.work import Work, agreed
@@ -119,7 +120,8 @@ def _global(
     from slimformer.heal.distil import Teaching, distil  # the Trainer takes seconds to import
 
     small = student.small
-    teaching = Teaching(student.dense, text.fit, text.held_out, start, settings, text.seed)
+    known = None if settings.top is None else Remembered(work.teacher, settings.top)
+    teaching = Teaching(student.dense, text.fit, text.held_out, start, settings, text.seed, known)
     if settings.train == "lora":
         from slimformer.heal.lora import adapters_of, with_adapters, without_adapters
 

@@ -36,6 +36,9 @@ class HealSettings(BaseModel):
     )
     rate: float | None = Field(default=None, gt=0, description="learning rate of the global phase; found if not given")
     text: int = Field(default=500_000, ge=1, description="tokens of text to read, beside which broad text is put")
+    top: int | None = Field(
+        default=None, ge=1, description="keep so many likeliest outcomes of the teacher on disk, and ask it once"
+    )
     track: Literal["none", "trackio", "wandb", "tensorboard"] = Field(
         default="none", description="where the global phase records its course"
     )

@@ -1,7 +1,8 @@
 """The work folder of a healing: what is decided and done, so that a killed run goes on to the same weights.
 
 `.<name>.healing` next to the result holds what was asked for (job.json), sealed notes with the parameters of every
-block that is through the local phase, and the checkpoints of the Trainer (trainer). It is there until the result is.
+block that is through the local phase, the checkpoints of the Trainer (trainer) and what the teacher said (teacher). It
+is there until the result is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from slimformer.files.reading import read_own_json
 from slimformer.files.seals import read_sealed, save_sealed
 
 FORMAT = 1
-JOB, LOCK, TRAINER, NOTE = "job.json", "lock", "trainer", ".note"
+JOB, LOCK, TRAINER, TEACHER, NOTE = "job.json", "lock", "trainer", "teacher", ".note"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Work:
     def trainer(self) -> Path:
         """Where the Trainer keeps its checkpoints."""
         return self.folder / TRAINER
+
+    @property
+    def teacher(self) -> Path:
+        """Where the likeliest outcomes of the teacher are kept."""
+        return self.folder / TEACHER
 
     def keep(self, name: str, note: Any, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Note something that JSON can say, with tensors; whole or not at all."""
@@ -104,8 +110,9 @@ def _require_ours(folder: Path, *, ours: bool) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove notes and checkpoints."""
+    """Remove notes, checkpoints and what the teacher said."""
     for note in folder.glob(f"*{NOTE}"):
         note.unlink()
-    if (folder / TRAINER).is_dir():
-        shutil.rmtree(folder / TRAINER)
+    for kept in (TRAINER, TEACHER):
+        if (folder / kept).is_dir():
+            shutil.rmtree(folder / kept)

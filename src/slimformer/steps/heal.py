@@ -20,6 +20,7 @@ from slimformer.calibrate.gather import Data, Reading, gather
 from slimformer.calibrate.text import Batch
 from slimformer.errors import AlreadyRounded, ExtraNotInstalled, PlanDoesNotFit, UnknownMethod
 from slimformer.evaluate.assessment import dropped_blocks, is_stored_packed
+from slimformer.evaluate.fidelity import harm_name
 from slimformer.evaluate.won import losses_by_text, won
 from slimformer.heal.heal import Student, Text, heal
 from slimformer.heal.held_out import held_out
@@ -86,6 +87,8 @@ class Heal(HealSettings, Step):
         self.require_one_turn()
         if self.train == "lora" and has_zeros(run.model):
             raise UnknownMethod("lora would fill the zeros of this model; give heal.train=all, which keeps them")
+        if self.top and harm_name(run.dense, run.splits["select"]) != "KL":
+            raise UnknownMethod("heal.top keeps likely words or classes, and this model gives none; leave it out")
         with run.timed("heal"):
             data, splits = run.data, run.splits
             before = losses_by_text(run.dense, run.model, splits["report"], data.other)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from calibrate.test_distributed import torchrun
 
 import slimformer
+from calibrate.test_distributed import torchrun
 from terminal import done
 
 

@@ -43,6 +43,7 @@ from slimformer.models.architecture import reads_examples, reads_windows
 TOKENS = 32_768  # to fit on; the other splits get a share of it
 WRITTEN = "texts without a target were sources; the model itself wrote the targets"
 REPEATED = "texts without a target were sources, and targets as well: the model has no head that writes"
+COUNTABLE = 4_000_000  # characters in which tokens may be counted
 ROW_TOKENS = 65_536  # for encoders of text, which are small for their widths, and lose most with fewer
 
 
@@ -70,6 +71,7 @@ class Data(Short):
     own: dict[str, list[Batch]] = field(default_factory=dict)  # fit and select without the broad text
     texts: dict[str, list[Document]] = field(default_factory=dict)  # by split, for models that read other tokens
     other_texts: dict[str, list[Document]] = field(default_factory=dict)  # the same of `other`
+    countable: list[Document] = field(default_factory=list)  # of *fit*, also what the batches had no room for
 
     def facts(self) -> dict[str, str]:
         """Where it came from, and how much there is in every split."""
@@ -176,7 +178,7 @@ def _from_documents(source: Source, reader: Reader, asked: Reading) -> Data:
         texts = {
             split: first_characters(parts[split], int(CHARACTERS * share * most)) for split, share in SHARE.items()
         }
-        data = replace(data, texts=texts)
+        data = replace(data, texts=texts, countable=first_characters(parts["fit"], COUNTABLE))
     if not asked.broad or image:
         return data
     _require_all(data.splits, least=2)  # of the user's own text

@@ -223,6 +223,33 @@ class ShownTask(TaskReport):
     examples: Count
 
 
+@dataclass(frozen=True)
+class ChosenSize:
+    """What a size was spent on, where tokens went for it."""
+
+    tokens: AtLeastOne
+    params: NotNegative
+    bits: AtLeastOne | None
+    tables: bool
+
+
+@dataclass(frozen=True)
+class SizeLosses:
+    """What the best models lose on the texts they were chosen on."""
+
+    all: float
+    fewer: float | None
+
+
+@dataclass(frozen=True)
+class SizingFacts:
+    """For a budget in bytes; the candidates are not shown."""
+
+    size: AtLeastOne
+    chosen: ChosenSize | None = None
+    losses: SizeLosses | None = None
+
+
 @dataclass(frozen=True, repr=False)
 class ShownReport(Report):
     """A report in which everything that is shown has its type. `elsewhere` is not among it: it is computed anew."""
@@ -240,6 +267,7 @@ class ShownReport(Report):
     certificate: CertificateFacts | None = None  # type: ignore[assignment]
     quantization: QuantizationFacts | None = None  # type: ignore[assignment]
     embedding: EmbeddingFacts | None = None  # type: ignore[assignment]
+    sizing: SizingFacts | None = None  # type: ignore[assignment]
     vocabulary: VocabularyFacts | None = None  # type: ignore[assignment]
     healing: HealingFacts | None = None  # type: ignore[assignment]
     lossless: LosslessFacts | None = None  # type: ignore[assignment]

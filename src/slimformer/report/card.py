@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -39,6 +40,7 @@ def model_card(report: Report, *, folder: str) -> str:
         "verdict": verdict(report.to_dict()),
         "narrow": f", {bits}-bit" if (bits := (report.quantization or {}).get("bits")) else "",
         "vocabulary_line": vocabulary_line(report.vocabulary) if report.vocabulary else "",
+        "size_line": size_line(report.sizing or {}),
         "embedding_line": embedding_line(report.embedding) if report.embedding else "",
         "narrow_line": narrow_line(report.quantization) if report.quantization else "",
         "replaced_line": replaced_line(report.replaced) if report.replaced else "",
@@ -89,6 +91,20 @@ def vocabulary_line(facts: dict[str, Any]) -> str:
         f"Vocabulary: {facts['keep']:,} of {facts['of']:,} tokens, the most frequent of {facts['on']}; they cover "
         f"{100 * facts['covered']:.1f} % of held-out text, which takes {after:.1f} tokens a text ({longer}; before "
         f"{before:.1f}). Embedding and head: {sizes}.{_refit_line(facts.get('refit'))}"
+    )
+
+
+def size_line(sizing: Mapping[str, Any]) -> str:
+    """What a size was spent on, where tokens went for it; empty where none did."""
+    chosen, losses = sizing.get("chosen"), sizing.get("losses")
+    if not chosen or not losses or losses["fewer"] is None:
+        return ""
+    stored = "as they were" if chosen["bits"] is None else f"in {chosen['bits']} bits"
+    tables = " with the tables" if chosen["tables"] else ""
+    room = f"{sizing['size'] / 1e6:.3g} MB"
+    return (
+        f"Size: {room} take {chosen['tokens']:,} tokens and {100 * chosen['params']:.0f} % of the blocks, {stored}{tables}; "
+        f"on the texts this was chosen on it loses {losses['fewer']:.3g}, with all tokens {losses['all']:.3g}."
     )
 
 

@@ -26,6 +26,7 @@ from slimformer.report.card import (
     narrow_line,
     opening_line,
     replaced_line,
+    size_line,
     vocabulary_line,
 )
 from slimformer.report.heads import fresh_head_line
@@ -61,6 +62,8 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(fresh_head_line(report.head)))
     if report.embedding:
         console.print(Text(embedding_line(report.embedding)))
+    if line := size_line(report.sizing or {}):
+        console.print(Text(line))
     if report.vocabulary:
         console.print(Text(vocabulary_line(report.vocabulary)))
     if report.healing:

@@ -28,6 +28,7 @@ from slimformer.steps.certified import require_certifiable, smallest_certified
 from slimformer.steps.heal import Heal
 from slimformer.steps.make import even_plan, make, priced
 from slimformer.steps.size import Room, best_within, require_size_possible
+from slimformer.steps.size_tokens import with_fewer_tokens
 from slimformer.steps.step import Step
 from slimformer.steps.turns import in_turns, require_turns_possible
 
@@ -42,6 +43,7 @@ class Cut(CutSettings, Step):
     size: int | None = Field(default=None, description="or: bytes all weights may take; bits are chosen, too")
     group: int = Field(default=64, ge=0, description="with a size: weights of a row that share a step; 0: the row")
     tables: bool | None = Field(default=None, description="with a size: tables in few bits? none: chosen")
+    fewer_tokens: bool = Field(default=True, description="with a size: may tokens go, where that loses less?")
 
     flags: ClassVar[dict[str, str]] = {name: name for name in (*BUDGETS, "group", "tables")}
 
@@ -112,8 +114,9 @@ class Cut(CutSettings, Step):
             cut = smallest_certified(run, self, self.max_kl)
         elif self.room is not None:
             cut = best_within(run, self, self.room)
+            cut = with_fewer_tokens(run, cut, self, self.room) if self.fewer_tokens else cut
         else:
             cut = make(run, budget, self)
         plan = cut.decided
         chosen = replace(budget, fraction=plan.budget, by=plan.by)  # type: ignore[arg-type]
-        return cut.reporting(front=alternatives(run, chosen, self))
+        return cut.reporting(front=alternatives(cut, chosen, self))

@@ -53,7 +53,7 @@ def require_size_possible(run: Run, room: Room) -> None:
     """Refuse, before the work, a size that what is not compressed takes already."""
     model, dtype = run.dense, run.loaded.dtype
     require_savable(model)
-    if not _shares(run, room):
+    if not ways_that_fit(run, room):
         whole = _on_disk(model, dtype, {})
         fewest = Quantize(bits=min(BITS), group=room.group, tables=room.tables is not False and bool(tables_of(model)))
         least, inside = _split(model, dtype, fewest)
@@ -68,15 +68,14 @@ def best_within(run: Run, settings: CutSettings, room: Room) -> Run:
     """Of all ways to fit into the size, the one that does the least harm on the select split."""
     best: Run | None = None
     tried: list[dict[str, Any]] = []
-    for rounding, share in _shares(run, room):
-        smaller = _fitting(_storing(run, rounding), settings, room.size, share, rounding)
+    for rounding, share in ways_that_fit(run, room):
+        smaller = fitting(storing(run, rounding), settings, room.size, share, rounding)
         if smaller is None:
             continue
         harm = fmean(document_harms(run.dense, smaller.model, run.splits["select"]))
         if all(harm < each["harm"] for each in tried):
             best = smaller
-        stored = rounding.model_dump(include={"bits", "tables"}) if rounding else {"bits": None, "tables": False}
-        tried.append({**stored, "params": smaller.decided.params, "bytes": bytes_of(smaller), "harm": harm})
+        tried.append({**said(rounding), "params": smaller.decided.params, "bytes": bytes_of(smaller), "harm": harm})
     if best is None:
         raise BudgetOutOfReach(
             f"no model of {in_words(room.size)} can be made of this one; give more, or fewer {option('bits')}"
@@ -84,10 +83,15 @@ def best_within(run: Run, settings: CutSettings, room: Room) -> Run:
     return best.reporting(sizing={"size": room.size, "candidates": tried})
 
 
+def said(rounding: Quantize | None) -> dict[str, Any]:
+    """A way to store weights, in a report."""
+    return rounding.model_dump(include={"bits", "tables"}) if rounding else {"bits": None, "tables": False}
+
+
 Choice = tuple[Quantize | None, float]  # how weights are stored, and the share of the blocks' parameters that then fits
 
 
-def _shares(run: Run, room: Room) -> list[Choice]:
+def ways_that_fit(run: Run, room: Room) -> list[Choice]:
     """For every way to store the share of the blocks' parameters that fits, if it is not too small; see above."""
     found: list[Choice] = []
     for rounding in _ways(run, room):
@@ -126,13 +130,13 @@ def _is_crowded_out(way: Quantize | None, share: float, found: Sequence[Choice])
     return tables == ALL and any(_bits(other) == instead and s > share + NOTABLY for other, s in found)
 
 
-def _storing(run: Run, rounding: Quantize | None) -> Run:
+def storing(run: Run, rounding: Quantize | None) -> Run:
     """The run with its weights stored so."""
     others = tuple(step for step in run.after if not isinstance(step, Quantize))
     return replace(run, after=(*others, rounding) if rounding else others)
 
 
-def _fitting(run: Run, settings: CutSettings, size: int, share: float, rounding: Quantize | None) -> Run | None:
+def fitting(run: Run, settings: CutSettings, size: int, share: float, rounding: Quantize | None) -> Run | None:
     """The largest model of these bits that fits; none where the format cannot go that low."""
     whole, inside = _split(run.dense, run.loaded.dtype, rounding)
     for _ in range(TRIES):

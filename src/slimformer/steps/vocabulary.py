@@ -86,24 +86,30 @@ class Vocabulary(Step):
             )
         assert run.data is not None
         with run.timed("vocabulary"):
-            pieces = pieces_of(run.loaded.processor)
-            counts = self._counts(run)
-            order = in_new_order(pieces, self._chosen(run.loaded, pieces, counts))
-            smaller = replace(
-                run.loaded, model=with_tokens(run.dense, order),
-                processor=smaller_tokenizer(run.loaded.processor, pieces, order),
-            )  # fmt: skip
-            data = read_in(smaller, run)
-            refit = None
-            if self.refit:
-                smaller, refit = refitted(run.loaded, smaller, order, self._documents(run), run.data)
-            facts = {
-                **self._facts(run, smaller, pieces, order), "counted": sum(counts.values()),
-                "on": source_names(run.data.name if self.data is None else str(self.data)),
-                "covered_there": covered(counts, order), "refit": refit,
-            }  # fmt: skip
+            return self.shrunk(run, self._counts(run), self._documents(run))
+
+    def shrunk(self, run: Run, counts: Counter[int], documents: list[Document]) -> Run:
+        """The same by counts that are known; pieces are refitted on `documents`."""
+        assert run.data is not None
+        pieces = pieces_of(run.loaded.processor)
+        smaller, order = self.smaller(run.loaded, pieces, counts)
+        data = read_in(smaller, run)
+        refit = None
+        if self.refit:
+            smaller, refit = refitted(run.loaded, smaller, order, documents, run.data)
+        facts = {
+            **self._facts(run, smaller, pieces, order), "counted": sum(counts.values()),
+            "on": source_names(run.data.name if self.data is None else str(self.data)),
+            "covered_there": covered(counts, order), "refit": refit,
+        }  # fmt: skip
         shrunk = replace(run, loaded=smaller, model=smaller.model, data=data, original=run.loaded)
         return shrunk.reporting(vocabulary=facts)
+
+    def smaller(self, loaded: Loaded, pieces: Pieces, counts: Counter[int]) -> tuple[Loaded, list[int]]:
+        """Model and tokenizer with fewer tokens, and which these are; nothing is refitted."""
+        order = in_new_order(pieces, self._chosen(loaded, pieces, counts))
+        tokenizer = smaller_tokenizer(loaded.processor, pieces, order)
+        return replace(loaded, model=with_tokens(loaded.model, order), processor=tokenizer), order
 
     def _documents(self, run: Run) -> list[Document]:
         """Text to refit pieces on: that of the counts, or a few million characters of it."""

@@ -101,10 +101,10 @@ def size_line(sizing: Mapping[str, Any]) -> str:
         return ""
     stored = "as they were" if chosen["bits"] is None else f"in {chosen['bits']} bits"
     tables = " with the tables" if chosen["tables"] else ""
-    room = f"{sizing['size'] / 1e6:.3g} MB"
+    room, few, whole = f"{sizing['size'] / 1e6:.3g} MB", f"{losses['fewer']:.3g}", f"{losses['all']:.3g}"
     return (
-        f"Size: {room} take {chosen['tokens']:,} tokens and {100 * chosen['params']:.0f} % of the blocks, {stored}{tables}; "
-        f"on the texts this was chosen on it loses {losses['fewer']:.3g}, with all tokens {losses['all']:.3g}."
+        f"Size: {room} take {chosen['tokens']:,} tokens and {100 * chosen['params']:.0f} % of the blocks, "
+        f"{stored}{tables}; on the texts this was chosen on it loses {few}, with all tokens {whole}."
     )
 
 

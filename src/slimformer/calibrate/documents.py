@@ -14,6 +14,7 @@ from typing import Any
 
 from slimformer.calibrate.builtin import BUILTIN, builtin_documents, builtin_kinds, names_builtin
 from slimformer.calibrate.document import Document, Label, mix_documents
+from slimformer.calibrate.excerpt import READ_WHOLE, excerpt, is_excerpted
 from slimformer.calibrate.tables import (
     Row,
     Table,
@@ -210,17 +211,20 @@ def _read_one(
         return builtin_documents(builtin_kinds(str(source)))
     path = Path(source)
     _require_text_or_parquet(path)
-    if table := open_table(path, columns):
-        documents = _table_documents(table, columns, label)
-    elif columns or label:
-        asked, flag = (columns[0], "columns") if columns else (label, "label")
-        raise ColumnNotFound(
-            f"column {asked!r} is not in {path.name}; it is plain text and has no columns; leave {option(flag)} out"
-        )
-    else:
-        inner = _inner(read_lines(path))
-        documents = text_documents(inner, rows=rows)
-        say(UNDERSTOOD[text_layout(inner, rows=rows)].format(path.name))
+    if is_excerpted(path):
+        say(f"{path.name} is large: evenly spaced pieces of it are read, {READ_WHOLE >> 20} MB together")
+    with excerpt(path) as short:
+        if table := open_table(short, columns):
+            documents = _table_documents(table, columns, label)
+        elif columns or label:
+            asked, flag = (columns[0], "columns") if columns else (label, "label")
+            raise ColumnNotFound(
+                f"column {asked!r} is not in {path.name}; it is plain text and has no columns; leave {option(flag)} out"
+            )
+        else:
+            inner = _inner(read_lines(short))
+            documents = text_documents(inner, rows=rows)
+            say(UNDERSTOOD[text_layout(inner, rows=rows)].format(path.name))
     if not documents:
         raise DataEmpty(f"{path} holds no text; give a file with at least one document")
     return documents

@@ -66,7 +66,8 @@ def lab_run(
     from slimformer.lab.same_data import other_data, require_same_data
 
     for run in runs:
-        require_known(run.model)
+        if run.start is None:
+            require_known(run.model)
     with showing_progress(hidden=shown.hidden) as progress:
         if dry_run:
             with tempfile.TemporaryDirectory() as place:  # tokenizers of a dry run are thrown away
@@ -139,7 +140,9 @@ def train_all(runs: Any, folder: Any, workers: int, every: float, progress: Any,
         if note and not quiet:
             err.print(f"{run.name} stopped: {note}", style="yellow", markup=False, highlight=False)
 
-    run_all(runs, folder, workers=workers, every=every, progress=progress, ended=ended)
+    for pretrained in (False, True):  # what has to be pretrained is done before anything starts from it
+        wave = [run for run in runs if (run.before is not None) == pretrained]
+        run_all(wave, folder, workers=workers, every=every, progress=progress, ended=ended)
     return failed
 
 

@@ -18,6 +18,7 @@ from slimformer.lab.feed import Feed, generator, open_feed
 from slimformer.lab.model import build, in_one_line, parameters
 from slimformer.lab.runner import Progress, one_thread
 from slimformer.lab.settings import RunSettings
+from slimformer.lab.start import folder_of
 from slimformer.lab.train import EVALUATION_ROWS, batch_index, make_optimiser, steps_of
 
 TIMED_STEPS, TIMED_SECONDS = 5, 2.0
@@ -66,7 +67,7 @@ def hours(lines: Sequence[Estimate], workers: int) -> float:
 
 
 def _shape(run: RunSettings) -> str:
-    settings = run.model_dump(mode="json", include={"task", "model", "data", "augmentation", "batch_size"})
+    settings = run.model_dump(mode="json", include={"task", "model", "start", "data", "augmentation", "batch_size"})
     return json.dumps(settings, sort_keys=True)
 
 
@@ -91,7 +92,8 @@ def _time(run: RunSettings, feed: Feed) -> tuple[float, float, int]:
     Of the processor, not of the wall: a machine that is busy for a moment does not count.
     """
     with torch.random.fork_rng(devices=[]):
-        model = build(run.task, run.model, feed.facts)
+        # weights cost the same whatever they are: those that are still to be pretrained are fresh here
+        model = build(run.task, run.model, feed.facts, None if run.start is None else folder_of(run.start))
         optimiser = make_optimiser(model, run.optimiser)
         model.train()
         taken: list[float] = []

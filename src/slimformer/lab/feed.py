@@ -15,9 +15,10 @@ from torch import Tensor
 from slimformer.errors import BadExperiment, TooFewTokens
 from slimformer.lab.data.augment import augmented
 from slimformer.lab.data.images import read_images
-from slimformer.lab.data.text import Texts, read_texts
+from slimformer.lab.data.text import KINDS, Texts, read_texts, texts_folder
 from slimformer.lab.masking import IGNORED, Masking
 from slimformer.lab.settings import Augmentation, DataSettings, RunSettings, Task
+from slimformer.lab.start import folder_of
 
 Part = Literal["train", "validation"]
 Batch = dict[str, Tensor]
@@ -44,8 +45,18 @@ class Feed:
 
 
 def open_feed(run: RunSettings, cache: Path) -> Feed:
-    """The data of a run; the last few are kept in memory for the next run of this process."""
-    return _opened(run.task, run.data, run.augmentation, cache)
+    """The data of a run; the last few are kept in memory for the next run of this process.
+
+    A model that is not trained from nothing reads texts through the tokenizer it has, not one trained here.
+    """
+    data = run.data
+    if run.task != "image-classes" and data.tokenizer in KINDS:
+        if run.before is not None:
+            open_feed(run.before, cache)
+            data = data.model_copy(update={"tokenizer": str(texts_folder(run.before.data, run.before.task, cache))})
+        elif run.start is not None:
+            data = data.model_copy(update={"tokenizer": str(folder_of(run.start))})
+    return _opened(run.task, data, run.augmentation, cache)
 
 
 @lru_cache(maxsize=3)

@@ -20,10 +20,11 @@ from typing import Any
 from slimformer.checkpoint import lock
 from slimformer.checkpoint.atomic import replacing, require_free, writing
 from slimformer.checkpoint.save import write_belongings
-from slimformer.errors import ExperimentChanged, ReportNotFound
+from slimformer.errors import BadExperiment, ExperimentChanged, ReportNotFound
 from slimformer.files.reading import read_json
 from slimformer.lab.grid import slug
 from slimformer.lab.settings import Experiment, RunSettings, checked
+from slimformer.lab.start import folder_of
 from slimformer.messages.words import option
 
 Facts = dict[str, Any]
@@ -52,6 +53,17 @@ class LabFolder:
     def model_folder(self, run: RunSettings) -> Path:
         """The model a run leaves."""
         return self.path / "models" / slug(run.name)
+
+    def start(self, run: RunSettings) -> Path | None:
+        """The folder with the weights a run starts from; none where they are drawn."""
+        if run.before is None:
+            return None if run.start is None else folder_of(run.start)
+        place = self.model_folder(run.before)
+        ended = self.result(run.before)
+        if ended is None or not place.is_dir():
+            why = ended and ended["note"]
+            raise BadExperiment(f"{run.before.name} left no model to start from{f': {why}' if why else ''}")
+        return place
 
     def result(self, run: RunSettings) -> Facts | None:
         """What a run of exactly these settings has found, if it has ended."""
@@ -150,10 +162,10 @@ def _read(path: Path, key: str = "slimformer_lab_run") -> Facts | None:
 
 def _difference(run: RunSettings, earlier: Facts) -> str:
     """The first setting that differs."""
-    now = run.model_dump(mode="json", exclude={"row", "labels", "seed"})
+    now = run.decisive()
     old = {key: value for key, value in _flat(earlier["settings"]).items() if not key.startswith("dataset")}
     for key, value in _flat(now).items():
-        if key in old and old[key] != value and not key.endswith("path"):
+        if key in old and old[key] != value and not key.endswith(("path", "start")):
             return f"{run.name}: {key} was {old[key]} and is {value}"
     gone = sorted(set(old) ^ (set(_flat(now)) - {"dataset"}))
     return f"{run.name}: {gone[0] if gone else 'the data'} changed"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -18,6 +18,7 @@ from transformers import (
 
 from slimformer.errors import BadExperiment
 from slimformer.lab.settings import Task
+from slimformer.lab.start import in_one_line, started
 
 CLASSES: dict[Task, Any] = {
     "image-classes": AutoModelForImageClassification, "text-classes": AutoModelForSequenceClassification,
@@ -25,8 +26,11 @@ CLASSES: dict[Task, Any] = {
 }  # fmt: skip
 
 
-def build(task: Task, fields: dict[str, Any], facts: dict[str, Any]) -> PreTrainedModel:
-    """A model with fresh weights. What the data say (sizes, classes) holds where the fields say nothing."""
+def build(task: Task, fields: dict[str, Any], facts: dict[str, Any], start: Path | None = None) -> PreTrainedModel:
+    """A model with fresh weights, or with those in a folder. What the data say (sizes, classes) holds where the fields
+    say nothing."""
+    if start is not None:
+        return started(CLASSES[task], start, fields, facts)
     require_known(fields)
     _require_classes(fields, facts)
     known = {name: value for name, value in facts.items() if name not in fields and _knows(fields, name)}
@@ -39,12 +43,6 @@ def build(task: Task, fields: dict[str, Any], facts: dict[str, Any]) -> PreTrain
     except Exception as error:  # configs and models raise whatever their arithmetic does
         reason = in_one_line(error)
         raise BadExperiment(f"no {fields['model_type']} for {task} can be built of these fields: {reason}") from error
-
-
-def in_one_line(error: Exception) -> str:
-    """What a library said, whole; its kind where that alone would not tell (a KeyError says only the key)."""
-    line = " ".join(str(error).split())
-    return line if isinstance(error, ValueError | StrictDataclassError) and line else f"{type(error).__name__}: {line}"
 
 
 def _require_classes(fields: dict[str, Any], facts: dict[str, Any]) -> None:

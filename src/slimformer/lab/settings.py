@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from slimformer.errors import BadExperiment
+from slimformer.files.manifest import sha256
 from slimformer.files.reading import parse_yaml
 from slimformer.lab.experiments import text_of
 
@@ -92,11 +94,9 @@ class Published(_Strict):
     rows: dict[str, dict[str, float | str]]
 
 
-class TrainSettings(_Strict):
-    """What experiment and run have in common."""
+class Schedule(_Strict):
+    """How long, in which batches, and at which rate."""
 
-    task: Task
-    model: dict[str, Any]
     epochs: float | None = Field(default=None, gt=0)
     steps: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=64, ge=1)
@@ -104,13 +104,32 @@ class TrainSettings(_Strict):
     augmentation: Augmentation = Augmentation()
     evaluate_every: int | None = Field(default=None, ge=1, description="steps; every epoch by default")
     train_evaluation: int = Field(default=2000, ge=1, description="training examples measured in the end")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Schedule:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either epochs or steps")
+        return self
+
+
+class Pretraining(Schedule):
+    """What the same model learns first: another task, on the same data but for the fields in `data`."""
+
+    task: Task
+    data: dict[str, Any] = {}
+
+
+class TrainSettings(Schedule):
+    """What experiment and run have in common."""
+
+    task: Task
+    model: dict[str, Any] = {}
+    start: str | None = Field(default=None, description="a model whose weights, and tokenizer, training starts from")
     save_models: bool = False
 
     @model_validator(mode="after")
-    def _one_length(self) -> TrainSettings:
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give either epochs or steps")
-        if not isinstance(self.model.get("model_type"), str):
+    def _one_model(self) -> TrainSettings:
+        if not isinstance(self.model.get("model_type", None if self.start is None else ""), str):
             raise ValueError("model has no model_type, e.g. vit, bert, gpt2, minimal, linformer")
         return self
 
@@ -125,6 +144,7 @@ class Experiment(TrainSettings):
     grid: dict[str, list[Any]] = {}
     titles: dict[str, str] = Field(default={}, description="shorter names for fields of the grid, in the rows")
     seeds: list[int] = Field(default=[0], min_length=1)
+    pretrain: Pretraining | None = None
     checkpoint_every: float = Field(default=60, gt=0, description="seconds between saved states")
     published: Published | None = None
 
@@ -137,18 +157,43 @@ class RunSettings(TrainSettings):
     labels: dict[str, Any]
     data: DataSettings
     seed: int = Field(ge=-(2**63), lt=2**63, description="what torch can take")
+    before: RunSettings | None = Field(default=None, description="the run whose model this one starts from")
 
     @property
     def name(self) -> str:
         """Row and seed."""
         return f"{self.row}, seed {self.seed}"
 
+    def decisive(self) -> dict[str, Any]:
+        """The settings that may differ between runs of one name; what was not asked for is not there."""
+        fields = self.model_dump(mode="json", exclude={"row", "labels", "seed", "before"}, exclude_none=False)
+        if self.start is None:
+            del fields["start"]
+        return fields if self.before is None else {**fields, "before": self.before.decisive()}
+
     def digest(self) -> str:
         """Of the settings that decide the result; what a row is called, and where a folder stands, do not."""
-        fields = self.model_dump(mode="json", exclude={"row", "dataset", "labels"})
+        fields = {**self.decisive(), "seed": self.seed}
+        del fields["dataset"]
         for key in ("path", "validation_path"):
             fields["data"][key] = Path(fields["data"][key] or "").name
+        if self.start is not None:
+            fields["start"] = _content(self.start)
+        if self.before is not None:
+            fields["before"] = self.before.digest()
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _content(start: str) -> str:
+    """Of the weights in a folder, wherever it stands; the name of what is not here as one."""
+    files = sorted(Path(start).glob("*.safetensors"))
+    stamps = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return _of_files(stamps) if stamps else start
+
+
+@lru_cache(maxsize=16)
+def _of_files(stamps: tuple[tuple[str, int, int], ...]) -> str:
+    return hashlib.sha256("".join(sha256(Path(path)) for path, _, _ in stamps).encode()).hexdigest()[:16]
 
 
 def load_experiment(path: str | Path) -> Experiment:
@@ -186,7 +231,7 @@ def _siblings(kind: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
     """The fields known where an unknown one stands."""
     inner: dict[str, type[BaseModel]] = {
         "optimiser": Optimiser, "augmentation": Augmentation, "published": Published, "datasets": DatasetSettings,
-        "data": DataSettings,
+        "data": DataSettings, "pretrain": Pretraining,
     }  # fmt: skip
     here = inner.get(str(place[0]), kind) if len(place) > 1 else kind
     return list(here.model_fields)

@@ -33,15 +33,17 @@ def steps_of(run: RunSettings, feed: Feed) -> tuple[int, int]:
 
 
 def train(
-    run: RunSettings, feed: Feed, state: Path, *, every: float = 60.0, tell: Told = lambda done, total: None
-) -> tuple[dict[str, Any], PreTrainedModel]:
-    """Train, saving the state every so many seconds; what was found, and the model.
+    run: RunSettings, feed: Feed, state: Path, *, every: float = 60.0, tell: Told = lambda done, total: None,
+    start: Path | None = None,
+) -> tuple[dict[str, Any], PreTrainedModel]:  # fmt: skip
+    """Train from fresh weights or those in a folder, saving the state every so many seconds; what was found, and the
+    model.
 
     Example order, augmentations and masks are drawn by seed and step, dropout by the generator whose state is saved:
     stopped anywhere and resumed, one thread of a CPU gives the same bits.
     """
     torch.manual_seed(run.seed)
-    model = build(run.task, run.model, feed.facts)
+    model = build(run.task, run.model, feed.facts, start)
     optimiser = make_optimiser(model, run.optimiser)
     made_of = {"digest": run.digest(), "data": feed.digest}
     progress = load_state(state, made_of, model, optimiser) or Progress()
@@ -188,7 +190,7 @@ def _facts(run: RunSettings, feed: Feed, model: PreTrainedModel) -> dict[str, An
     count = parameters(model)
     return {
         "slimformer_lab_run": 1, "name": run.name, "row": run.row, "seed": run.seed, "labels": run.labels,
-        "digest": run.digest(), "settings": run.model_dump(mode="json", exclude={"row", "labels", "seed"}),
+        "digest": run.digest(), "settings": run.decisive(),
         "data": {"digest": feed.digest, **feed.sizes},
         "parameters": count, "outputs": feed.outputs, "examples": feed.examples,
         "q": feed.examples * feed.outputs / count,

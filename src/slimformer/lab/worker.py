@@ -38,7 +38,7 @@ def run_one(run: RunSettings, folder: LabFolder, every: float, tell: Told) -> st
     """Train and put the result in place; what went wrong in one line, or nothing."""
     try:
         feed = open_feed(run, folder.texts)
-        result, model = train(run, feed, folder.state_file(run), every=every, tell=tell)
+        result, model = train(run, feed, folder.state_file(run), every=every, tell=tell, start=folder.start(run))
         folder.write(run, result, model, feed.processor)
     except SlimformerError as error:
         return str(error)

@@ -23,6 +23,7 @@ from slimformer.calibrate.documents import Document, read_documents
 from slimformer.checkpoint.atomic import writing
 from slimformer.errors import BadExperiment, DataNotFound, OutputExists, TooFewExamples
 from slimformer.files.manifest import require_unchanged
+from slimformer.files.reading import read_bytes
 from slimformer.lab.data import hub
 from slimformer.lab.data.held_out import held_out, subset
 from slimformer.lab.data.tokenizer import open_tokenizer, train_tokenizer
@@ -65,7 +66,7 @@ class TextData:
 
 def read_texts(settings: DataSettings, task: Task, cache: Path) -> TextData:
     """The texts the settings name, as ids. What has been read once lies in `cache` and is taken from there."""
-    folder = cache / _key(settings, task)
+    folder = texts_folder(settings, task, cache)
     if not folder.is_dir():
         _encode(settings, task, folder)
     require_unchanged(folder, TOKENS)
@@ -80,6 +81,11 @@ def read_texts(settings: DataSettings, task: Task, cache: Path) -> TextData:
     return TextData(train, validation, tokenizer, classes)
 
 
+def texts_folder(settings: DataSettings, task: Task, cache: Path) -> Path:
+    """Where these texts lie as ids, with their tokenizer."""
+    return cache / _key(settings, task)
+
+
 def _key(settings: DataSettings, task: Task) -> str:
     """Other settings, or other files at the same place, are other texts."""
     used = settings.model_dump(exclude={"channels", "image_size", "mask", *(() if _classes(task) else ("max_length",))})
@@ -89,8 +95,15 @@ def _key(settings: DataSettings, task: Task) -> str:
         if path and settings.source != "hub" and os.path.exists(path)
         for status in [os.stat(path)]
     ]
+    if Path(settings.tokenizer).is_dir():  # the same tokenizer in two folders makes the same ids
+        used["tokenizer"] = _tokenizer_digest(Path(settings.tokenizer))
     written = json.dumps([used, stamps, _classes(task), task == "causal-lm"], sort_keys=True, default=str)
     return hashlib.blake2b(written.encode(), digest_size=8).hexdigest()
+
+
+def _tokenizer_digest(folder: Path) -> str:
+    whole = [folder / "tokenizer.json"] if (folder / "tokenizer.json").is_file() else sorted(folder.glob("*.json"))
+    return hashlib.blake2b(b"\0".join(read_bytes(file) for file in whole), digest_size=8).hexdigest()
 
 
 def _encode(settings: DataSettings, task: Task, folder: Path) -> None:

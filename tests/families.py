@@ -12,8 +12,16 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTImageProcessor
+from torch import Tensor, nn
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    ViTImageProcessor,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2Processor,
+    WhisperFeatureExtractor,
+    WhisperProcessor,
+)
 
 from slimformer.calibrate.collect import collect
 from slimformer.calibrate.pairs import targets_of
@@ -24,6 +32,7 @@ from slimformer.models import FAMILIES, Architecture, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.family import AttentionPart, Family, FeedForwardPart
 from slimformer.models.registered import class_named
+from slimformer.models.sample_inputs import samples_of, seen_or_heard
 from slimformer.plan import Budget, Plan, Terms, allocate
 from slimformer.plan.profile import site_curves
 from slimformer.recipe import cut_settings
@@ -91,6 +100,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "dropout_rate": 0.0, "pad_token_id": 1, "decoder_start_token_id": 1,
     },
 }  # fmt: skip
+_SOUND = {**_BERT, "vocab_size": VOCABULARY, "conv_dim": [8, 8], "conv_kernel": [4, 3], "conv_stride": [4, 2],
+          "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16}  # fmt: skip
+SIZES["wav2vec2"] = {**_SOUND, "feat_extract_norm": "group"}  # as the base models: norms after, padding not masked
+SIZES["hubert"] = {**_SOUND, "feat_extract_norm": "layer", "do_stable_layer_norm": True}  # as the large ones
+SIZES["whisper"] = {
+    **{name: value for name, value in SIZES["bart"].items() if name != "max_position_embeddings"},
+    "num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 64, "begin_suppress_tokens": None,
+}  # fmt: skip
 SIZES["mt5"] = {**SIZES["t5"], "feed_forward_proj": "gated-gelu"}
 _STEM = {
     "bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "opt": "OPT", "gpt2": "GPT2",
@@ -101,6 +118,7 @@ _STEM = {
     "bart": "Bart", "t5": "T5", "mt5": "MT5",
     "deberta-v2": "DebertaV2", "nomic_bert": "NomicBert", "albert": "Albert",
     "clip_text_model": "CLIPText", "clip_vision_model": "CLIPVision", "siglip_vision_model": "SiglipVision",
+    "wav2vec2": "Wav2Vec2", "hubert": "Hubert", "whisper": "Whisper",
 }  # fmt: skip
 _SUFFIX = {
     "bare": "Model",
@@ -109,6 +127,7 @@ _SUFFIX = {
     "classify": "ForSequenceClassification",
     "answer": "ForQuestionAnswering",
     "write": "ForConditionalGeneration",
+    "spell": "ForCTC",
 }
 
 
@@ -127,6 +146,8 @@ def heads(model_type: str) -> tuple[str, ...]:
     family = FAMILIES[model_type]
     if family.reads_pairs:
         return ("write", "bare")
+    if family.sound:
+        return ("spell", "bare", "classify")
     text = ("causal" if family.causal else "masked", "bare", "classify", "answer")
     usual = ("classify", "bare") if family.image else text
     return tuple(head for head in usual if (model_type, head) not in LACKING)
@@ -193,21 +214,35 @@ def tiny_batches(
 
 def _batch(model: PreTrainedModel, rows: int, length: int, generator: torch.Generator) -> Batch:
     family = FAMILIES[model.config.model_type]
+    inputs = seen_or_heard(model, rows, length, generator)
     if family.image:
-        size = model.config.image_size
-        return Batch({"pixel_values": torch.randn(rows, 3, size, size, generator=generator)}, None)
+        return Batch(inputs, None)
+    if family.unit == "positions":
+        return _waves(model, inputs, length, generator)
     ids = torch.randint(5, VOCABULARY, (rows, length), generator=generator)
     mask = torch.ones(rows, length, dtype=torch.bool)
     if not family.causal:
         mask = torch.arange(length) < torch.randint(length // 2, length + 1, (rows, 1), generator=generator)
         ids = ids.where(mask, torch.tensor(model.config.pad_token_id))
-    inputs = {"input_ids": ids, "attention_mask": mask.long()}
+    inputs = inputs or {"input_ids": ids, "attention_mask": mask.long()}
     if not family.reads_pairs:
         return Batch(inputs, mask)
     lengths = torch.randint(length // 4, length // 2, (rows,), generator=generator).tolist()  # shorter than sources
     said = [torch.randint(5, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
     decoder_ids, targets, real = targets_of(said, model.config)
     return Batch({**inputs, "decoder_input_ids": decoder_ids}, real, targets=targets)
+
+
+def _waves(model: PreTrainedModel, inputs: dict[str, Tensor], length: int, generator: torch.Generator) -> Batch:
+    """Sounds of many lengths where the model masks padding; else of one."""
+    rows, samples = inputs["input_values"].shape
+    if model.config.feat_extract_norm == "group":
+        return Batch(inputs, torch.ones(rows, length, dtype=torch.bool))
+    lengths = torch.randint(length // 2, length + 1, (rows, 1), generator=generator)
+    heard = torch.arange(samples) < torch.tensor([[samples_of(model.config, int(n))] for n in lengths])
+    return Batch(
+        {"input_values": inputs["input_values"] * heard, "attention_mask": heard.long()}, torch.arange(length) < lengths
+    )
 
 
 def tiny_plan(
@@ -296,3 +331,20 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_image_processor() -> ViTImageProcessor:
     return ViTImageProcessor(size={"height": 16, "width": 16})
+
+
+RATE = 400  # samples a second of the sounds tiny encoders hear: 50 positions, as in the models people use
+
+
+def tiny_extractor(model: PreTrainedModel) -> Any:
+    """What makes inputs of waves for a tiny model that hears."""
+    config = model.config
+    if config.model_type == "whisper":  # 3 seconds become 24 frames, and these 12 positions
+        return WhisperFeatureExtractor(config.num_mel_bins, hop_length=2000, chunk_length=3)
+    return Wav2Vec2FeatureExtractor(sampling_rate=RATE, return_attention_mask=config.feat_extract_norm == "layer")
+
+
+def tiny_processor(model: PreTrainedModel) -> Any:
+    """The same with the tokenizer of tiny models."""
+    kind: Any = WhisperProcessor if model.config.model_type == "whisper" else Wav2Vec2Processor
+    return kind(tiny_extractor(model), tiny_tokenizer())

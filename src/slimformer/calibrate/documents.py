@@ -29,6 +29,7 @@ from slimformer.errors import ColumnNotFound, DataEmpty, DataNotFound, DataUnrea
 from slimformer.files.reading import DATA, require_regular
 from slimformer.messages.words import option
 
+SOUNDS = (".wav", ".flac")
 SUFFIXES = (".txt", ".jsonl", ".json", ".tsv", ".csv", ".parquet")
 END_OF_TEXT = "<|endoftext|>"
 TITLE = re.compile(r"= (?!=).*[^=] =")  # WikiText: "= Title =" opens an article, "= = Section = =" does not
@@ -241,6 +242,11 @@ def require_exists(path: str | Path) -> None:
 
 def _require_text_or_parquet(path: Path) -> None:
     require_exists(path)
+    if path.suffix.lower() in SOUNDS or any(next(path.glob(f"**/*{end}"), None) for end in SOUNDS if path.is_dir()):
+        raise DataUnreadable(
+            f"{path} holds recordings, and this model reads text; give a {', '.join(SUFFIXES)} file, or a model that "
+            "hears sounds"
+        )
     if path.is_dir():
         raise DataUnreadable(f"{path} is a folder; name a file in it ({', '.join(SUFFIXES)})")
     try:

@@ -31,6 +31,7 @@ from slimformer.calibrate.own_images import own_images
 from slimformer.calibrate.own_text import own_documents
 from slimformer.calibrate.pairs import paired, writes
 from slimformer.calibrate.reader import CHARACTERS, SHARE, Reader, sides
+from slimformer.calibrate.recordings import recordings_meant, require_audible
 from slimformer.calibrate.splits import SHARES, SPLITS, numbered, split_documents
 from slimformer.calibrate.tasks import TASKS, Purpose, read_data, require_there, spread
 from slimformer.calibrate.text import Batch, data_hash, in_turn, token_batches
@@ -42,8 +43,10 @@ from slimformer.models.architecture import reads_examples, reads_windows
 
 TOKENS = 32_768  # to fit on; the other splits get a share of it
 WRITTEN = "texts without a target were sources; the model itself wrote the targets"
+HEARD = "of recordings without a transcript the model itself wrote the targets"
 REPEATED = "texts without a target were sources, and targets as well: the model has no head that writes"
 COUNTABLE = 4_000_000  # characters in which tokens may be counted
+SOUND_POSITIONS = 499  # ten seconds, as wav2vec 2.0 and HuBERT hear them
 ROW_TOKENS = 65_536  # for encoders of text, which are small for their widths, and lose most with fewer
 
 
@@ -85,8 +88,11 @@ class Data(Short):
 
 
 def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: int | None) -> int:
-    """The length to calibrate at and to count MACs for: 512 for decoders, 128 for encoders, patches for images."""
+    """The length to calibrate at and to count MACs for: 512 for decoders, 128 for encoders, patches for images, ten
+    seconds (of 50 positions) for encoders of sound."""
     config = model.config
+    if architecture.family.unit == "positions":
+        return asked or SOUND_POSITIONS
     if architecture.family.image:
         height, width = sides(config.image_size)
         rows, columns = sides(config.patch_size)
@@ -107,7 +113,8 @@ def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: i
 
 def positions(config: Any) -> int:
     """How many tokens the model can read at once; RoBERTa, for one, spends the first positions on padding."""
-    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512
+    keys = ("max_position_embeddings", "n_positions", "max_target_positions")
+    most = next((getattr(config, key) for key in keys if getattr(config, key, None)), 512)
     taken = config.model_type in family_of(config).positions_after_padding
     return int(most) - (config.pad_token_id + 1 if taken else 0)
 
@@ -149,7 +156,7 @@ def gather(
     length = sequence_length(model, architecture, asked.seq_len)
     reader = Reader(model, processor, architecture, length, 1 if one_by_one else asked.batch_size)
     data = _from_ids(source, reader, asked) if isinstance(source, Tensor) else _from_documents(source, reader, asked)
-    _require_all(data.splits, least=1 if family.image else 2)
+    _require_all(data.splits, least=1 if family.unit != "tokens" else 2)
     _require_readable(data.splits, model, architecture)
     facts = {"sources": places(source), "named": not isinstance(source, Unnamed), "seq_len": length}
     facts |= {name: getattr(asked, name) for name in ("broad", "tokens", "samples", "purpose")}
@@ -157,29 +164,30 @@ def gather(
 
 
 def _from_documents(source: Source, reader: Reader, asked: Reading) -> Data:
-    """Texts or images: whole documents are dealt to the splits."""
-    image, notes = reader.architecture.family.image, list[str]()
-    most = asked.tokens or (TOKENS if reader.windows or image else ROW_TOKENS)
+    """Texts, images or recordings: whole documents are dealt to the splits."""
+    family, notes = reader.architecture.family, list[str]()
+    files = family.image or family.sound
+    most = asked.tokens or (TOKENS if reader.windows or files else ROW_TOKENS)
     documents = _documents(source, reader, asked, int(most / SHARES[0]), notes)
     parts = numbered(split_documents(documents, seed=asked.seed))
     splits = {split: reader.batches(parts[split], int(share * most)) for split, share in SHARE.items()}
-    if not image:
+    if not files:
         splits["certify"] = reader.one_row_each(parts, most)
     if reader.windows:
         splits["report"] = in_turn(splits["report"])
-    pairs = reader.architecture.family.reads_pairs
-    examples = pairs or reads_examples(reader.model, reader.architecture.family)
-    unit = "image" if image else "example" if examples else "document"
+    pairs = family.reads_pairs
+    examples = pairs or reads_examples(reader.model, family)
+    unit = "image" if family.image else "recording" if family.sound else "example" if examples else "document"
     if pairs and any(document.pair is None for document in documents):
-        notes.append(WRITTEN if writes(reader.model) else REPEATED)
+        notes.append(HEARD if family.sound else WRITTEN if writes(reader.model) else REPEATED)
     name, digest = describe_source(source), data_hash(documents)
     data = Data(splits, name, digest, asked.seed, reader.length, reader.windows, unit, tuple(notes))
-    if not image and not pairs:
+    if not files and not pairs:
         texts = {
             split: first_characters(parts[split], int(CHARACTERS * share * most)) for split, share in SHARE.items()
         }
         data = replace(data, texts=texts, countable=first_characters(parts["fit"], COUNTABLE))
-    if not asked.broad or image:
+    if not asked.broad or files:
         return data
     _require_all(data.splits, least=2)  # of the user's own text
     names = named_sources(source if isinstance(source, str | Path) else list(source)) or ()
@@ -253,6 +261,8 @@ def _documents(source: Source, reader: Reader, asked: Reading, wanted: int, note
         require_there(source)
     if family.image:
         return read_images(_folder(source, model.config, wanted, asked.seed), samples=asked.samples, seed=asked.seed)
+    if family.sound:
+        return recordings_meant(source, model, reader.processor, wanted, samples=asked.samples, seed=asked.seed)
     if reader.processor is None:
         raise DataUnreadable(
             "there is no tokenizer with the model, so it cannot read text; put its tokenizer.json beside config.json "
@@ -289,6 +299,8 @@ def _folder(source: Any, config: Any, wanted: int, seed: int) -> str | Path:
 
 def _from_ids(ids: Tensor, reader: Reader, asked: Reading) -> Data:
     """Token ids, sequences × length: the rows are dealt to the splits."""
+    if reader.architecture.family.sound:
+        raise DataUnreadable("this model hears sounds; give a folder of wav or flac files instead of a tensor")
     if reader.architecture.family.image:
         raise DataUnreadable("a vision model is calibrated on images; give a folder of them instead of a tensor")
     if ids.is_meta or ids.layout is not torch.strided:
@@ -343,6 +355,9 @@ def _require_readable(splits: dict[str, list[Batch]], model: PreTrainedModel, ar
                 f"the image processor makes images of {other}, the model reads {'×'.join(map(str, asked))}; "
                 "use the processor that belongs to the model"
             )
+        return
+    if architecture.family.sound:
+        require_audible(inputs, model.config)
         return
     ids = [given["input_ids"] for given in inputs]
     least, most = min(int(part.min()) for part in ids), max(int(part.max()) for part in ids)

@@ -1,14 +1,8 @@
-"""A folder of images to batches of pixels.
-
-An image becomes a document whose text is its path and whose group is the digest of its bytes, so
-`split_documents` serves images as well, and a picture stored under two names cannot be in two splits.
-"""
+"""A folder of images to batches of pixels."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,31 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slimformer.calibrate.documents import Document, Label, parse_labels
+from slimformer.calibrate.document import Document
+from slimformer.calibrate.folder import documents_below
 from slimformer.calibrate.text import Batch, label_tensor
-from slimformer.errors import DataEmpty, DataNotFound, DataUnreadable
-from slimformer.files.reading import LARGE, read_bytes
+from slimformer.errors import DataNotFound, DataUnreadable
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 
 
 def read_images(folder: str | Path, *, samples: int | None = None, seed: int = 0) -> list[Document]:
-    """The images below a folder, at most `samples` of them, chosen by `seed`.
-
-    Sub-folders, if there are several, name the classes; names that are numbers become numbers.
-    """
-    root = Path(folder)
-    if not root.is_dir():
-        raise DataNotFound(f"there is no folder {root}; give a folder of images, with a sub-folder for each class")
-    paths = sorted(path for path in root.rglob("*") if _is_image(path))
-    if not paths:
-        raise DataEmpty(f"there are no images below {root}; looked for {', '.join(SUFFIXES)}")
-    labels = _classes(root, paths)
-    found = list(zip(paths, labels, strict=True))
-    if samples is not None and samples < len(found):
-        found = random.Random(seed).sample(found, samples)
-    # the whole path: whichever way a folder is named, its images are dealt to the splits alike
-    return [Document(str(path.resolve()), label=label, group=_digest(path)) for path, label in found]
+    """The images below a folder, at most `samples` of them, chosen by `seed`; sub-folders name the classes."""
+    return documents_below(folder, "image", SUFFIXES, samples=samples, seed=seed)
 
 
 def image_batches(
@@ -64,26 +44,6 @@ def image_batches(
         inputs = _plain(images, image_size) if processor is None else _processed(processor, images)
         batches.append(Batch(inputs, None, label_tensor([document.label for document in part], label_ids)))
     return batches
-
-
-def _is_image(path: Path) -> bool:
-    # "._x.png" is what macOS leaves beside x.png
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
-
-
-def _classes(root: Path, paths: Sequence[Path]) -> list[Label]:
-    inside = [path.relative_to(root).parts for path in paths]
-    names = [parts[0] if len(parts) > 1 else None for parts in inside]
-    if len(set(names) - {None}) < 2:
-        return [None] * len(paths)
-    return parse_labels(names)
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(read_bytes(path, LARGE)).hexdigest()
-    except OSError as error:
-        raise DataUnreadable(f"image {path} cannot be opened: {error.strerror}") from error
 
 
 def _open(path: Path, channels: int) -> Any:

@@ -1,4 +1,4 @@
-"""Documents as batches for one model: images, windows of running text, or rows."""
+"""Documents as batches for one model: images, recordings, windows of running text, or rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from slimformer.calibrate.document import Document
 from slimformer.calibrate.images import image_batches
 from slimformer.calibrate.pairs import pair_batches
+from slimformer.calibrate.sounds import feature_batches, wave_batches
 from slimformer.calibrate.splits import cut_documents, one_of_each
 from slimformer.calibrate.text import Batch, packed_batches, padded_batches, unread
 from slimformer.models import Architecture
@@ -22,7 +23,7 @@ CHARACTERS = 4  # per token, about: how long a passage is cut for an encoder tha
 
 @dataclass(frozen=True)
 class Reader:
-    """One model, its tokenizer or image processor, the length it reads and how many rows go through it together."""
+    """One model, what makes inputs for it, the length it reads and how many rows go through it together."""
 
     model: PreTrainedModel
     processor: Any
@@ -42,7 +43,7 @@ class Reader:
         return {str(name): int(i) for name, i in known.items()}
 
     def batches(self, documents: Sequence[Document], tokens: int) -> list[Batch]:
-        """One split, of so many tokens (positions of images) at most."""
+        """One split, of so many tokens (positions of images and sounds) at most."""
         if self.architecture.family.image:
             config = self.model.config
             return image_batches(
@@ -50,6 +51,15 @@ class Reader:
                 image_size=sides(config.image_size)[0], channels=config.num_channels, label_ids=self.label_ids,
             )  # fmt: skip
         length, size = self.length, self.batch_size
+        if self.architecture.family.unit == "positions":
+            return wave_batches(
+                documents, self.model, self.processor, positions=length, tokens=tokens, batch_size=size,
+                label_ids=self.label_ids,
+            )  # fmt: skip
+        if self.architecture.family.sound:
+            return feature_batches(
+                documents, self.model, self.processor, seq_len=length, tokens=tokens, batch_size=size
+            )
         if self.architecture.family.reads_pairs:
             return pair_batches(
                 cut_documents(documents, size=length * CHARACTERS), self.model, self.processor, seq_len=length,

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from slimformer.checkpoint import reload
 from slimformer.checkpoint.fresh import run_fresh
 from slimformer.errors import SaveFailed
-from slimformer.models import family_of
-from slimformer.models.sample_inputs import with_decoder_ids
+from slimformer.models.sample_inputs import seen_or_heard, with_decoder_ids
 
 RTOL = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 N_TOKENS = 16
@@ -55,12 +54,10 @@ def in_float32(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def default_sample(model: PreTrainedModel) -> dict[str, Tensor]:
-    """One seeded sequence of random tokens, or one random image."""
+    """One seeded sequence of random tokens, one random image or one random sound."""
     generator, config = torch.Generator().manual_seed(0), model.config
-    if family_of(config).image:
-        size = config.image_size
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        return {"pixel_values": torch.randn(1, config.num_channels, height, width, generator=generator)}
+    if sample := seen_or_heard(model, 1, N_TOKENS, generator):
+        return with_decoder_ids(model, sample, generator, N_TOKENS - 3)
     groups = getattr(config, "slimformer_attention", None) or {}
     wanted = 2 * (groups.get("k", 0) + groups.get("window", 0)) or N_TOKENS  # fewer would not be grouped at all
     wanted = min(wanted, groups.get("length", wanted))

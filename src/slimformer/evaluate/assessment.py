@@ -116,15 +116,14 @@ def data_provenance(architecture: Architecture, data: Data) -> dict[str, Any]:
     """What a report says of its data: enough for `eval` to read them again and to keep to what was held out."""
     return {
         "name": data.name, "hash": data.hash, "seed": data.seed, "tokens": data.tokens,
-        "unit": "images" if architecture.family.image else "tokens", "document": data.unit, "read_as": list(data.notes),
+        "unit": architecture.family.unit, "document": data.unit, "read_as": list(data.notes),
         "reading": data.reading, "mixed": data.mixed,
     }  # fmt: skip
 
 
 def _calibration_facts(architecture: Architecture, provenance: Provenance) -> dict[str, Any]:
     """The same from statistics, where data are not at hand."""
-    unit = "images" if architecture.family.image else "tokens"
-    return {**known_data(provenance), "tokens": provenance.tokens, "unit": unit}
+    return {**known_data(provenance), "tokens": provenance.tokens, "unit": architecture.family.unit}
 
 
 def evaluate_pair(
@@ -185,17 +184,17 @@ def require_relatives(loaded: Loaded, small: Loaded, *, asked: str = "loaded") -
             f"{small.name} has {after.n_blocks} blocks of width {after.hidden}, {loaded.name} has {before.n_blocks} of "
             f"{before.hidden}; give the model it came from with {option(asked)}"
         )
-    if not _related_ends(loaded, small, image=before.family.image):
+    if not _related_ends(loaded, small, words=before.family.unit == "tokens"):
         raise PlanDoesNotFit(
             f"{small.name} and {loaded.name} differ in vocabulary or labels; give the model it came from "
             f"with {option(asked)}"
         )
 
 
-def _related_ends(dense: Loaded, small: Loaded, *, image: bool) -> bool:
+def _related_ends(dense: Loaded, small: Loaded, *, words: bool) -> bool:
     """The same labels, and the same tokens, or fewer and a tokenizer that goes with them."""
     labels = [getattr(each.model.config, "num_labels", None) for each in (dense, small)]
-    if labels[0] != labels[1] or image:
+    if labels[0] != labels[1] or not words:
         return labels[0] == labels[1]
     sizes = [vocabulary(each.model) for each in (dense, small)]
     return sizes[0] == sizes[1] or (sizes[1] < sizes[0] and _knows_tokens_of(dense.processor, small.processor))

@@ -27,7 +27,7 @@ from slimformer.evaluate.speed import Latency, Rounds, compare_latency
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import describe
-from slimformer.models.sample_inputs import with_decoder_ids
+from slimformer.models.sample_inputs import seen_or_heard, with_decoder_ids
 from slimformer.nn.grouped_cache import cache_bytes
 
 CACHED = ("keys", "values", "memory")  # what a layer of a cache remembers; the last where keys are grouped
@@ -62,7 +62,7 @@ class Bench:
     new_tokens: int
     repeats: int
     warmup: int
-    unit: str  # of the rates: tokens or images
+    unit: str  # of the rates: tokens, images or positions of sounds
     weights_bytes: dict[str, int]
     kv_cache_bytes: dict[str, int]
     measurements: list[Measurement]
@@ -97,7 +97,7 @@ def bench(
 ) -> Bench:
     """Measure both models at every batch size. Cost: about (repeats + warmup) passes of each, for every size."""
     family = describe(dense).family
-    image, decoder = family.image, is_language_model(dense) and not family.reads_pairs
+    decoder = is_language_model(dense) and not family.reads_pairs
     batch_sizes, new_tokens = workload.batch_sizes, workload.new_tokens
     length = _length(dense, workload.seq_len, new_tokens if decoder else 0)
     pair = {"dense": dense, "small": small}
@@ -115,7 +115,7 @@ def bench(
     return Bench(
         dense=names[0], small=names[1], device=str(device_of(dense)), threads=torch.get_num_threads(), seq_len=length,
         new_tokens=new_tokens if decoder else 0, repeats=rounds.repeats, warmup=rounds.warmup,
-        unit="images" if image else "tokens",
+        unit=family.unit,
         weights_bytes={name: sum(p.nbytes for p in model.parameters()) for name, model in pair.items()},
         kv_cache_bytes=caches, measurements=measurements,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def _length(model: PreTrainedModel, asked: int | None, new_tokens: int) -> int:
     """The length of a prompt, such that what is decoded after it has positions too."""
     architecture = describe(model)
     length = sequence_length(model, architecture, asked)
-    room = length if architecture.family.image else positions(model.config) - new_tokens
+    room = length if architecture.family.unit != "tokens" else positions(model.config) - new_tokens
     if room < 1 or (asked is not None and length > room):
         raise SequenceTooLong(
             f"{length if asked else 1:,} tokens and {new_tokens:,} new ones are more than the "
@@ -135,15 +135,12 @@ def _length(model: PreTrainedModel, asked: int | None, new_tokens: int) -> int:
 
 
 def random_inputs(model: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
-    """Random tokens or pixels: latency does not depend on what they say."""
-    generator, config = torch.Generator().manual_seed(seed), model.config
-    if describe(model).family.image:
-        size = config.image_size
-        sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-        pixels = torch.randn(batch, config.num_channels, *sides, generator=generator)
-        return {"pixel_values": pixels.to(device_of(model), model.dtype)}
-    ids = torch.randint(int(config.vocab_size), (batch, length), generator=generator)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    """Random tokens, pixels or sounds: latency does not depend on what they say."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = {name: x.to(model.dtype) for name, x in seen_or_heard(model, batch, length, generator).items()}
+    if not inputs:
+        ids = torch.randint(int(model.config.vocab_size), (batch, length), generator=generator)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     inputs = with_decoder_ids(model, inputs, generator, length)
     return {name: tensor.to(device_of(model)) for name, tensor in inputs.items()}
 

@@ -41,6 +41,7 @@ from slimformer.evaluate.fidelity import compared, divergence_of, headless
 from slimformer.evaluate.intervals import paired_difference, paired_shares, positive_interval
 from slimformer.evaluate.perplexity import evaluating, perplexity, pieces
 from slimformer.evaluate.units import Tally
+from slimformer.models.families import family_of
 from slimformer.models.load import Loaded
 
 BITS = "bits per byte"
@@ -62,14 +63,14 @@ def compare_pair(
     dense: Loaded, small: Loaded, batches: Sequence[Batch], texts: Sequence[Document], seq_len: int
 ) -> list[Metric]:
     """The metrics of two models on the same data: token by token where their tokens are the same, else by text."""
-    if describes_images(dense) or reads_alike(dense, small):
+    if not reads_tokens(dense) or reads_alike(dense, small):
         return compare(dense.model, small.model, batches)
     return compare_texts(dense, small, texts, seq_len)
 
 
-def describes_images(loaded: Loaded) -> bool:
-    """Has the model no table of tokens?"""
-    return not hasattr(loaded.model.get_input_embeddings(), "num_embeddings")
+def reads_tokens(loaded: Loaded) -> bool:
+    """Has the model a table of tokens?"""
+    return family_of(loaded.model.config).unit == "tokens"
 
 
 def compare_texts(dense: Loaded, small: Loaded, texts: Sequence[Document], seq_len: int) -> list[Metric]:

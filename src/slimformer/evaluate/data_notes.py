@@ -10,7 +10,7 @@ from slimformer.messages.words import option
 from slimformer.models import Architecture
 
 TOKENS_PER_COORDINATE = 10  # below it the least-squares refit follows the noise of the sample
-FEWEST = {"example": 100, "image": 100, "document": 10}  # of which a metric should be a mean
+FEWEST = {"example": 100, "image": 100, "recording": 100, "document": 10}  # of which a metric should be a mean
 
 
 def thin_data(architecture: Architecture, data: Data) -> list[str]:

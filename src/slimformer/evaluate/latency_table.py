@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +29,7 @@ from slimformer.evaluate.speed import Rounds, compare_latency
 from slimformer.files.seals import read_sealed_json, sealed_json
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture, Site, describe
-from slimformer.models.sample_inputs import require_one_stack
+from slimformer.models.sample_inputs import require_one_stack, seen_or_heard
 from slimformer.models.walk import Stream, rehearse, through
 from slimformer.plan import Edit
 from slimformer.plan.budget import LatencyTable, Point, shape
@@ -90,7 +89,7 @@ def _measure(
     model: PreTrainedModel, architecture: Architecture, seq_len: int, progress: Progress
 ) -> dict[str, tuple[Point, ...]]:
     model.eval()
-    (stream,) = rehearse(model, architecture, [_input(model, architecture, seq_len)])
+    (stream,) = rehearse(model, architecture, [_input(model, seq_len)])
     representatives = {shape(site): site.block for site in architecture}
     blocks = sorted(set(representatives.values()))
     points: dict[str, tuple[Point, ...]] = {}
@@ -167,10 +166,9 @@ def _units(site: Site, size: Size) -> Iterator[int]:
         yield from range(group * site.group, group * site.group + each)
 
 
-def _input(model: PreTrainedModel, architecture: Architecture, seq_len: int) -> Batch:
-    config: Any = model.config
-    if architecture.family.image:
-        pixels = torch.zeros(1, config.num_channels, config.image_size, config.image_size, device=model.device)
-        return Batch({"pixel_values": pixels.to(model.dtype)}, None)
-    ids = torch.randint(2, config.vocab_size, (1, seq_len), generator=torch.Generator().manual_seed(0))
+def _input(model: PreTrainedModel, seq_len: int) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    if inputs := seen_or_heard(model, 1, seq_len, generator):
+        return Batch({name: x.to(model.device, model.dtype) for name, x in inputs.items()}, None)
+    ids = torch.randint(2, model.config.vocab_size, (1, seq_len), generator=generator)
     return Batch({"input_ids": ids.to(model.device)}, None)

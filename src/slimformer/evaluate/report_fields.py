@@ -75,8 +75,8 @@ class DataFacts:
     hash: str = ""
     seed: Count = 0
     tokens: dict[str, Count] = field(default_factory=dict)
-    unit: Annotated[str, one_of("tokens", "images")] = "tokens"
-    document: Annotated[str, one_of("document", "example", "image")] = "document"
+    unit: Annotated[str, one_of("tokens", "images", "positions")] = "tokens"
+    document: Annotated[str, one_of("document", "example", "image", "recording")] = "document"
     read_as: list[str] = field(default_factory=list)
     mixed: str | None = None
     held_out: bool = True  # false where some of it may have been fitted

@@ -20,7 +20,7 @@ def latency(dense: Loaded, small: Loaded, data: Data) -> dict[str, Any]:
     """Medians in seconds for one sequence, dense and small interleaved in one run. Where tokens differ both get those
     that both know: so many tokens, not the same text."""
     architecture, inputs = describe(dense.model), data.splits["report"][0].inputs
-    least = min(vocabulary(each.model) for each in (dense, small)) if not architecture.family.image else 0
+    least = min(vocabulary(each.model) for each in (dense, small)) if architecture.family.unit == "tokens" else 0
     sample = {name: tensor[:1] for name, tensor in inputs.items()}
     for name in sample.keys() & {"input_ids", "decoder_input_ids"}:
         sample[name] = sample[name].clamp_max(least - 1)
@@ -61,7 +61,7 @@ def _reader(loaded: Loaded, small: Loaded) -> Any:
 def nearest(loaded: Loaded, small: Loaded) -> list[dict[str, Any]] | None:
     """What encoders of text find alike, where there are a tokenizer that can say it and room for it."""
     family = describe(loaded.model).family
-    if loaded.processor is None or family.causal or family.image or family.reads_pairs:
+    if loaded.processor is None or family.causal or family.unit != "tokens" or family.reads_pairs:
         return None
     ids = [i for sentence in SENTENCES for i in loaded.processor(sentence)["input_ids"]]
     fits = positions(loaded.model.config) >= LENGTH and ids and max(ids) < vocabulary(loaded.model)

@@ -100,7 +100,8 @@ def _layout(blocks: Blocks, found: list[Proposal], several: bool, model: PreTrai
         parts.append(replace(part, name=name))
     name = blocks.path.replace(".", "_") if several else ""
     image = model.main_input_name == "pixel_values"
-    return StackLayout(blocks.path, tuple(parts), name, causal=causal, tuples=blocks.tuples, image=image)
+    sound = model.main_input_name == "input_values"
+    return StackLayout(blocks.path, tuple(parts), name, causal=causal, tuples=blocks.tuples, image=image, sound=sound)
 
 
 def _neurons_key(model: PreTrainedModel, blocks: Blocks, part: FeedForwardPart) -> str | None:

@@ -103,7 +103,7 @@ def _outside(
     model: PreTrainedModel, architecture: Architecture
 ) -> tuple[tuple[Term, ...], tuple[Term, ...], bool | None]:
     """Tables, then everything else outside the blocks; a parameter with two names counts once, by the first."""
-    tokens: Any = model.get_input_embeddings()
+    tokens: Any = model.get_input_embeddings() if architecture.family.unit == "tokens" else None
     output: Any = model.get_output_embeddings()
     table = tokens.weight if isinstance(tokens, nn.Embedding) else None
     out = getattr(output, "weight", None)

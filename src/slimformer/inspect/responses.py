@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from slimformer.errors import UnknownArchitecture
 from slimformer.messages.words import option
 from slimformer.models.architecture import out_in, weight_of
-from slimformer.models.sample_inputs import with_decoder_ids
+from slimformer.models.sample_inputs import seen_or_heard, with_decoder_ids
 
 ROWS = 10  # rows of a matrix that are changed, spread evenly
 TOKENS = (2, 9)  # sequences and their length
@@ -51,19 +51,16 @@ class Reach:
 
 
 def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
-    """Random tokens or an image, as the model names its main input; refused where it is something else."""
-    generator, config = torch.Generator().manual_seed(seed), model.config
+    """Random tokens, images or sounds, as the model names its main input; refused where it is something else."""
+    generator = torch.Generator().manual_seed(seed)
     name = model.main_input_name
     if name == "input_ids":
         table: Any = model.get_input_embeddings()
         least = min(5, len(table.weight) // 2)
         ids = {"input_ids": torch.randint(least, len(table.weight), TOKENS, generator=generator)}
         return with_decoder_ids(model, ids, generator, TOKENS[1] - 2)
-    if name == "pixel_values":
-        size = config.image_size
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        channels = getattr(config, "num_channels", 3)
-        return {"pixel_values": torch.randn(TOKENS[0], channels, height, width, generator=generator)}
+    if inputs := seen_or_heard(model, *TOKENS, generator):
+        return with_decoder_ids(model, inputs, generator, TOKENS[1] - 2)
     raise UnknownArchitecture(
         f"models that read {name!r} cannot be looked into; give a family file with {option('family')}"
     )

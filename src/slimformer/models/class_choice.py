@@ -28,7 +28,7 @@ from slimformer.models.registered import class_named
 HEADS = (
     "ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForMaskedLM", "ForSequenceClassification",
     "ForImageClassification", "ForTokenClassification", "ForQuestionAnswering", "ForNextSentencePrediction",
-    "ForConditionalGeneration",
+    "ForConditionalGeneration", "ForCTC",
 )  # fmt: skip
 CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")
 POOLER = "pooler."  # many encoders come without one, and nothing that is compared reads it where there is no head

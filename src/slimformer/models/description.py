@@ -29,9 +29,9 @@ from slimformer.models.families import family_of
 from slimformer.models.family import AttentionPart, Family, FeedForwardPart, Part, StackLayout
 
 
-def is_pre_norm(model: PreTrainedModel, part: Part) -> bool:
+def is_pre_norm(model: PreTrainedModel, layout: StackLayout, part: Part) -> bool:
     """Is the stream itself normed only before it is read, never after it was added to? OPT comes both ways."""
-    return part.norm_after is None or (part.norm is not None and bool(model.config.do_layer_norm_before))
+    return part.norm_after is None or (part.norm is not None and bool(getattr(model.config, layout.pre_norm)))
 
 
 @check_arguments(model=IN_MEMORY)
@@ -94,7 +94,7 @@ def _sites(model: PreTrainedModel, layout: StackLayout, block: Block) -> tuple[S
     out = []
     for n, part in enumerate(layout.parts):
         site = _heads(model, part, block) if isinstance(part, AttentionPart) else _neurons(model, part, block)
-        norm = f"{block.path}.{part.norm}" if part.norm and is_pre_norm(model, part) else ""
+        norm = f"{block.path}.{part.norm}" if part.norm and is_pre_norm(model, layout, part) else ""
         first_writer = site.writers[0].module if site.writers else site.module
         looks_at = _positions(model, part.crosses) if isinstance(part, AttentionPart) and part.crosses else 0
         positions, entry = _positions(model, layout.name), block.path if n == 0 else norm or first_writer

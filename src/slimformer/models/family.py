@@ -54,6 +54,7 @@ class AttentionPart:
     by_head: bool = False  # of a fused matrix: q, k and v of head 0, then those of head 1
     plain_heads: bool = False  # can the stock config say "fewer heads of the same width"?
     divides_hidden: tuple[str, ...] = ()  # model types whose config insists that heads divide the hidden size
+    bare_keys: bool = False  # have its keys no bias, though queries and values have one (Whisper)?
     crosses: str = ""  # the stack before whose last states its keys and values read (cross-attention)
 
     @property
@@ -147,6 +148,8 @@ class StackLayout:
     tuples: bool = False  # do its blocks give a tuple, the stream first?
     gains_from_one: bool = False  # do its norms multiply by 1 + weight?
     image: bool | str = False  # does it read images? Or the attribute of the config that says so
+    sound: bool = False  # does it read sounds?
+    pre_norm: str = "do_layer_norm_before"  # where parts give norms before and after: what says that those before count
     hands_on: tuple[str, ...] = ()  # arguments that blocks have from the tuple of the one before (T5: shared biases)
     positions: str = ""  # the attribute of the config that says how many it always has (Whisper); else as data have
     mask: str = ""  # the input that says which of its positions are real, where it is not the mask of the outputs
@@ -199,6 +202,16 @@ class Family:
     def image(self) -> bool:
         """Does it read images, and nothing else?"""
         return all(bool(stack.image) for stack in self.stacks)
+
+    @property
+    def sound(self) -> bool:
+        """Does it read sounds? What it writes of them may be text (Whisper)."""
+        return self.stacks[0].sound
+
+    @property
+    def unit(self) -> str:
+        """What data for it are counted in: images, positions of sounds, or tokens."""
+        return "images" if self.image else "positions" if self.sound and not self.reads_pairs else "tokens"
 
     def class_positions(self, config: Any) -> int:
         """Positions of an image that are no patches."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel
 
 from slimformer.errors import ModelBroken, UnknownArchitecture, WrongArgument
 from slimformer.files.manifest import require_unchanged
@@ -24,6 +24,9 @@ from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS, Place
 from slimformer.models.read import Checkpoint, look_at, read_weights, reason
 from slimformer.models.weight_files import KINDS
 
+IMAGES, SOUNDS = "image processor", "feature extractor"
+KIND_OF_INPUT = {"pixel_values": IMAGES, "input_values": SOUNDS, "input_features": SOUNDS}
+
 
 @dataclass(frozen=True, repr=False)
 class Loaded(Short):
@@ -31,7 +34,7 @@ class Loaded(Short):
 
     name: str
     model: PreTrainedModel
-    processor: Any  # tokenizer, image processor or None
+    processor: Any  # tokenizer, image processor, feature extractor (with its tokenizer, if any) or None
     folder: Path | None = None  # where it was opened from, when that is local
     dtype: torch.dtype = torch.float32  # in which precision its weights are stored
     companions: Path | None = None  # where its licences and sentence-transformers parts are: its folder, or the cache
@@ -56,9 +59,9 @@ def load_model(name: str | Path, opening: Opening = Opening(), *, supported: boo
     model, notes = read_weights(checkpoint)
     require_usable(model, place.name)
     say(notes)
-    image = family_of(checkpoint.config).image if supported else model.main_input_name == "pixel_values"
+    kind = KIND_OF_INPUT.get(model.main_input_name, "tokenizer")
     return Loaded(
-        place.name, on_device(model, device), _processor(place, opening, image=image),
+        place.name, on_device(model, device), _processor(place, opening, kind),
         place.folder if place.local else None, _stored_precision(checkpoint), place.folder,
         opening_facts(opening, place.commit), tuple(notes),
     )  # fmt: skip
@@ -126,7 +129,9 @@ def find_model(name: str | Path, opening: Opening = Opening()) -> Found:  # noqa
         raise ModelBroken(
             f"{name}: its weights are packed in fewer bits, and unpacked whole; leave {option('memory')} out"
         )
-    processor = _processor(place, opening, image=family_of(checkpoint.config).image)
+    if family_of(checkpoint.config).sound:
+        raise UnknownArchitecture(f"{name} reads sounds, and is walked in memory only; leave {option('memory')} out")
+    processor = _processor(place, opening, IMAGES if family_of(checkpoint.config).image else "tokenizer")
     return Found(checkpoint, processor, _stored_precision(checkpoint))
 
 
@@ -164,14 +169,16 @@ def require_usable(model: PreTrainedModel, name: str) -> None:
             raise ModelBroken(f"{name}: the weights hold NaN or infinite values ({key}); use an intact checkpoint")
 
 
-def _processor(place: Place, opening: Opening, *, image: bool) -> Any:
-    """Tokenizer or image processor, or None when the folder has none (then data must come as token ids)."""
-    auto: Any = AutoImageProcessor if image else AutoTokenizer
-    if not any(path for pattern in PROCESSOR_FILES for path in place.folder.glob(pattern)):
+def _processor(place: Place, opening: Opening, kind: str) -> Any:
+    """What makes inputs of data, or None when the folder has none (then data must come as token ids)."""
+    auto: Any = {IMAGES: AutoImageProcessor, SOUNDS: AutoFeatureExtractor}.get(kind, AutoTokenizer)
+    found = [path.name for pattern in PROCESSOR_FILES for path in place.folder.glob(pattern)]
+    if not found:
         return None  # transformers would make up an empty tokenizer
+    if kind == SOUNDS and any(not name.endswith("processor_config.json") for name in found):
+        auto = AutoProcessor  # with its tokenizer
     require_unchanged(place.folder, *PROCESSOR_FILES, *PROCESSOR_SETTINGS)
     try:
         return auto.from_pretrained(place.folder, trust_remote_code=opening.trust_remote_code)
     except Exception as error:  # from a missing file to a missing package
-        kind = "image processor" if image else "tokenizer"
         raise ModelBroken(f"{place.name}: the {kind} cannot be read: {reason(error)}") from error

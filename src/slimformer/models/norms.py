@@ -46,7 +46,7 @@ def mlp_norms(model: PreTrainedModel, architecture: Architecture, i: int) -> MLP
     if site.part.norm is None and site.part.norm_after is None:
         name = architecture.family.name
         return MLPNorms(None, None, f"nobody has said which norms stand around the feed-forward parts of {name}")
-    if is_pre_norm(model, site.part):
+    if is_pre_norm(model, architecture.layout(site), site.part):
         reason = (
             f"{architecture.model_type} norms before it reads (pre-norm): what its feed-forward parts write is added "
             "to a stream that keeps its scale, so a map that is right up to a factor is wrong"

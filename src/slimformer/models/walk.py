@@ -222,13 +222,15 @@ def rehearse(
 def stack_rows(batch: Batch, state: Tensor, layout: StackLayout) -> Tensor | None:
     """Which positions of a stream are real in a stack; nothing to pick where all are, or where it is not the masked
     text."""
+    if layout.positions:
+        return None
     mask = batch.inputs[layout.mask].bool() if layout.mask in batch.inputs else batch.mask
     return None if mask is None or bool(mask.all()) or (mask.shape != state.shape[:2]) else mask
 
 
 def plain_call(architecture: Architecture) -> dict[str, Any]:
     """What a model is called with besides its inputs, so that it stores nothing for later calls."""
-    return {} if architecture.family.image else {"use_cache": False}
+    return {} if architecture.family.unit in ("images", "positions") else {"use_cache": False}
 
 
 def through(block: nn.Module, state: Tensor, call: Mapping[str, Any], runs: int = 1) -> Tensor:

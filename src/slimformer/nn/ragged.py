@@ -43,7 +43,8 @@ FORMAT = 8  # 1 is what checkpoints without ranks are written in, 2 those with: 
 Planes = Sequence[int] | Sequence[Sequence[int]]
 Attended = tuple[Tensor, Tensor | None]  # what attention gives, and its weights where they are known
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
-_TAKEN = {*TransformersKwargs.__annotations__, "cache_position", "use_cache", "sliding_window"}  # none changes scores
+# arguments that change no scores
+_TAKEN = {*TransformersKwargs.__annotations__, "cache_position", "use_cache", "sliding_window", "return_dict"}
 BESIDE: dict[str, Any] = {}  # key of a table → what puts it into a block, by those who have it
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 

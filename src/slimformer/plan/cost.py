@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from slimformer.models import Architecture, Site
 from slimformer.models.architecture import out_in
 from slimformer.models.ranks import scores_site, values_site
+from slimformer.models.sample_inputs import heard_lengths
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,12 @@ def outside_macs(model: PreTrainedModel, architecture: Architecture, seq_len: in
     Poolers and encoders' classifiers of whole sequences run once per sequence, so their share of a token is 1/T of it.
     """
     macs = 0.0
+    outputs_of = iter(heard_lengths(model.config, seq_len)[1:] if architecture.family.sound else ())
     for name, module in model.named_modules():
         if architecture.inside(name):
             continue
+        if isinstance(module, nn.Conv1d):  # of sounds; positions come from one after them (wav2vec 2.0)
+            macs += module.weight.numel() * next(outputs_of, seq_len) / seq_len
         once = _once_per_sequence(model, name, causal=architecture.family.causal)
         if isinstance(module, nn.Conv2d):
             own = architecture.family.class_positions(model.config)

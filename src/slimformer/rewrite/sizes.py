@@ -63,7 +63,8 @@ def bare_projections(model: PreTrainedModel, blocks: Sequence[Block]) -> Numbere
     for i, block in enumerate(blocks):
         module = model.get_submodule(block.path)
         for part in (site.attention for site in block.heads if not site.stays):
-            names = [name for name in (part.key, part.value) if not has_bias(module.get_submodule(name))]
+            once = (part.value,) if part.bare_keys else (part.key, part.value)
+            names = [name for name in once if not has_bias(module.get_submodule(name))]
             if names and has_bias(module.get_submodule(part.query)):
                 found[str(i)] = [*found.get(str(i), []), *names]
     return found

@@ -46,15 +46,22 @@ APART: dict[tuple[str, str], str] = {
 
 # What is done to an encoder and a decoder that looks at it. The others would need to know which of them they change.
 FOR_PAIRS = ("cut", "refine")
+FOR_SOUNDS = ("lossless", "depth", "cut", "refine", "sparsify", "quantize")
 
 
 def require_known_stacks(steps: tuple[Step, ...], architecture: Architecture) -> None:
-    """Refuse steps for models of one stack where there is an encoder and a decoder."""
+    """Refuse steps for models of one stack where there is an encoder and a decoder, and those that read text."""
     unknown = [NAMES[type(step)] for step in steps if NAMES[type(step)] not in FOR_PAIRS]
     if unknown and architecture.family.reads_pairs:
         raise UnknownMethod(
             f"the step {unknown[0]} is for models of one stack, and {architecture.model_type} is an encoder and a "
             f"decoder; for these there are {' and '.join(FOR_PAIRS)} (recipes balanced, stat, uniform)"
+        )
+    unknown = [NAMES[type(step)] for step in steps if NAMES[type(step)] not in FOR_SOUNDS]
+    if unknown and architecture.family.sound:
+        raise UnknownMethod(
+            f"the step {unknown[0]} is for text and images, and {architecture.model_type} hears sounds; for these "
+            f"there are {', '.join(FOR_SOUNDS)}"
         )
 
 

@@ -112,7 +112,7 @@ def make_shallow(
     gone = blocks_to_drop(architecture, settings.budget)
     linear = settings.by != "drop"
     neurons = [block.one(NEURONS) for block in architecture.blocks]
-    if linear and not is_pre_norm(model, neurons[0].part):
+    if linear and not is_pre_norm(model, architecture.layout(neurons[0]), neurons[0].part):
         raise UnknownMethod(
             f"in {architecture.model_type} a norm comes after what a block writes, so no linear map can stand for "
             "blocks that go; say depth.by=drop"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slimformer.errors import PlanDoesNotFit, WrongArgument
 from slimformer.evaluate.assessment import require_relatives
-from slimformer.evaluate.by_text import describes_images, reads_alike
+from slimformer.evaluate.by_text import reads_alike, reads_tokens
 from slimformer.heal.work import work_for
 from slimformer.messages.words import option
 from slimformer.models.architecture import fingerprint
@@ -27,7 +27,7 @@ def healing_run(small: Loaded, dense: Loaded, *, length: int | None) -> Run:
     if small.model is dense.model:
         raise WrongArgument(f"the model and its {option('teacher')} are the same, so there is nothing to learn")
     require_relatives(dense, small, asked="teacher")
-    if not describes_images(dense) and not reads_alike(dense, small):
+    if reads_tokens(dense) and not reads_alike(dense, small):
         raise PlanDoesNotFit(
             f"{small.name} reads other tokens than {dense.name}, so it cannot learn from it token by token; give "
             f"{option('heal', '10m')} to the run that takes tokens away"

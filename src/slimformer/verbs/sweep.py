@@ -95,7 +95,7 @@ def _facts(run: Run, read: Data, tokens: int) -> dict[str, Any]:
     """What the table says of its data."""
     return {
         "name": read.name, "hash": read.hash, "tokens": {"report": tokens}, "document": read.unit,
-        "unit": "images" if describe(run.dense).family.image else "tokens",
+        "unit": describe(run.dense).family.unit,
         "held_out": is_held_out(known_data(run.known.provenance), read), "read_as": list(read.notes),
     }  # fmt: skip
 

@@ -166,6 +166,7 @@ class MinimalModel(MinimalPreTrainedModel):
     def __init__(self, config: MinimalConfig) -> None:
         super().__init__(config)
         width, eps, pre = config.hidden_size, config.layer_norm_eps, config.do_layer_norm_before
+        self.main_input_name = "pixel_values" if config.reads_images else "input_ids"
         self.embeddings = PatchEmbeddings(config) if config.reads_images else TokenEmbeddings(config)
         self.norm_embeddings = None if pre else nn.LayerNorm(width, eps=eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)

@@ -5,7 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from families import LENGTH, MODEL_TYPES, heads, tiny, tiny_batches, tiny_plan, tiny_ragged
+from slimformer.evaluate.assessment import footprint, foreseen
 from slimformer.models import FAMILIES, describe
+from slimformer.models.load import in_memory
 from slimformer.plan.cost import Size, block_cost, full_size, outside_macs, site_cost
 
 EVERY_HEAD = [(model_type, head) for model_type in MODEL_TYPES for head in heads(model_type)]
@@ -58,6 +60,9 @@ def test_what_a_plan_says_is_what_the_model_costs(model_type):
     plan, small = tiny_plan(model, 0.5, recipe="balanced")
     dense, cut = block_cost(describe(model), LENGTH), block_cost(describe(small), LENGTH)
     assert block_cost(describe(model), LENGTH, plan.sizes) == cut
+    before, after = foreseen(in_memory(model), plan)
+    assert before == footprint(model, describe(model), plan.seq_len, model.dtype)
+    assert after == footprint(small, describe(small), plan.seq_len, model.dtype)
     assert plan.macs == cut.macs / dense.macs
     assert plan.params == cut.params / dense.params
 

@@ -13,7 +13,7 @@ PLAN, _ = tiny_plan(tiny("llama"))
 
 
 def front(*points: tuple[float, float | None]) -> list[FrontPoint]:
-    return [FrontPoint(replace(PLAN, budget=budget), harm) for budget, harm in points]
+    return [FrontPoint(replace(PLAN, budget=budget, predicted_kl=harm)) for budget, harm in points]
 
 
 POINTS = front((1.0, 0.0), (0.9, 0.01), (0.8, 0.1), (0.7, 1.0))

@@ -27,7 +27,6 @@ def apply(
     """Carry out a plan with the statistics it was made from, and save the smaller model."""
     inputs.require_place(out_folder, force, stats, plan_file, inputs.statistics_of(stats, model, opening))
 
-    from slimformer.models import describe
     from slimformer.plan import Plan
     from slimformer.verbs.budgets import apply as carry_out
 
@@ -36,5 +35,4 @@ def apply(
         statistics, loaded = inputs.statistics_and_model(stats, (model, opening))
         result = carry_out(statistics, decided, model=loaded, progress=progress)
         save_result(result, out_folder, force, progress)
-    dense = describe(loaded.model)
-    emit(result.report.to_dict(), shown, lambda: show_cut(statistics.provenance, dense, result, out_folder))
+    emit(result.report.to_dict(), shown, lambda: show_cut(statistics.provenance, loaded, result, out_folder))

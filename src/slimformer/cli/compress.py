@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.output import emit, out, save_result, show_notes, show_result
+from slimformer.cli.output import emit, kept_line, out, save_result, show_notes, show_result
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
 from slimformer.export.serving import place_named
@@ -18,6 +18,7 @@ from slimformer.report.track import tracker
 if TYPE_CHECKING:
     from slimformer.models.opening import Opening
 
+UNTOLD = "predicted harm: not known without data; `slimformer calibrate`, then `slimformer plan`, tells it"
 OF_DATA = ("tokens", "samples", "columns", "seed", "only_data", "eval_data", "timing")  # a dry run reads none
 EXAMPLES = (
     "slimformer compress demo:smollm2 --macs 0.8 --out smaller\n\n"
@@ -163,7 +164,6 @@ def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, An
     """What would be kept, or saved, without reading data and without writing anything; within a memory, what it would
     take, without reading weights either."""
     from slimformer.compress import foresee_streamed, preview
-    from slimformer.models import describe
     from slimformer.plan import Plan
     from slimformer.report.console import kept_table, plan_table, savings_table
 
@@ -177,12 +177,30 @@ def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, An
 
         def tables() -> None:
             out.print(kept_table(plan_table(seen.architecture, seen.plan)))
+            out.print(kept_line(seen.plan), UNTOLD, sep="\n", highlight=False, soft_wrap=True)
             out.print(line, markup=False, highlight=False, soft_wrap=True)
 
         content = {**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}
         return emit(content, shown, tables)
     run, forecast = preview(model, **{name: value for name, value in asked.items() if name not in OF_DATA})
     if isinstance(forecast, Plan):
-        table = plan_table(describe(run.dense), forecast)
-        return emit(json.loads(forecast.to_json()), shown, lambda: out.print(kept_table(table)))
+        return _show_forecast(run, forecast, shown)
     return emit({"lossless": forecast}, shown, lambda: out.print(savings_table(forecast)))
+
+
+def _show_forecast(run: Any, plan: Any, shown: opt.Shown) -> None:
+    """What every block keeps and what both models cost."""
+    from dataclasses import asdict
+
+    from slimformer.evaluate.assessment import foreseen
+    from slimformer.models import describe
+    from slimformer.report.console import kept_table, plan_table, sizes_table
+
+    dense, small = foreseen(run.loaded, plan)
+
+    def tables() -> None:
+        out.print(kept_table(plan_table(describe(run.dense), plan)))
+        out.print(sizes_table(f"{run.loaded.name} · {plan.recipe} · {plan.format}", dense, small, plan.seq_len))
+        out.print(kept_line(plan), UNTOLD, sep="\n", highlight=False, soft_wrap=True)
+
+    emit({**json.loads(plan.to_json()), "sizes": {"dense": asdict(dense), "small": asdict(small)}}, shown, tables)

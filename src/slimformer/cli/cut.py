@@ -29,12 +29,10 @@ def cut(
     asked = inputs.fraction_asked(macs, params, latency)
     inputs.require_place(out_folder, force, stats, inputs.require_calibrated(stats, recipe, format, source))
 
-    from slimformer.models import describe
     from slimformer.verbs.budgets import cut as make_smaller
 
     with showing_progress(hidden=shown.hidden) as progress:
         statistics, loaded = inputs.statistics_and_model(stats, source)
         result = make_smaller(statistics, model=loaded, recipe=recipe, format=format, progress=progress, **asked)
         save_result(result, out_folder, force, progress, verify=verify)
-    dense = describe(loaded.model)
-    emit(result.report.to_dict(), shown, lambda: show_cut(statistics.provenance, dense, result, out_folder))
+    emit(result.report.to_dict(), shown, lambda: show_cut(statistics.provenance, loaded, result, out_folder))

@@ -84,15 +84,26 @@ def show_data(made: Any) -> None:
     out.print(Text(measured_line(known_data(made), [])))
 
 
-def show_cut(provenance: Any, architecture: Any, result: Any, folder: Path) -> None:
-    """What was cut from statistics: their data, what every block keeps, and where the result is."""
-    from slimformer.report.console import kept_table, plan_table
+def show_cut(provenance: Any, loaded: Any, result: Any, folder: Path) -> None:
+    """What was cut from statistics: their data, what it costs and is expected to do, and where the result is."""
+    report = result.report
+    show_plan(provenance, loaded, result.plan, (report.dense, report.small))
+    typer.echo(f"measure it with `slimformer eval {folder}`")
+    show_notes(result.plan.notes, hidden=False)
+    saved_line(folder, report)
+
+
+def show_plan(provenance: Any, loaded: Any, plan: Any, sizes: tuple[Any, Any]) -> None:
+    """What every block keeps, what both models cost, and the predicted harm; above it the data of the statistics."""
+    from slimformer.models import describe
+    from slimformer.models.architecture import is_bare
+    from slimformer.report.console import harm_line, kept_table, plan_table, sizes_table
 
     show_data(provenance)
-    out.print(kept_table(plan_table(architecture, result.plan)))
-    typer.echo(f"{kept_line(result.plan)}; measure it with `slimformer eval {folder}`")
-    show_notes(result.plan.notes, hidden=False)
-    saved_line(folder, result.report)
+    out.print(kept_table(plan_table(describe(loaded.model), plan)))
+    out.print(sizes_table(f"{loaded.name} · {plan.recipe} · {plan.format}", *sizes, plan.seq_len))
+    typer.echo(kept_line(plan))
+    typer.echo(harm_line(plan, probabilities=not is_bare(loaded.model)))
 
 
 def kept_line(plan: Any) -> str:

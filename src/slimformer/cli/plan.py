@@ -10,7 +10,7 @@ import typer
 
 from slimformer.cli import inputs
 from slimformer.cli import options as opt
-from slimformer.cli.output import emit, kept_line, out, show_data, show_notes
+from slimformer.cli.output import emit, show_notes, show_plan
 from slimformer.cli.terminal import showing_progress
 
 
@@ -41,8 +41,7 @@ def plan(
     inputs.require_calibrated(stats, recipe, format, source)
     require_free_file(out_file, force, PLAN)
 
-    from slimformer.models import describe
-    from slimformer.report.console import kept_table, plan_table
+    from slimformer.evaluate.assessment import foreseen
     from slimformer.verbs.budgets import plan as decide
 
     with showing_progress(hidden=shown.hidden) as progress:
@@ -52,9 +51,7 @@ def plan(
             file.write_text(decided.to_json())
 
     def tables() -> None:
-        show_data(statistics.provenance)
-        out.print(kept_table(plan_table(describe(loaded.model), decided)))
-        out.print(kept_line(decided))
+        show_plan(statistics.provenance, loaded, decided, foreseen(loaded, decided))
         show_notes(decided.notes, hidden=False)
 
     emit(json.loads(decided.to_json()), shown, tables)

@@ -306,6 +306,19 @@ def footprint(model: PreTrainedModel, architecture: Architecture, seq_len: int, 
     )
 
 
+def foreseen(loaded: Loaded, plan: Plan) -> tuple[Footprint, Footprint]:
+    """What the dense model costs, and what the model of a plan will, to the last number. Nothing is made."""
+    model, architecture = loaded.model, describe(loaded.model)
+    dense = footprint(model, architecture, plan.seq_len, loaded.dtype)
+    whole, left = (block_cost(architecture, plan.seq_len, sizes) for sizes in (None, plan.sizes))
+    gone, size = whole.params - left.params, loaded.dtype.itemsize
+    small = replace(
+        dense, block_macs=left.macs, params=dense.params - gone, block_params=dense.block_params - gone,
+        bytes=dense.bytes - gone * size, kv_cache_bytes=kv_cache_bytes(architecture, plan.seq_len, size, plan.sizes),
+    )  # fmt: skip
+    return _as_stored(loaded, dense), small
+
+
 def _as_stored(loaded: Loaded, size: Footprint) -> Footprint:
     """Bytes as the files have them where weights are packed in fewer bits."""
     place = loaded.folder or loaded.companions

@@ -65,6 +65,7 @@ class Plan(Short):
     edits: tuple[Edit, ...]
     by: Annotated[str, one_of("macs", "params", "latency")] = "macs"  # of what
     metric: Annotated[str, one_of("squares", "fisher")] = "squares"  # in which units were ordered
+    predicted_kl: Annotated[float, Field(ge=-1, le=10**9)] | None = None  # added up from probes; none without
 
     def __post_init__(self) -> None:
         sites = [edit.site for edit in self.edits]

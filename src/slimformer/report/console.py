@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slimformer.evaluate.elsewhere import elsewhere_line, headline_metrics
-from slimformer.evaluate.report import Report
+from slimformer.evaluate.report import Footprint, Report
 from slimformer.evaluate.verdict import verdict
 from slimformer.messages.short import count
 from slimformer.models import Architecture
@@ -113,15 +113,7 @@ def savings_table(savings: Sequence[dict[str, Any]]) -> Table:
 def before_after(report: Report) -> RenderableType:
     """The table of numbers: dense, small and their ratio, below the data they were measured on."""
     title = f"{report.model} · {report.recipe} · {report.format}"
-    table = number_table(title, "", "dense", "small", "ratio / difference")
-    dense, small = report.dense, report.small
-    _row(table, f"block MACs / token (T={report.seq_len})", dense.block_macs, small.block_macs, count)
-    _row(table, "MACs outside blocks / token", dense.outside_macs, small.outside_macs, count)
-    _row(table, "parameters", dense.params, small.params, count)
-    _row(table, "  in blocks", dense.block_params, small.block_params, count)
-    _row(table, "weights", dense.bytes, small.bytes, _bytes)
-    if dense.kv_cache_bytes:
-        _row(table, f"KV cache (T={report.seq_len})", dense.kv_cache_bytes, small.kv_cache_bytes, _bytes)
+    table = sizes_table(title, report.dense, report.small, report.seq_len)
     if report.latency:
         for part in ("body", "end_to_end"):
             timing = report.latency[part]
@@ -137,6 +129,27 @@ def before_after(report: Report) -> RenderableType:
     above, caption = measured_line(report.data, report.metrics), _caption(report)
     lines = [above, elsewhere_line(report.elsewhere) if report.elsewhere else ""]
     return Group(*(Text(line) for line in lines if line), table, *([Text(caption, style="dim")] if caption else []))
+
+
+def sizes_table(title: str, dense: Footprint, small: Footprint, seq_len: int) -> Table:
+    """What both models cost: MACs, parameters, weights and cache."""
+    table = number_table(title, "", "dense", "small", "ratio / difference")
+    _row(table, f"block MACs / token (T={seq_len})", dense.block_macs, small.block_macs, count)
+    _row(table, "MACs outside blocks / token", dense.outside_macs, small.outside_macs, count)
+    _row(table, "parameters", dense.params, small.params, count)
+    _row(table, "  in blocks", dense.block_params, small.block_params, count)
+    _row(table, "weights", dense.bytes, small.bytes, _bytes)
+    if dense.kv_cache_bytes:
+        _row(table, f"KV cache (T={seq_len})", dense.kv_cache_bytes, small.kv_cache_bytes, _bytes)
+    return table
+
+
+def harm_line(plan: Plan, *, probabilities: bool) -> str:
+    """What a plan is expected to do to the outputs, and what that is worth."""
+    if plan.predicted_kl is None:
+        return "predicted harm: not known, because nothing was probed"
+    what = f"KL {plan.predicted_kl:.4g} nats" if probabilities else f"{plan.predicted_kl:.4g} of the energy"
+    return f"predicted harm at the outputs: {what} (cuts of single parts, added up; many together do more)"
 
 
 def kept_table(sites: Sequence[dict[str, Any]]) -> Table:

@@ -17,20 +17,23 @@ from slimformer.models import describe
 from slimformer.plan import Budget, Plan, legal_sizes_of
 from slimformer.plan.curves import path_name
 from slimformer.plan.profile import Prices, least_cost
-from slimformer.plan.sensitivity import predicted_harm
 from slimformer.plan.settings import CutSettings
 from slimformer.run import Run
-from slimformer.steps.make import make, make_plan, read_probes
+from slimformer.steps.make import make, make_plan
 
 STEP = 0.05
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A plan and the mean KL divergence (in nats) it is expected to cause; none where no probes were made."""
+    """A plan, and with it the mean KL divergence (in nats) it is expected to cause; none where no probes were made."""
 
     plan: Plan
-    predicted_kl: float | None
+
+    @property
+    def predicted_kl(self) -> float | None:
+        """As the plan says."""
+        return self.plan.predicted_kl
 
     def to_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -43,7 +46,6 @@ class FrontPoint:
 
 def frontier(run: Run, settings: CutSettings, budgets: Sequence[float] = ()) -> list[FrontPoint]:
     """Plans from the largest budget to the smallest. Without `budgets`: every 5 % the format can reach."""
-    probes = read_probes(run.known)
     points = []
     for fraction in sorted(budgets or reachable(run, settings), reverse=True):
         try:
@@ -52,7 +54,7 @@ def frontier(run: Run, settings: CutSettings, budgets: Sequence[float] = ()) -> 
             if budgets:
                 raise
             continue
-        points.append(FrontPoint(plan, predicted_harm(probes, run.curves, plan.sizes) if probes else None))
+        points.append(FrontPoint(plan))
     return points
 
 

@@ -27,9 +27,9 @@ from slimformer.models.residence import IN_MEMORY, Residence
 from slimformer.models.walk import forward
 from slimformer.nn.replaced import require_uncut
 from slimformer.plan import FORMATS, Budget, Plan, Terms, allocate
-from slimformer.plan.plan import check_fits
+from slimformer.plan.plan import check_fits, recounted
 from slimformer.plan.profile import blank_curves
-from slimformer.plan.sensitivity import Probe, sensitivities
+from slimformer.plan.sensitivity import Probe, predicted_harm, sensitivities
 from slimformer.plan.settings import CutSettings
 from slimformer.rewrite.apply import apply
 from slimformer.rewrite.surgery import round_weights
@@ -102,7 +102,14 @@ def make_plan(run: Run, budget: Budget, settings: CutSettings) -> Plan:
     require_same_model(model, statistics, run.residence)
     architecture, weights = describe(model), site_weights(statistics, run.curves, settings)
     terms = Terms(budget, settings, run.seq_len, weights, run.format, rank_sites(model, architecture))
-    return allocate(architecture, run.curves, terms, fingerprint=statistics.provenance.fingerprint)
+    plan = allocate(architecture, run.curves, terms, fingerprint=statistics.provenance.fingerprint)
+    return foretold(plan, statistics, run.curves)
+
+
+def foretold(plan: Plan, statistics: Statistics, curves: Mapping[str, Curve]) -> Plan:
+    """The plan with the divergence its probes predict; none where nothing was probed."""
+    probes = read_probes(statistics)
+    return replace(plan, predicted_kl=predicted_harm(probes, curves, plan.sizes) if probes else None)
 
 
 def priced(run: Run, budget: Budget) -> Budget:
@@ -187,14 +194,16 @@ def even_plan(
 
 def replay(
     plan: Plan, model: PreTrainedModel, statistics: Statistics, *, progress: Progress = silent
-) -> PreTrainedModel:
-    """Carry out a plan that was written down earlier, if plan, model and statistics belong together."""
+) -> tuple[PreTrainedModel, Plan]:
+    """Carry out a plan that was written down earlier, if plan, model and statistics belong together; the smaller model,
+    and the plan with what its sizes, which somebody may have edited, really keep and are expected to do."""
     require_same_model(model, statistics)
     architecture = describe(model)
     check_fits(plan, architecture, fingerprint(model))
     sequence_length(model, architecture, plan.seq_len)
     curves = profile(model, statistics, settings_of(plan), progress=progress)
-    return carry_out(plan, model, statistics, curves, progress=progress)
+    small = carry_out(plan, model, statistics, curves, progress=progress)
+    return small, foretold(recounted(plan, architecture), statistics, curves)
 
 
 def settings_of(plan: Plan) -> CutSettings:

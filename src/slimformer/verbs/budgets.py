@@ -13,11 +13,10 @@ from slimformer.calibrate.store import Statistics
 from slimformer.evaluate.assessment import describe_result
 from slimformer.messages.arguments import check_arguments, instance
 from slimformer.messages.progress import Progress, silent
-from slimformer.models import describe
 from slimformer.models.opening import OpeningOptions
 from slimformer.plan.asked import one_fraction, require_fraction
 from slimformer.plan.budget import budget_of
-from slimformer.plan.plan import Plan, recounted
+from slimformer.plan.plan import Plan
 from slimformer.recipe import RECIPE, Recipe
 from slimformer.steps import frontier as front
 from slimformer.steps.alternatives import alternatives
@@ -94,8 +93,7 @@ def apply(
     decided = plan if isinstance(plan, Plan) else Plan.load(plan)
     statistics = opened_statistics(stats)
     loaded = model_of(statistics, model, dict(opening))
-    small = replay(decided, loaded.model, statistics, progress=progress)
-    decided = recounted(decided, describe(loaded.model))
+    small, decided = replay(decided, loaded.model, statistics, progress=progress)
     return Result(small, decided, describe_result(loaded, small, decided, statistics.provenance), loaded)
 
 

@@ -3,11 +3,13 @@ as Python plans."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
 import shlex
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -266,6 +268,29 @@ def test_the_command_of_the_page_makes_the_model_of_the_slider(page, report, tmp
         shlex.split, opened(page, report, tmp_path).evaluate("byId('command-many').textContent").split("\n")
     )
     assert calibrate[1:3] == ["calibrate", "llama"] and cut[1:3] == ["cut", calibrate[-1]]
+
+
+def test_the_plan_of_the_slider_is_a_file_that_apply_reads(page, report, tmp_path, stats, shelf):
+    opened(page, report, tmp_path)
+    statistics, wanted = open_statistics(stats), slide(page, 0.615)
+    href = page.evaluate("document.getElementById('plan-file').href")
+    assert page.evaluate("document.getElementById('plan-file').download") == "plan.json"
+    text = unquote(href.partition(",")[2])
+    (tmp_path / "plan.json").write_text(text)
+    found, own = slimformer.Plan.from_json(text), slimformer.plan(statistics, model=shelf / "llama", macs=0.615)
+    assert found.edits == own.edits and any(edit.site.endswith(".qk") for edit in found.edits)
+    assert found.predicted_kl == pytest.approx(own.predicted_kl, rel=1e-9)
+    same = {"macs": own.macs, "params": own.params, "predicted_kl": own.predicted_kl}
+    assert dataclasses.replace(found, **same) == own
+    lines = page.evaluate("byId('command-plan').textContent").split("\n")
+    (calibrate, apply), place = map(shlex.split, lines), str(tmp_path / "made")
+    assert calibrate[:2] == ["slimformer", "calibrate"] and apply[:4] == ["slimformer", "apply", "stats", "plan.json"]
+    done("apply", stats, tmp_path / "plan.json", "--model", shelf / "llama", "--out", place, "-q")
+    made = json.loads((tmp_path / "made" / "report.json").read_text())
+    assert {site["site"]: site["keep"] for site in made["sites"]}.items() <= wanted.items()
+    old = {**report, "front": {key: value for key, value in report["front"].items() if key != "plan"}}
+    assert opened(page, old, tmp_path).evaluate("document.getElementById('plan-part').hidden")
+    assert page.complaints == []
 
 
 def test_text_stays_text(page, report, tmp_path):

@@ -20,7 +20,7 @@ from slimformer.models import Site, describe
 from slimformer.models.ranks import rank_sites
 from slimformer.plan import Budget, Plan, Terms, allocate, choices, legal_sizes_of
 from slimformer.plan.choice import NEAR, STEPS
-from slimformer.plan.cost import Size, block_cost, site_cost
+from slimformer.plan.cost import Size, block_cost, full_size, site_cost
 from slimformer.plan.curves import curve_of, error_left, group_name
 from slimformer.plan.profile import Ladder, Prices, least_cost
 from slimformer.plan.sensitivity import Probe, predicted_harm
@@ -58,10 +58,26 @@ def alternatives(run: Run, budget: Budget, settings: CutSettings) -> dict[str, A
         "by": budget.by, "allocation": choice.allocation, "metric": settings.metric, "near": list(NEAR), "steps": STEPS,
         "dense": {"price": dense, "macs": cost.macs, "params": cost.params},
         "least": math.ceil(1000 * least / dense) / 1000,
+        "plan": _header(terms, statistics.provenance.fingerprint, [*architecture, *ranks], curves),
         "tables": tables.entries, "sites": sites,
         "fixed": [at[ladder.site.name] for ladder in choice.fixed],
         "parts": [[[at[ladder.site.name] for ladder in way] for way in part] for part in choice.parts],
         "points": [_point(plan, probes, curves, rungs) for plan in plans],
+    }  # fmt: skip
+
+
+def _header(terms: Terms, fingerprint: str, sites: Sequence[Site], curves: Mapping[str, Curve]) -> dict[str, Any]:
+    """What all these plans have in common, and every site a plan may name with its method and its full size: with them
+    the page writes plans as files."""
+    settings = terms.settings
+    edits = [
+        {"site": site.name, "method": curves[site.name].method, "of": site.units, "groups": full_size(site).groups}
+        for site in sites
+        if site.name in curves
+    ]
+    return {
+        "recipe": settings.name, "seq_len": terms.seq_len, "format": terms.format, "ridge": settings.ridge,
+        "absorb_mean": settings.absorb_mean, "fingerprint": fingerprint, "metric": settings.metric, "edits": edits,
     }  # fmt: skip
 
 

@@ -256,6 +256,10 @@ function show() {
   byId("consequences").replaceChildren("This plan ", ...says.flatMap(([text, name, value]) => [text, name ? h("b", { "data-plan": name }, value) : ""]), ".");
   byId("command").textContent = command();
   byId("command-many").textContent = commands();
+  if (front.plan) {
+    byId("plan-file").href = `data:application/json;charset=utf-8,${encodeURIComponent(planFile(front, ladders, state.fraction, state.keep))}`;
+    byId("command-plan").textContent = [calibration(), "slimformer apply stats plan.json --out smaller"].join("\n");
+  }
   redraw("front-chart", "sizes-chart", "heads-chart", "neurons-chart", "curve-chart", "error-chart");
 }
 
@@ -299,7 +303,8 @@ function asked() {
 }
 const chosen = () => [`--${front.by}`, state.fraction, "--recipe", quoted(report.recipe), "--format", report.format, "--out", "smaller"];
 const command = () => ["slimformer compress", ...asked(), ...chosen()].join(" ");
-const commands = () => [["slimformer calibrate", ...asked(), "--out", "stats"].join(" "), ["slimformer cut stats", ...chosen()].join(" ")].join("\n");
+const calibration = () => ["slimformer calibrate", ...asked(), "--out", "stats"].join(" ");
+const commands = () => [calibration(), ["slimformer cut stats", ...chosen()].join(" ")].join("\n");
 
 function moveTo(fraction) {
   const slider = byId("budget");
@@ -347,6 +352,7 @@ function start() {
   copyButtons();
   for (const id of front ? [] : ["budget-section", "maps", "errors"]) byId(id).hidden = true;
   if (!report.sites.length) byId("sizes").hidden = true;
+  byId("plan-part").hidden = !front?.plan;
   samplesSection();
   tasksSection();
   servingSection();

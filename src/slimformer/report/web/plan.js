@@ -210,3 +210,19 @@ const kept = (ladder, rung) => (goesWhole(ladder, rung) ? `${ladder.units[rung]}
 const rungOf = (ladder, keep) => ladder.units.findIndex((_, rung) => kept(ladder, rung) === keep);
 const scaled = (ladder, field, rung) =>
   Array.isArray(ladder[field]) ? ladder[field][rung] : ladder[field] * ladder.harm[rung];
+
+// A plan as the file that `slimformer apply` reads, field by field as Plan.to_json writes it.
+function planFile(front, ladders, fraction, keep) {
+  const { recipe, seq_len, format, ridge, absorb_mean, fingerprint, metric } = front.plan;
+  const { macs, params, kl } = consequences(front, ladders, keep);
+  const bySite = new Map(ladders.map((ladder) => [ladder.site, ladder]));
+  const edits = front.plan.edits.flatMap(({ site, method, of, groups }) => {
+    const ladder = bySite.get(site);
+    if (!ladder) return /\.(qk|vo)$/.test(site) ? [] : [{ site, method, keep: of, of, groups, rank: 0 }];
+    if (keep[ladder.index] === null) return []; // ranks of attention that is not cut by rank
+    const rung = rungOf(ladder, keep[ladder.index]);
+    return [{ site, method, keep: ladder.units[rung], of, groups: ladder.groups[rung], rank: ladder.ranks ? ladder.ranks[rung] : 0 }];
+  });
+  const made = { slimformer_plan: 1, recipe, budget: fraction, macs, params, seq_len, format, ridge, absorb_mean, fingerprint, edits, by: front.by, metric, predicted_kl: kl };
+  return JSON.stringify(made, null, 1);
+}

@@ -6,6 +6,7 @@ a decoder generates the same with and without a cache; what a family forbids is 
 
 import dataclasses
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,22 @@ from transformers import GenerationMixin
 
 from calibrated import Calibrated, calibrated, outputs, recipe, stock
 from families import CORE, LENGTH, SIZES, tiny, tiny_batches
+from slimformer.calibrate.gather import gather
 from slimformer.checkpoint.save import save
-from slimformer.errors import CannotGroup, PlanDoesNotFit, UnknownArchitecture, UnknownMethod
+from slimformer.errors import (
+    BudgetOutOfReach,
+    CannotGroup,
+    DataNotFound,
+    DataUnreadable,
+    PlanDoesNotFit,
+    UnknownArchitecture,
+    UnknownMethod,
+)
 from slimformer.linalg.moments import Moments
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import HEADS, own_rows, weight_of
 from slimformer.models.hooks import listening
+from slimformer.models.registered import class_named
 from slimformer.models.stream import sketch
 from slimformer.models.walk import backward, record
 from slimformer.plan import Budget
@@ -129,11 +140,66 @@ def test_positions_on_a_part_of_each_head_leave_phi3_its_heads():
         ("deberta-v2", {"conv_kernel_size": 3}, "a convolution stands between its first two blocks"),
         ("albert", {"num_hidden_groups": 3}, "several groups of blocks"),
         ("albert", {"inner_group_num": 2}, "several blocks, and one is known"),
+        ("wav2vec2", {"add_adapter": True}, "an adapter of convolutions after the last block"),
+        ("wav2vec2", {"adapter_attn_dim": 4, "do_stable_layer_norm": True}, "adapters for languages"),
+        ("hubert", {"adapter_attn_dim": 4}, "adapters for languages"),
     ],
 )
 def test_models_a_family_does_not_know_are_refused_with_the_reason(model_type, sizes, reason):
     with pytest.raises(UnknownArchitecture, match=reason):
         describe(tiny(model_type, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "least"),
+    [
+        *((kind, 0.688) for kind in ("clip_text_model", "clip_vision_model", "wav2vec2", "hubert")),
+        ("whisper", 0.792),
+        ("siglip_vision_model", 1.0),  # its head is as wide as the config says of all blocks
+    ],
+)
+def test_plain_folders_of_towers_and_of_models_that_hear_keep_what_their_configs_cannot_say(model_type, least):
+    """Heads, and the neurons of SigLIP: a budget that would need them is refused with the least there is."""
+    found, how = stock(model_type), recipe("uniform", attention="heads", ffn="neurons")
+    said = f"can say \\(plain\\): the minimum for this model is {least:.3f}; format='ragged' can go lower"
+    with pytest.raises(BudgetOutOfReach, match=said):
+        found.plan(0.5, how, format="plain")
+    assert found.plan(0.6, how).macs <= 0.6
+
+
+@pytest.mark.parametrize("model_type", ["clip_text_model", "clip_vision_model", "siglip_vision_model"])
+def test_towers_say_why_their_attention_is_not_cut_by_rank(model_type):
+    found, how = stock(model_type), recipe(attention="ranks", ffn="neurons")
+    assert {site.attention.no_ranks for site in found.architecture.heads} == {
+        "the attention of these blocks holds no scale under the usual name"
+    }
+    heads = found.architecture.heads[0]
+    plan = found.plan(1.0, how)
+    rank = dataclasses.replace(plan.edits[0], site=heads.rank_name("qk"), keep=4, of=8)
+    with pytest.raises(PlanDoesNotFit, match=heads.rank_name("qk")):
+        check_fits(dataclasses.replace(plan, edits=(*plan.edits, rank)), found.architecture, "")
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
+def test_two_towers_in_one_model_are_refused(kind):
+    config: Any = class_named(f"{kind}Model").config_class
+    sizes = {"text_config": SIZES["clip_text_model"], "vision_config": SIZES["clip_vision_model"]}
+    with pytest.raises(UnknownArchitecture, match=rf"models of type '{kind.lower()}' are not supported"):
+        describe(class_named(f"{kind}Model")(config(**sizes)))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "data", "message"),
+    [
+        ("clip_vision_model", ["some words"] * 20, "a vision model is calibrated on images"),
+        ("siglip_vision_model", torch.ones(8, 8, dtype=torch.long), "a vision model is calibrated on images"),
+        ("clip_text_model", ["some words"] * 20, "no tokenizer with the model, so it cannot read text"),
+    ],
+)
+def test_towers_refuse_what_the_other_tower_reads(model_type, data, message):
+    model = tiny(model_type)
+    with pytest.raises((DataNotFound, DataUnreadable), match=message):
+        gather(data, model, None, describe(model))
 
 
 def test_tables_by_distance_cost_what_their_products_do():

@@ -26,6 +26,7 @@ from families import (
     tiny,
     tiny_batches,
     tiny_compressed,
+    tiny_extractor,
     tiny_image_processor,
     tiny_ragged,
     tiny_tokenizer,
@@ -37,16 +38,27 @@ from slimformer.models import FAMILIES, describe
 SMALLEST_PLAIN = {True: 0.5, False: 0.75}  # where the stock config can say "fewer heads", and where it cannot
 ATOL = 1e-5
 # Every family with the head it is known for, and with one of its others; `auto_map` is tested for all of them.
-RAGGED = sorted({(t, heads(t)[0]) for t in STOCK_TYPES} | {(t, head) for t, head in HEADS if t in STOCK_TYPES})
+BEYOND = (("bart", "write"), ("t5", "write"), ("wav2vec2", "spell"), ("hubert", "classify"), ("whisper", "write"))
+RAGGED = sorted(
+    {(t, heads(t)[0]) for t in STOCK_TYPES} | {(t, head) for t, head in HEADS if t in STOCK_TYPES} | {*BEYOND}
+)
 
 
 def _results() -> Iterator[tuple[str, PreTrainedModel]]:
     for model_type, head in RAGGED:
-        yield f"ragged-{model_type}-{head}", tiny_ragged(tiny(model_type, head))
+        macs = 0.75 if (model_type, head) in BEYOND else 0.5
+        yield f"ragged-{model_type}-{head}", tiny_ragged(tiny(model_type, head), macs)
     for model_type in (t for t in STOCK_TYPES if attention_part(t).plain_heads or feed_forward_part(t).keys):
         macs = SMALLEST_PLAIN[attention_part(model_type).plain_heads]
         plain = tiny_compressed(tiny(model_type), macs, format="plain")
         yield f"plain-{model_type}-{heads(model_type)[0]}", plain
+    for model_type, head in BEYOND:
+        yield f"plain-{model_type}-{head}", tiny_compressed(tiny(model_type, head), 0.9, format="plain")
+
+
+def _belonging(model: PreTrainedModel) -> Any:
+    family = FAMILIES[model.config.model_type]
+    return tiny_image_processor() if family.image else tiny_extractor(model) if family.sound else tiny_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +66,7 @@ def visits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     """All results saved once, and what a stranger and a friend found in them."""
     root = tmp_path_factory.mktemp("visits") / "folders"
     for name, model in _results():
-        image = FAMILIES[model.config.model_type].image
-        save(model, root / name, Belongings(tiny_image_processor() if image else tiny_tokenizer()), verify=False)
+        save(model, root / name, Belongings(_belonging(model)), verify=False)
         sample = tiny_batches(model, 1, rows=2, seed=7)[0].inputs
         save_file(sample, root / name / "sample.safetensors")
         save_file(outputs_of(model, sample), root / name / "expected.safetensors")
@@ -96,7 +107,7 @@ def _differing(visits: tuple[Path, dict[str, Any]], who: str, route: str, form: 
 def test_every_family_and_head_was_visited(visits: tuple[Path, dict[str, Any]]) -> None:
     ragged = {folder.name for folder in visits[0].glob("ragged-*")}
     assert ragged == {f"ragged-{model_type}-{head}" for model_type, head in RAGGED}
-    assert len(list(visits[0].glob("plain-*"))) == len(STOCK_TYPES)
+    assert len(list(visits[0].glob("plain-*"))) == len(STOCK_TYPES) + len(BEYOND)
 
 
 def test_plain_results_open_by_stock_transformers_alone(visits: tuple[Path, dict[str, Any]]) -> None:
@@ -141,7 +152,8 @@ def test_generation_is_the_same_with_every_cache(visits: tuple[Path, dict[str, A
 @pytest.mark.parametrize("who", ["stranger", "friend"])
 def test_pipelines_take_the_folder_by_name(visits: tuple[Path, dict[str, Any]], who: str) -> None:
     piped = {name: report for name, report in visits[1][who].items() if name.endswith("pipeline")}
-    assert len(piped) == sum(not folder.name.endswith("answer") for folder in visits[0].iterdir())
+    beyond = tuple(f"-{model_type}-{head}" for model_type, head in BEYOND)
+    assert len(piped) == sum(not folder.name.endswith(("answer", *beyond)) for folder in visits[0].iterdir())
     assert {name: report["error"] for name, report in piped.items() if "error" in report} == {}
 
 

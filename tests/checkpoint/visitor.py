@@ -26,6 +26,7 @@ import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 torch.set_num_threads(1)
+NO_PIPELINE = ("bart", "t5", "wav2vec2", "hubert", "whisper")  # none takes tiny inputs of them
 KEYS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 TASKS = {
     "causal": "text-generation",
@@ -106,7 +107,7 @@ def main() -> None:
                 result[f"{folder.name} {route}"] = visit(folder, route, open_)
             except Exception:
                 result[f"{folder.name} {route}"] = {"error": traceback.format_exc()}
-        if not folder.name.endswith("answer"):
+        if not folder.name.endswith("answer") and folder.name.split("-")[1] not in NO_PIPELINE:
             try:
                 result[f"{folder.name} pipeline"] = {"pipeline": len(pipe(folder))}
             except Exception:

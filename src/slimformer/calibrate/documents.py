@@ -242,7 +242,8 @@ def require_exists(path: str | Path) -> None:
 
 def _require_text_or_parquet(path: Path) -> None:
     require_exists(path)
-    if path.suffix.lower() in SOUNDS or any(next(path.glob(f"**/*{end}"), None) for end in SOUNDS if path.is_dir()):
+    near = chain(path.glob("*.*"), path.glob("*/*.*")) if path.is_dir() else [path]
+    if any(each.suffix.lower() in SOUNDS for each in near):
         raise DataUnreadable(
             f"{path} holds recordings, and this model reads text; give a {', '.join(SUFFIXES)} file, or a model that "
             "hears sounds"

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 import slimformer
 from families import LENGTH, VOCABULARY, tiny
 from slimformer.errors import BudgetOutOfReach, UnknownMethod, UnknownRecipe
+from slimformer.plan.asked import BUDGETS
 from slimformer.plan.settings import CutSettings
 from slimformer.recipe import Recipe, cut_settings, load_recipe, recipe_of, with_arguments, with_settings
 from slimformer.recipes import names, text_of
@@ -178,12 +179,12 @@ def test_weights_may_be_stored_in_fewer_bits_after_anything(first):
 # --- flags are short for settings -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["macs", "params", "latency", "max_kl"])
+@pytest.mark.parametrize("name", ["macs", "params", "latency", "total_macs", "max_kl"])
 def test_a_budget_is_that_of_the_cut_and_replaces_the_one_of_the_file(tmp_path, name):
     (tmp_path / "mine.yaml").write_text(GOOD)
     found = cut_settings(with_arguments(load_recipe(tmp_path / "mine.yaml"), {name: 0.3}))
-    assert {each: getattr(found, each) for each in ("macs", "params", "latency", "max_kl", "size", name)} == {
-        "macs": None, "params": None, "latency": None, "max_kl": None, "size": None, name: 0.3,
+    assert {each: getattr(found, each) for each in (*BUDGETS, name)} == {
+        **dict.fromkeys(BUDGETS), name: 0.3,
     }  # fmt: skip
     assert found.ridge == 1e-2
 

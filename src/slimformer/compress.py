@@ -54,10 +54,10 @@ READING = ("seq_len", "tokens", "samples", "columns", "seed")
 class Arguments(OpeningOptions, total=False):
     """What `compress` takes by name besides model, data and recipe.
 
-    Short for settings of steps: one budget (`macs`, `params`, `latency`, `max_kl`, `size`), `bits`, `group` and
-    `tables`, `refine`, `heal` (minutes), `head_data`, `vocab` (tokens to keep, or as a float the share of the text
-    they cover) and `vocab_data`, and for long texts `k`, `kind`, `window`, `keep_exact`, `steps`. Every other setting
-    is `settings={"cut.ridge": 0.01}`. Of the data: `tokens` to fit on, `samples`, `columns`, `seq_len`, `seed`,
+    Short for settings of steps: one budget (`macs`, `params`, `latency`, `total_macs`, `max_kl`, `size`), `bits`,
+    `group` and `tables`, `refine`, `heal` (minutes), `head_data`, `vocab` (tokens to keep, or as a float the share of
+    the text they cover) and `vocab_data`, and for long texts `k`, `kind`, `window`, `keep_exact`, `steps`. Every other
+    setting is `settings={"cut.ridge": 0.01}`. Of the data: `tokens` to fit on, `samples`, `columns`, `seq_len`, `seed`,
     `only_data` (no broad text is added), `eval_data` to measure on as well. `format` is ragged or plain, and
     `runtime` (`export.serving`) says where the result is to open, which decides it and what is cut; `timing` measures
     latency.
@@ -66,6 +66,7 @@ class Arguments(OpeningOptions, total=False):
     macs: float | None
     params: float | None
     latency: float | None
+    total_macs: float | None
     max_kl: float | None
     size: int | None
     bits: int | None

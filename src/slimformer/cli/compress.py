@@ -38,6 +38,7 @@ def compress(
     macs: opt.Macs = None,
     params: opt.Params = None,
     latency: opt.Latency = None,
+    total_macs: opt.TotalMacs = None,
     max_kl: opt.MaxKl = None,
     size: opt.Size = None,
     out_folder: opt.MaybeOut = None,
@@ -78,7 +79,8 @@ def compress(
     require_format(format)
     if runtime is not None:
         place_named(runtime)
-    name, texts = inputs.joined(data), {"macs": macs, "params": params, "latency": latency, "size": size}
+    name = inputs.joined(data)
+    texts = {"macs": macs, "params": params, "latency": latency, "total_macs": total_macs, "size": size}
     others = {"eval_data": (*(eval_data or ()), *([vocab_data] if vocab_data else ())), "head_data": head_data}
     given = {
         "max_kl": max_kl, "refine": refine, "heal": inputs.minutes(heal), "head_data": head_data, "bits": bits,
@@ -114,7 +116,8 @@ def _format(format: str, runtime: str | None) -> dict[str, Any]:
 
 def _asked(texts: dict[str, str | None], given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
     """Arguments of `compress` from options: budgets, which are texts, all that is not left out, and --set."""
-    budgets: dict[str, Any] = {by: inputs.fraction(by, text) for by in MEASURES if (text := texts.get(by)) is not None}
+    fractions = {by: text for by in (*MEASURES, "total_macs") if (text := texts.get(by)) is not None}
+    budgets: dict[str, Any] = {by: inputs.fraction(by, text) for by, text in fractions.items()}
     for by, value in budgets.items():
         require_fraction(value, by)
     if (size := texts.get("size")) is not None:

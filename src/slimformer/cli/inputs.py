@@ -42,10 +42,10 @@ def fraction(by: str, text: str) -> float:
         share = float(number)
     except ValueError:
         raise BudgetOutOfReach(
-            f"--{by} {text!r} is not a number; give the fraction of the {NOUNS[by]} to keep, e.g. 0.5"
+            f"--{by.replace('_', '-')} {text!r} is not a number; give the fraction of the {NOUNS[by]} to keep, e.g. 0.5"
         ) from None
     if percent:
-        raise BudgetOutOfReach(f"--{by} {text} is not a fraction; did you mean {share / 100:g}?")
+        raise BudgetOutOfReach(f"--{by.replace('_', '-')} {text} is not a fraction; did you mean {share / 100:g}?")
     return share
 
 

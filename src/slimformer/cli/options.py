@@ -64,6 +64,10 @@ Latency = Annotated[
         "--latency", metavar="FRACTION", help="or: fraction of the blocks' latency to keep, measured on this machine"
     ),
 ]
+TotalMacs = Annotated[
+    str | None,
+    typer.Option("--total-macs", metavar="FRACTION", help="or: fraction of all MACs to keep, with the head's"),
+]
 MaxKl = Annotated[
     float | None,
     typer.Option(metavar="NATS", help="or: the smallest model whose mean KL is certified to be at most this"),

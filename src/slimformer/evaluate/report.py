@@ -49,6 +49,7 @@ class Report(Short):
     dense: Footprint
     small: Footprint
     budget_by: str = "macs"
+    total_macs: float | None = None  # of all MACs, where that was asked for: the budget follows from it
     correction: list[dict[str, Any]] = field(default_factory=list)
     certificate: dict[str, Any] | None = None
     lossless: dict[str, Any] | None = None  # what each rewrite saved, and how far outputs moved

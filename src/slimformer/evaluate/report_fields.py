@@ -258,6 +258,7 @@ class ShownReport(Report):
 
     format: Annotated[str, one_of("ragged", "plain", "unknown")]
     budget_by: Annotated[str, one_of("macs", "params", "latency")] = "macs"
+    total_macs: Annotated[float, Field(gt=0, le=1)] | None = None
     metrics: list[Metric] = field(default_factory=list)  # type: ignore[assignment]
     other_data: list[Other] = field(default_factory=list)  # type: ignore[assignment]
     elsewhere: Any = None

@@ -114,7 +114,8 @@ MODEL = Kind(
 
 KINDS: dict[str, Kind] = {
     "model": MODEL, "data": DATA, "folder": PATH, "processor": PROCESSOR,
-    "macs": FRACTION, "params": FRACTION, "latency": FRACTION, "max_kl": NUMBER, "size": whole(1), "memory": whole(1),
+    "macs": FRACTION, "params": FRACTION, "latency": FRACTION, "total_macs": FRACTION, "max_kl": NUMBER,
+    "size": whole(1), "memory": whole(1),
     "tokens": whole(1, optional=True), "samples": whole(1, optional=True), "seq_len": whole(2, optional=True),
     "seed": whole(0), "heal": NUMBER,
     "columns": Kind("a list of names", _are_names, optional=True),
@@ -139,8 +140,8 @@ KINDS: dict[str, Kind] = {
     "say": CALLABLE, "report": instance("a dictionary", dict),
 }  # fmt: skip
 LEFT_OPEN = (  # None leaves these to the recipe
-    "macs", "params", "latency", "max_kl", "size", "bits", "group", "tables", "refine", "heal", "head_data", "k",
-    "kind", "window", "keep_exact", "steps", "eval_data", "vocab", "vocab_data", "runtime",
+    "macs", "params", "latency", "total_macs", "max_kl", "size", "bits", "group", "tables", "refine", "heal",
+    "head_data", "k", "kind", "window", "keep_exact", "steps", "eval_data", "vocab", "vocab_data", "runtime",
 )  # fmt: skip
 KINDS |= {name: replace(KINDS[name], optional=True) for name in LEFT_OPEN}
 

@@ -10,8 +10,8 @@ from slimformer.messages.words import either, option
 
 Measure = Literal["macs", "params", "latency"]
 MEASURES: tuple[Measure, ...] = ("macs", "params", "latency")
-BUDGETS = (*MEASURES, "max_kl", "size")  # all that `compress` takes
-NOUNS = {"macs": "MACs", "params": "block parameters", "latency": "measured block latency"}
+BUDGETS = (*MEASURES, "total_macs", "max_kl", "size")  # all that `compress` takes
+NOUNS = {"macs": "MACs", "params": "block parameters", "latency": "measured block latency", "total_macs": "MACs"}
 PERCENT = 5  # from here on a budget that is no fraction was meant in per cent; nobody wants 1.5 %
 FORMATS = ("ragged", "plain")
 

@@ -136,6 +136,9 @@ def sizes_table(title: str, dense: Footprint, small: Footprint, seq_len: int) ->
     table = number_table(title, "", "dense", "small", "ratio / difference")
     _row(table, f"block MACs / token (T={seq_len})", dense.block_macs, small.block_macs, count)
     _row(table, "MACs outside blocks / token", dense.outside_macs, small.outside_macs, count)
+    if dense.outside_macs:
+        every = [each.block_macs + each.outside_macs for each in (dense, small)]
+        _row(table, "all MACs / token", every[0], every[1], count)
     _row(table, "parameters", dense.params, small.params, count)
     _row(table, "  in blocks", dense.block_params, small.block_params, count)
     _row(table, "weights", dense.bytes, small.bytes, _bytes)

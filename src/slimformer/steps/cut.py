@@ -2,8 +2,8 @@
 
     model ──describe──▶ Sites ──calibrate──▶ Moments ──profile──▶ Curves ──allocate──▶ Plan ──apply──▶ model
 
-The budget is a fraction to keep (MACs, parameters, measured latency), or a search over such fractions: the smallest
-model whose divergence is certified (`max_kl`), or the best one that fits into so many bytes (`size`).
+The budget is a fraction to keep (MACs, parameters, measured latency; all MACs), or a search over such fractions:
+the smallest model whose divergence is certified (`max_kl`), or the best one that fits into so many bytes (`size`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slimformer.messages.words import either, option
 from slimformer.models import describe
 from slimformer.nn.replaced import require_uncut
 from slimformer.plan import Budget, Plan, check_budget
-from slimformer.plan.asked import BUDGETS, MEASURES, require_one
+from slimformer.plan.asked import BUDGETS, MEASURES, require_fraction, require_one
 from slimformer.plan.budget import budget_of
 from slimformer.plan.settings import CutSettings
 from slimformer.run import Run
@@ -30,6 +30,7 @@ from slimformer.steps.make import even_plan, make, priced
 from slimformer.steps.size import Room, best_within, require_size_possible
 from slimformer.steps.size_tokens import with_fewer_tokens
 from slimformer.steps.step import Step
+from slimformer.steps.total import share_of_blocks
 from slimformer.steps.turns import in_turns, require_turns_possible
 
 
@@ -39,6 +40,7 @@ class Cut(CutSettings, Step):
     macs: float | None = Field(default=None, description="fraction of the block MACs to keep")
     params: float | None = Field(default=None, description="or: fraction of the blocks' parameters to keep")
     latency: float | None = Field(default=None, description="or: fraction of the blocks' measured latency to keep")
+    total_macs: float | None = Field(default=None, description="or: fraction of all MACs, those of the head with them")
     max_kl: float | None = Field(default=None, description="or: the smallest model whose mean KL is certified so")
     size: int | None = Field(default=None, description="or: bytes all weights may take; bits are chosen, too")
     group: int = Field(default=64, ge=0, description="with a size: weights of a row that share a step; 0: the row")
@@ -52,6 +54,8 @@ class Cut(CutSettings, Step):
         """The fraction that was asked for; the whole model where it is searched for."""
         given = {name: getattr(self, name) for name in BUDGETS}
         by = require_one(given)
+        if by == "total_macs":
+            require_fraction(given[by], by)
         return budget_of(**{by: given[by]}) if by in MEASURES else Budget(1.0)
 
     @property
@@ -65,6 +69,9 @@ class Cut(CutSettings, Step):
 
     def require_possible(self, run: Run) -> None:
         """Refuse a budget that cannot be reached, while nothing has been read."""
+        if self.total_macs is not None:  # how many tokens an earlier step leaves is not known yet
+            whole = self.model_copy(update={"total_macs": None, "macs": 1.0})
+            return (whole if run.before else self._of_blocks(run, self.total_macs)).require_possible(run)
         require_uncut(run.dense)
         if self.budget.by != "latency":
             self._require_affordable(run, self.budget)
@@ -88,11 +95,23 @@ class Cut(CutSettings, Step):
                 "`slimformer heal` on the result"
             )
 
+    def _of_blocks(self, run: Run, total: float) -> Cut:
+        """The same with the budget of the blocks that follows from one over everything."""
+        share = share_of_blocks(run, total)
+        inside = self.model_copy(update={"total_macs": None, "macs": share})
+        try:
+            inside._require_affordable(run, inside.budget)
+        except BudgetOutOfReach as error:
+            raise BudgetOutOfReach(f"{option('total_macs', total)} leaves too little to the blocks: {error}") from None
+        return inside
+
     def _require_affordable(self, run: Run, budget: Budget) -> None:
         check_budget(describe(run.dense), budget, seq_len=run.seq_len, settings=self, format=run.format)
 
     def preview(self, run: Run) -> Plan:
         """What would be kept if every block lost the same share."""
+        if self.total_macs is not None:
+            return self._of_blocks(run, self.total_macs).preview(run)
         if self.max_kl is not None or self.size is not None:
             raise BudgetOutOfReach(f"{option('dry_run', True)} shows sizes for a budget; give {either(*MEASURES)}")
         return even_plan(
@@ -101,6 +120,8 @@ class Cut(CutSettings, Step):
 
     def run(self, run: Run) -> Run:
         """Calibrate and make the model; the steps after the cut are carried out with it."""
+        if self.total_macs is not None:
+            return self._of_blocks(run, self.total_macs).run(run).reporting(total_macs=self.total_macs)
         if (heal := self._in_turns(run)) is not None:
             by = self.budget.by
             return in_turns(run, heal, self.budget, lambda part, left: self.model_copy(update={by: left}).run(part))

@@ -35,7 +35,7 @@ def llama(shelf, tmp_path):
         (["nope"], "No such command 'nope'"),
         (["compress"], "Missing argument 'MODEL'; see slimformer compress --help"),
         (["compress", "x", "--macs"], "requires an argument"),
-        (["compress", "x", "--out", "y"], ": --macs, --params, --latency, --total-macs, --max-kl or --size (found none)"),
+        (["compress", "x", "--out", "y"], "--params, --latency, --total-macs, --max-kl or --size (found none)"),
         (["compress", "x", "--macs", "0.5"], "give --out DIR"),
         (["compress", "x", "--macs", "0.5", "--bogus"], "No such option"),
         (["compress", "x", "--macs", "0.5", "--out", "y", "--tokens", "0"], "greater than or equal to 1"),

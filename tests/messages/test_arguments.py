@@ -35,7 +35,8 @@ PUBLIC = {
 BAD: dict[str, list[Any]] = {
     "tokens": [-3, 0, 1.5, 4096.0, "4096", True, float("nan"), torch.tensor(3)],
     "samples": [0, "all"], "seq_len": [1, 64.5, "64"], "seed": [-1, "0", None],
-    "macs": ["0.5", True, [0.5], 0.5j], "params": ["half"], "latency": [b"1"], "max_kl": ["0.1", float("nan")],
+    "macs": ["0.5", True, [0.5], 0.5j], "params": ["half"], "latency": [b"1"],
+    "total_macs": ["1"], "max_kl": ["0.1", float("nan")],
     "data": [None, 7, True, {}, b"x"], "model": [torch.nn.Linear(2, 2), None, 7, [], tiny],
     "device": [0, None], "dtype": ["float32", torch.int8, float], "revision": ["", 7],
     "family": [3, torch.nn.Linear],

@@ -25,9 +25,10 @@ def share_of_blocks(run: Run, total: float) -> float:
     before, now = (outside_macs(each, describe(each), run.seq_len) for each in (dense, run.dense))
     every = blocks + before
     if now >= total * every:
+        least = math.ceil(1000 * now / every) / 1000
         raise BudgetOutOfReach(
-            f"{option('total_macs', total)} is {total * every:,.0f} MACs a token, and what runs outside the blocks (for "
-            f"words the head) takes {now:,} of {every:,}; give more than {math.ceil(1000 * now / every) / 1000:.3f}, or "
-            f"fewer tokens with {option('vocab')}"
+            f"{option('total_macs', total)} is {total * every:,.0f} MACs a token, and what runs outside the blocks "
+            f"(above all the head of words) takes {now:,} of {every:,}; give more than {least:.3f}, or fewer tokens with "
+            f"{option('vocab')}"
         )
     return min(1.0, (total * every - now) / blocks)

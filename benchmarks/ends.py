@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from scipy.stats import spearmanr
 
 import slimformer
 from cells import HERE, write_json
+from ends_peers import trimmed
 from ends_speed import Served, in_onnx, in_torch, scored, speeds
 from slimformer.files.versions import versions
-from slimformer.models.load import load_model
+from slimformer.models.load import Loaded, load_model
 from slimformer.steps.result import Result
 from stsb import Pairs, cosines, dev_pairs, embeddings, interval, resampled
 
@@ -40,6 +42,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "vocabulary 16,000, not refitted": {
         "recipe": "vocabulary", "vocab": 16_000, "settings": {"vocabulary.refit": False}
     },
+    "vocabulary 9,000": {"recipe": "vocabulary", "vocab": 9000},
+    "9,000 tokens by the rule of vocabtrimmer": {"trimmed": 9000},
     "widths 0.7": {"macs": 0.7},
     "8 bits": {"recipe": "lossless", "bits": 8},
     "8 bits, tables too": {"recipe": "lossless", "bits": 8, "tables": True},
@@ -63,17 +67,31 @@ def made(way: dict[str, Any], dense: Any, *, tokens: int) -> Result:
     return slimformer.compress(dense, "builtin", tokens=tokens, timing=False, **asked)
 
 
+def by_rule(dense: Loaded, keep: int, pairs: Pairs, before: Any) -> dict[str, Any]:
+    """The same by the rule of another tool."""
+    small = trimmed(dense, keep)
+    megabytes = 4e-6 * sum(parameter.numel() for parameter in small.model.parameters())
+    return {**scores_of(small, pairs, before), "mb": megabytes, "macs": 1.0}
+
+
 def measured(result: Result, pairs: Pairs, before: Any) -> dict[str, Any]:
-    """MB and STS-B of one way; the difference to the dense model with its interval."""
-    own = result.loaded.processor
-    values = cosines(embeddings(result.model, own, pairs.sentences), pairs)
+    """MB and STS-B of one way."""
+    small = replace(result.loaded, model=result.model)
+    size = {"mb": result.report.small.bytes / 1e6, "macs": result.report.macs_kept}
+    return {**scores_of(small, pairs, before), **size}
+
+
+def scores_of(small: Loaded, pairs: Pairs, before: Any) -> dict[str, Any]:
+    """STS-B, the difference to the dense model with its interval, and the tokens of a sentence."""
+    own = small.processor
+    values = cosines(embeddings(small.model, own, pairs.sentences), pairs)
     scores = np.array(pairs.scores)
     draws = np.random.default_rng(0).integers(0, len(scores), (RESAMPLES, len(scores)))
     gap = resampled(values, scores, draws) - resampled(before, scores, draws)
     lengths = [len(ids) for ids in own(list(pairs.sentences))["input_ids"]]
     return {
         "spearman": float(spearmanr(values, scores).statistic), "difference": interval(gap),
-        "mb": result.report.small.bytes / 1e6, "macs": result.report.macs_kept, "tokens": float(np.mean(lengths)),
+        "tokens": float(np.mean(lengths)),
     }  # fmt: skip
 
 
@@ -96,7 +114,7 @@ def main() -> int:
     if asked.only:
         known = json.loads((asked.out / "ends.json").read_text("utf-8"))
         rows |= known["ways"]
-        results |= {"served": known.get("served", {})}
+        results |= {part: known[part] for part in ("served", "peers", "language") if part in known}
     with tempfile.TemporaryDirectory() as scratch:
         others = {
             "dense, torch": in_torch(dense, dense.model, dense.processor),
@@ -105,9 +123,10 @@ def main() -> int:
         for name, way in WAYS.items():
             if not any(part == name or (part in name and part not in WAYS) for part in asked.only.split("|")):
                 continue
-            result = made(way, dense, tokens=tokens)
-            rows[name] = measured(result, pairs, before)
-            if name in SERVED:
+            result = None if "trimmed" in way else made(way, dense, tokens=tokens)
+            keep = way.get("trimmed", 0)
+            rows[name] = measured(result, pairs, before) if result else by_rule(dense, keep, pairs, before)
+            if result and name in SERVED:
                 own = onnx(dense, result.model, result.loaded.processor, Path(scratch), 4, asked.threads)
                 found = speeds({**others, name: own}, pairs, repeats=2 if asked.quick else 7)
                 found[name]["spearman"] = scored(own, pairs)

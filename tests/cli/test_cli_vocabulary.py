@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from families import tiny
 from terminal import done, refused
@@ -49,6 +53,31 @@ def test_a_folder_is_made_measured_and_listed(place: Path, tmp_path: Path) -> No
     assert said["metrics"] == report["metrics"]
     assert "Vocabulary: " in " ".join(shown.out.split())
     done("bench", tmp_path / "out", "--against", place / "bert", "--repeats", 1, "--batch-sizes", 1)
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["in passing", "in the result"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), Exception("(os error 28)")])
+def test_a_disk_that_fills_up_under_a_tokenizer(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, error: Exception
+) -> None:
+    """The smaller one is written twice: to be read as everybody will read it, and beside the model. Rust says what
+    went wrong in an exception of no kind."""
+    save, calls = PreTrainedTokenizerFast.save_pretrained, []
+
+    def failing(self: PreTrainedTokenizerFast, *given: Any, **named: Any) -> Any:
+        calls.append(given)
+        if len(calls) == at:
+            raise error
+        return save(self, *given, **named)
+
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", failing)
+    text = ("--data", place / "text.txt", "--tokens", 1200, "--no-timing", "--set", "vocabulary.refit=false")
+    command = ("compress", place / "bert", "--recipe", "vocabulary", "--vocab", 0.8, *text)
+    line = refused(*command, "--out", tmp_path / "out")
+    assert "No space left" in line or "the disk is full" in line or "os error 28" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"] and not list((tmp_path / "tmp").iterdir())
 
 
 @pytest.mark.parametrize(

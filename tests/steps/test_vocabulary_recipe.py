@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedModel
 
 import slimformer
 from families import tiny, tiny_image_processor, tiny_tokenizer
@@ -145,6 +145,7 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
     least = len(pieces_of(tokenizer).always)
     assert f"give {least} or more" in _refused(model, tokenizer, vocab=least - 1)
     assert "tokenizer.json" in _refused(model, None, vocab=200)
+    assert "(here: ByT5Tokenizer); convert it" in _refused(model, ByT5Tokenizer(), vocab=200)  # there is no fast one
     assert "WordLevel" in _refused(tiny("bert"), tiny_tokenizer(), vocab=20)
     assert "reads images" in _refused(tiny("vit"), tiny_image_processor(), vocab=20)
     assert "belongs to the model" in _refused(tiny("bert"), tokenizer, vocab=200)

@@ -28,7 +28,7 @@ def share_of_blocks(run: Run, total: float) -> float:
         least = math.ceil(1000 * now / every) / 1000
         raise BudgetOutOfReach(
             f"{option('total_macs', total)} is {total * every:,.0f} MACs a token, and what runs outside the blocks "
-            f"(above all the head of words) takes {now:,} of {every:,}; give more than {least:.3f}, or fewer tokens with "
+            f"(mostly the head of words) takes {now:,} of {every:,}; give more than {least:.3f}, or fewer tokens with "
             f"{option('vocab')}"
         )
     return min(1.0, (total * every - now) / blocks)

@@ -24,42 +24,43 @@ from slimformer.models import describe
 from terminal import Said, done, save_sentences, save_subwords, save_tiny, slimformer, write_table, write_texts
 
 TABLE = """
-                   dense plain heads ranks rank0 paths linear depth grouped bits8 bits4 ragged4 sparse streamed lossless adapted cascade encoder0 projected tables healed vocabulary shorter
-inspect              .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
-inspect --data       .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
-attention            .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
-compress             .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
-compress plain       .     .     D     D     D     D      D     .      G      .     .      D       .       D        .       .       C        D        G        .      D        .        D
-compress bits        .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
-compress depth       .     .     S     S     S     S      S     .      G      .     .      S       .       S        .       .       C        S        G        .      S        .        S
-compress lossless    .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
-compress memory      .     .     .     .     .     .      .     .      G      M     M      M       .       .        .       .       C        .        G        M      .        .        .
-long-context         .     .     B     B     B     B      B     .      B      .     .      B       .       B        .       .       C        B        B        .      B        .        B
-dry run              .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
-calibrate            .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .
-plan                 .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
-apply                .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
-cut                  .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
-frontier             .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
-sweep                .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .
-cascade              .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        V
-eval                 .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
-eval itself          .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
-eval --task          .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        T        T        .      .        Z        T
-bench                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
-quantize             .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
-sparsify             .     .     .     .     .     .      .     .      .      R     R      R       .       .        .       .       C        .        .        R      .        .        .
-heal                 .     .     .     .     .     .      .     .      G      H     H      H       .       .        .       .       C        .        G        H      .        Y        .
-probe                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
-match                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .
-adapt                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        L        L        .      .        .        L
-export gguf          W     W     W     O     O     O      O     W      X      W     W      O       W       O        W       W       C        F        X        W      W        .        F
-push                 U     .     .     .     .     .      .     .      .      .     .      .       .       .        .       U       K        .        .        .      .        .        .
-report               A     .     .     .     .     .      .     .      .      .     .      .       .       .        .       A       E        .        .        .      .        .        .
-compress vocab       I     I     I     I     I     I      I     I      I      I     I      I       I       I        I       I       C        I        I        I      I        .        I
-quantize tables      .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        Q        Q        .      .        .        Q
-families check       .     .     P     P     P     P      P     .      .      .     .      P       .       P        .       .       C        P        .        .      P        .        P
-families discover    .     .     P     P     P     P      P     .      .      .     .      P       .       P        .       .       C        P        .        .      P        .        P
+                   dense plain heads ranks rank0 paths linear depth grouped bits8 bits4 ragged4 sparse streamed lossless adapted cascade encoder0 projected tables healed vocabulary shorter replaced
+inspect              .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
+inspect --data       .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
+attention            .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
+compress             .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
+compress plain       .     .     D     D     D     D      D     .      G      .     .      D       .       D        .       .       C        D        G        .      D        .        D        J
+compress bits        .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
+compress depth       .     .     S     S     S     S      S     .      G      .     .      S       .       S        .       .       C        S        G        .      S        .        S        J
+compress lossless    .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
+compress replace     .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
+compress memory      .     .     .     .     .     .      .     .      G      M     M      M       .       .        .       .       C        .        G        M      .        .        .        J
+long-context         .     .     B     B     B     B      B     .      B      .     .      B       .       B        .       .       C        B        B        .      B        .        B        B
+dry run              .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
+calibrate            .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        .        J
+plan                 .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .        N
+apply                .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .        N
+cut                  .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .        N
+frontier             .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .        N
+sweep                .     .     .     .     .     .      .     .      N      .     .      .       .       .        .       .       N        .        N        .      .        .        .        N
+cascade              .     .     .     .     .     .      .     .      G      .     .      .       .       .        .       .       C        .        G        .      .        .        V        J
+eval                 .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
+eval itself          .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
+eval --task          .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        T        T        .      .        Z        T        .
+bench                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
+quantize             .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
+sparsify             .     .     .     .     .     .      .     .      .      R     R      R       .       .        .       .       C        .        .        R      .        .        .        .
+heal                 .     .     .     .     .     .      .     .      G      H     H      H       .       .        .       .       C        .        G        H      .        Y        .        .
+probe                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
+match                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        .        .        .      .        .        .        .
+adapt                .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        L        L        .      .        .        L        .
+export gguf          W     W     W     O     O     O      O     W      X      W     W      O       W       O        W       W       C        F        X        W      W        .        F        _
+push                 U     .     .     .     .     .      .     .      .      .     .      .       .       .        .       U       K        .        .        .      .        .        .        .
+report               A     .     .     .     .     .      .     .      .      .     .      .       .       .        .       A       E        .        .        .      .        .        .        .
+compress vocab       I     I     I     I     I     I      I     I      I      I     I      I       I       I        I       I       C        I        I        I      I        .        I        I
+quantize tables      .     .     .     .     .     .      .     .      .      .     .      .       .       .        .       .       C        Q        Q        .      .        .        Q        .
+families check       .     .     P     P     P     P      P     .      .      .     .      P       .       P        .       .       C        P        .        .      P        .        P        P
+families discover    .     .     P     P     P     P      P     .      .      .     .      P       .       P        .       .       C        P        .        .      P        .        P        P
 """  # noqa: E501
 REFUSALS = {
     "A": "give a folder `compress` wrote",
@@ -70,6 +71,7 @@ REFUSALS = {
     "F": "GGUF is for language models of the types",
     "G": "runs over groups of keys (the recipe long-context), and cuts do not follow that; start from the dense model",
     "H": "its weights are in fewer bits already, and training would leave them; heal first, then quantize",
+    "J": "feed-forward parts of this model were replaced (the step replace), and cuts do not follow that",
     "K": "is a cascade of two models, and push sends one with its report",
     "L": "has no language-model head to adapt",
     "M": "its weights are packed in fewer bits, and unpacked whole; leave --memory out",
@@ -84,6 +86,7 @@ REFUSALS = {
     "P": "was cut before, and a family is proved on whole blocks; give the model it was made from",
     "Q": "has no table of 256 rows or more; leave it out",
     "V": "gives neither the probabilities of classes nor of next tokens, so there is no entropy to route by",
+    "_": "were replaced (the step replace), and GGUF has no word for what stands there; export to onnx or torch",
     "X": "runs over groups of keys, which other runtimes cannot say; export the model it was made from",
     "Y": "so it cannot learn from it token by token",
     "Z": "so perplexities per token do not compare",
@@ -126,7 +129,7 @@ class Shop:
 def _compressed(*how: object) -> Callable[[Shop, Path], None]:
     def make(shop: Shop, folder: Path) -> None:
         model, data = shop.source(folder.name), shop.data(folder.name)
-        refine = () if {"depth", "long-context"} & set(how) else ("--no-refine",)
+        refine = () if {"depth", "long-context", "replace-mlp"} & set(how) else ("--no-refine",)
         done("compress", model, *how, *refine, *data, *UNTIMED, "--out", folder, "-q")
 
     return make
@@ -200,6 +203,7 @@ MAKERS: dict[str, Callable[[Shop, Path], None]] = {
     "healed": _healed,
     "vocabulary": _compressed("--recipe", "vocabulary", "--vocab", 0.8),
     "shorter": _compressed("--recipe", "balanced", "--macs", 0.7, "--set", "embedding.dim=8"),
+    "replaced": _compressed("--recipe", "replace-mlp", "--set", "replace.by=sphere", "--set", "replace.worst=1"),
 }  # fmt: skip
 
 
@@ -316,6 +320,10 @@ def _stored(cell: Cell, found: Any) -> None:
     assert found["small"]["params"] == _parameters(package.load(cell.place)) == found["dense"]["params"]
 
 
+def _replaced_one(cell: Cell, found: Any) -> None:
+    assert found["small"]["params"] == _parameters(package.load(cell.place)) and found["replaced"]["blocks"]
+
+
 def _stored_small(cell: Cell, found: Any) -> None:
     assert found["small"]["params"] == _parameters(package.load(cell.place)) and found["healing"]["won"]
 
@@ -374,6 +382,11 @@ def _long(cell: Cell) -> tuple[object, ...]:
     return ("compress", cell.folder, *how, *cell.data, *UNTIMED, "--out", cell.place)
 
 
+def _replaced(cell: Cell) -> tuple[object, ...]:
+    how = ("--recipe", "replace-mlp", "--set", "replace.worst=1")
+    return ("compress", cell.folder, *how, *cell.data, *UNTIMED, "--out", cell.place)
+
+
 def _stats(cell: Cell) -> Path:
     return cell.place.parent / "calibrate"
 
@@ -397,6 +410,7 @@ COMMANDS: dict[str, Command] = {
     "compress lossless": Command(
         lambda c: ("compress", c.folder, "--recipe", "lossless", "--out", c.place), _made
     ),
+    "compress replace": Command(_replaced, _replaced_one),
     "compress memory": _cut("--memory", "4GB", "--no-refine"),
     "long-context": Command(_long, _stored),
     "dry run": Command(lambda c: ("compress", c.folder, "--macs", 0.8, "--dry-run"), _planned),

@@ -70,6 +70,11 @@ def require_whole(model: PreTrainedModel) -> None:
             f"the blocks of this {config.model_type} differ in size, and GGUF has {reason} only where they do not; "
             f"compress with {option('format', 'plain')}, or export to onnx or torch"
         )
+    if table.get("replaced"):
+        raise CannotExport(
+            "feed-forward parts of this model were replaced (the step replace), and GGUF has no word for what stands "
+            "there; export to onnx or torch"
+        )
     if table.get("ranks"):
         _refuse(f"attention is cut by rank in {_blocks(len(table['ranks']))}", WHOLE["attention"])
     if table.get("bypass", {}).get("ranks"):

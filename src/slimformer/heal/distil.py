@@ -39,7 +39,7 @@ from slimformer.models.walk import plain_call
 
 # by what is trained: few numbers must move far
 RATES = {
-    "all": (2e-3, 1e-3, 5e-4, 2e-4, 5e-5), "lora": (5e-3, 2e-3, 1e-3, 3e-4, 1e-4),
+    "all": (1e-3, 5e-4, 2.5e-4, 1.2e-4, 5e-5), "lora": (5e-3, 2e-3, 1e-3, 3e-4, 1e-4),
     "norms": (2e-2, 1e-2, 3e-3, 1e-3, 3e-4),
 }  # fmt: skip
 START = 2  # the rung of the ladder that is tried first

@@ -42,6 +42,7 @@ from step_tables import steps
 from streaming_tables import distributed, streaming
 from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
 from task_tables import tasks
+from three_models_tables import three_models
 from verdicts import grid, level_text, metric_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -220,7 +221,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "export_speed": export_speed, "quantization": quantization, "streaming": streaming, "distributed": distributed,
     "coverage": coverage, "elsewhere": elsewhere, "model_types": model_types, "discovery": discovery, "ends": ends,
     "llama_cpp": llama_cpp,
-    "hardening": hardening, "heal": heal,
+    "hardening": hardening, "heal": heal, "three_models": three_models,
     **HEADS,
 }  # fmt: skip
 

@@ -40,6 +40,7 @@ from slimformer.heads.features import Features
 from slimformer.models.load import Loaded, load_model
 
 SENTENCES = 10_000
+TOKENS = {"encoder": 32_768, "classifier": 32_768, "language": 8_192}  # asked to be fitted on
 Judge = Callable[[Any], float]
 Opened = tuple[Loaded, Any, float, str, Judge]  # a model, its data, what is kept of it, what is measured, and how
 
@@ -80,7 +81,7 @@ MODELS: dict[str, Callable[[bool], Opened]] = {"encoder": encoder, "classifier":
 def row(kind: str, quick: bool) -> dict[str, Any]:
     """Dense and cut: bytes of the weights, rates, quality."""
     loaded, data, macs, metric, judge = MODELS[kind](quick)
-    result = slimformer.compress(loaded, data, macs=macs, tokens=512 if quick else None, timing=False)
+    result = slimformer.compress(loaded, data, macs=macs, tokens=512 if quick else TOKENS[kind], timing=False)
     with tempfile.TemporaryDirectory() as scratch:
         loaded.model.save_pretrained(Path(scratch) / "dense")
         size = {"dense": file_size(Path(scratch) / "dense"), "small": file_size(result.save(Path(scratch) / "small"))}

@@ -24,6 +24,8 @@ TASKS = {
     "CausalLM": "text-generation", "LMHead": "text-generation", "MaskedLM": "fill-mask",
     "SequenceClassification": "text-classification", "ImageClassification": "image-classification",
     "TokenClassification": "token-classification", "QuestionAnswering": "question-answering",
+    "CTC": "automatic-speech-recognition", "SpeechSeq2Seq": "automatic-speech-recognition",
+    "AudioClassification": "audio-classification",
 }  # fmt: skip
 
 

@@ -113,5 +113,6 @@ def recipe(name: str = "balanced", **changes: Any) -> CutSettings:
 def outputs(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Logits, or states of a bare model, at real positions."""
     found = model(**batch.inputs)
-    out = found.logits if hasattr(found, "logits") else found.last_hidden_state
+    key = next(key for key in ("logits", "logits_per_image", "last_hidden_state") if key in found)
+    out = found[key]
     return out[batch.mask] if batch.mask is not None and out.ndim == 3 else out

@@ -32,7 +32,7 @@ from slimformer.models import FAMILIES, Architecture, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.family import AttentionPart, Family, FeedForwardPart
 from slimformer.models.registered import class_named
-from slimformer.models.sample_inputs import samples_of, seen_or_heard
+from slimformer.models.sample_inputs import samples_of, seen_or_heard, with_others
 from slimformer.plan import Budget, Plan, Terms, allocate
 from slimformer.plan.profile import site_curves
 from slimformer.recipe import cut_settings
@@ -102,6 +102,11 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _SOUND = {**_BERT, "vocab_size": VOCABULARY, "conv_dim": [8, 8], "conv_kernel": [4, 3], "conv_stride": [4, 2],
           "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16}  # fmt: skip
+for _kind in ("clip", "siglip"):
+    SIZES[_kind] = {
+        "text_config": {**SIZES["clip_text_model"], "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+        "vision_config": SIZES["clip_vision_model"],
+    }
 SIZES["wav2vec2"] = {**_SOUND, "feat_extract_norm": "group"}  # as the base models: norms after, padding not masked
 SIZES["hubert"] = {**_SOUND, "feat_extract_norm": "layer", "do_stable_layer_norm": True}  # as the large ones
 SIZES["whisper"] = {
@@ -118,7 +123,7 @@ _STEM = {
     "bart": "Bart", "t5": "T5", "mt5": "MT5",
     "deberta-v2": "DebertaV2", "nomic_bert": "NomicBert", "albert": "Albert",
     "clip_text_model": "CLIPText", "clip_vision_model": "CLIPVision", "siglip_vision_model": "SiglipVision",
-    "wav2vec2": "Wav2Vec2", "hubert": "Hubert", "whisper": "Whisper",
+    "clip": "CLIP", "siglip": "Siglip", "wav2vec2": "Wav2Vec2", "hubert": "Hubert", "whisper": "Whisper",
 }  # fmt: skip
 _SUFFIX = {
     "bare": "Model",
@@ -146,6 +151,8 @@ def heads(model_type: str) -> tuple[str, ...]:
     family = FAMILIES[model_type]
     if family.reads_pairs:
         return ("write", "bare")
+    if family.towers:
+        return ("bare",)
     if family.sound:
         return ("spell", "bare", "classify")
     text = ("causal" if family.causal else "masked", "bare", "classify", "answer")
@@ -197,7 +204,7 @@ def _filled(model: PreTrainedModel, seed: int) -> PreTrainedModel:
         noise = torch.randn(parameter.shape, generator=generator)
         if id(parameter) in norms:
             parameter.copy_(1 + 0.1 * noise)
-        elif id(parameter) in tables or parameter.dim() == 1:
+        elif id(parameter) in tables or parameter.dim() <= 1:
             parameter.copy_(0.3 * noise)
         else:
             parameter.copy_(noise / parameter[0].numel() ** 0.5)
@@ -223,8 +230,10 @@ def _batch(model: PreTrainedModel, rows: int, length: int, generator: torch.Gene
     mask = torch.ones(rows, length, dtype=torch.bool)
     if not family.causal:
         mask = torch.arange(length) < torch.randint(length // 2, length + 1, (rows, 1), generator=generator)
-        ids = ids.where(mask, torch.tensor(model.config.pad_token_id))
+        ids = ids.where(mask, torch.tensor(1 if family.towers else model.config.pad_token_id))
     inputs = inputs or {"input_ids": ids, "attention_mask": mask.long()}
+    if family.towers:
+        return Batch(with_others(model, inputs, generator, length), None)
     if not family.reads_pairs:
         return Batch(inputs, mask)
     lengths = torch.randint(length // 4, length // 2, (rows,), generator=generator).tolist()  # shorter than sources

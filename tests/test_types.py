@@ -6,7 +6,6 @@ a decoder generates the same with and without a cache; what a family forbids is 
 
 import dataclasses
 import functools
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +28,6 @@ from slimformer.linalg.moments import Moments
 from slimformer.models import FAMILIES, describe
 from slimformer.models.architecture import HEADS, own_rows, weight_of
 from slimformer.models.hooks import listening
-from slimformer.models.registered import class_named
 from slimformer.models.stream import sketch
 from slimformer.models.walk import backward, record
 from slimformer.plan import Budget
@@ -155,6 +153,7 @@ def test_models_a_family_does_not_know_are_refused_with_the_reason(model_type, s
     [
         *((kind, 0.688) for kind in ("clip_text_model", "clip_vision_model", "wav2vec2", "hubert")),
         ("whisper", 0.792),
+        *((kind, 1.0) for kind in ("clip", "siglip")),  # one config cannot say the sizes of two towers
         ("siglip_vision_model", 1.0),  # its head is as wide as the config says of all blocks
     ],
 )
@@ -178,14 +177,6 @@ def test_towers_say_why_their_attention_is_not_cut_by_rank(model_type):
     rank = dataclasses.replace(plan.edits[0], site=heads.rank_name("qk"), keep=4, of=8)
     with pytest.raises(PlanDoesNotFit, match=heads.rank_name("qk")):
         check_fits(dataclasses.replace(plan, edits=(*plan.edits, rank)), found.architecture, "")
-
-
-@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
-def test_two_towers_in_one_model_are_refused(kind):
-    config: Any = class_named(f"{kind}Model").config_class
-    sizes = {"text_config": SIZES["clip_text_model"], "vision_config": SIZES["clip_vision_model"]}
-    with pytest.raises(UnknownArchitecture, match=rf"models of type '{kind.lower()}' are not supported"):
-        describe(class_named(f"{kind}Model")(config(**sizes)))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from slimformer.checkpoint.save import Belongings, save
 from slimformer.errors import DataEmpty, DataNotFound, DataUnreadable, UnknownArchitecture, UnknownMethod
 from slimformer.models import describe
 from slimformer.models.load import load_model
-from slimformer.models.sample_inputs import positions_of, samples_of, seen_or_heard, start_token, with_decoder_ids
+from slimformer.models.sample_inputs import positions_of, samples_of, seen_or_heard, start_token, with_others
 from slimformer.plan.cost import outside_macs
 
 ENCODERS = ("wav2vec2", "hubert")
@@ -223,7 +223,7 @@ def test_convolutions_before_the_blocks_are_counted_as_they_run(kind):
     for module in (each for each in model.modules() if isinstance(each, torch.nn.Conv1d)):
         module.register_forward_hook(note)
     generator = torch.Generator().manual_seed(0)
-    model(**with_decoder_ids(model, seen_or_heard(model, 1, positions, generator), generator, positions))
+    model(**with_others(model, seen_or_heard(model, 1, positions, generator), generator, positions))
     outside = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and not known.inside(name)]
     linear = sum(module.weight.numel() for module in outside)
     assert outside_macs(model, known, positions) == round(sum(done) / positions + linear)

@@ -33,7 +33,7 @@ def documents_below(
     if samples is not None and samples < len(found):
         found = random.Random(seed).sample(found, samples)
     # the whole path: whichever way a folder is named, its files are dealt to the splits alike
-    return [Document(str(path.resolve()), label=label, group=_digest(path, what)) for path, label in found]
+    return [Document(str(path.resolve()), label=label, group=digest(path, what)) for path, label in found]
 
 
 def is_one(path: Path, suffixes: Sequence[str]) -> bool:
@@ -50,7 +50,8 @@ def _classes(root: Path, paths: Sequence[Path]) -> list[Label]:
     return parse_labels(names)
 
 
-def _digest(path: Path, what: str) -> str:
+def digest(path: Path, what: str) -> str:
+    """What a file holds, so that it is known under two names."""
     try:
         return hashlib.sha256(read_bytes(path, LARGE)).hexdigest()
     except OSError as error:

@@ -24,6 +24,7 @@ from slimformer.calibrate.broad import (
     shuffled,
 )
 from slimformer.calibrate.builtin import BUILTIN, names_builtin
+from slimformer.calibrate.captions import read_captioned
 from slimformer.calibrate.document import mix_documents
 from slimformer.calibrate.documents import SELF, Document, Source, Unnamed, Weighted, named_sources, weights_of
 from slimformer.calibrate.images import read_images
@@ -89,8 +90,16 @@ class Data(Short):
 
 def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: int | None) -> int:
     """The length to calibrate at and to count MACs for: 512 for decoders, 128 for encoders, patches for images, ten
-    seconds (of 50 positions) for encoders of sound."""
+    seconds (of 50 positions) for encoders of sound, the positions of the text for two towers."""
     config = model.config
+    if architecture.family.towers:
+        most = int(config.text_config.max_position_embeddings)
+        if asked is not None and asked > most:
+            raise SequenceTooLong(
+                f"a sequence length of {asked:,} was asked for, and the tower of text has {most:,} positions; give "
+                f"{most} or less"
+            )
+        return asked or most
     if architecture.family.unit == "positions":
         return asked or SOUND_POSITIONS
     if architecture.family.image:
@@ -159,14 +168,15 @@ def gather(
     _require_all(data.splits, least=1 if family.unit != "tokens" else 2)
     _require_readable(data.splits, model, architecture)
     facts = {"sources": places(source), "named": not isinstance(source, Unnamed), "seq_len": length}
-    facts |= {name: getattr(asked, name) for name in ("broad", "tokens", "samples", "purpose")}
+    facts |= {name: getattr(asked, name) for name in ("tokens", "samples", "purpose")}
+    facts |= {"broad": asked.broad and family.unit == "tokens" and not family.sound}
     return replace(data, reading=facts | {"columns": list(asked.columns) if asked.columns else None})
 
 
 def _from_documents(source: Source, reader: Reader, asked: Reading) -> Data:
     """Texts, images or recordings: whole documents are dealt to the splits."""
     family, notes = reader.architecture.family, list[str]()
-    files = family.image or family.sound
+    files = family.image or family.sound or family.towers
     most = asked.tokens or (TOKENS if reader.windows or files else ROW_TOKENS)
     documents = _documents(source, reader, asked, int(most / SHARES[0]), notes)
     parts = numbered(split_documents(documents, seed=asked.seed))
@@ -261,6 +271,8 @@ def _documents(source: Source, reader: Reader, asked: Reading, wanted: int, note
         require_there(source)
     if family.image:
         return read_images(_folder(source, model.config, wanted, asked.seed), samples=asked.samples, seed=asked.seed)
+    if family.towers:
+        return read_captioned(source, samples=asked.samples)
     if family.sound:
         return recordings_meant(source, model, reader.processor, wanted, samples=asked.samples, seed=asked.seed)
     if reader.processor is None:
@@ -299,6 +311,8 @@ def _folder(source: Any, config: Any, wanted: int, seed: int) -> str | Path:
 
 def _from_ids(ids: Tensor, reader: Reader, asked: Reading) -> Data:
     """Token ids, sequences × length: the rows are dealt to the splits."""
+    if reader.architecture.family.towers:
+        raise DataUnreadable("two towers are calibrated on images with captions; give a table of both")
     if reader.architecture.family.sound:
         raise DataUnreadable("this model hears sounds; give a folder of wav or flac files instead of a tensor")
     if reader.architecture.family.image:
@@ -346,8 +360,9 @@ def _require_all(splits: dict[str, list[Batch]], *, least: int) -> None:
 def _require_readable(splits: dict[str, list[Batch]], model: PreTrainedModel, architecture: Architecture) -> None:
     """Refuse what a tokenizer or image processor of another model makes, before it fails deep inside this one."""
     inputs = [batch.inputs for part in splits.values() for batch in part]
-    if architecture.family.image:
-        asked = (model.config.num_channels, *sides(model.config.image_size))
+    if architecture.family.image or architecture.family.towers:
+        config = getattr(model.config, "vision_config", model.config)
+        asked = (config.num_channels, *sides(config.image_size))
         found = {tuple(given["pixel_values"].shape[1:]) for given in inputs}
         if found != {asked}:
             other = "×".join(map(str, next(iter(found - {asked}))))

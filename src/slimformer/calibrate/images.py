@@ -46,6 +46,11 @@ def image_batches(
     return batches
 
 
+def processed_images(paths: Sequence[str], processor: Any) -> dict[str, Tensor]:
+    """Pixels of coloured images as a processor makes them."""
+    return _processed(processor, [_open(Path(path), 3) for path in paths])
+
+
 def _open(path: Path, channels: int) -> Any:
     pil = pillow()
     try:

@@ -55,7 +55,9 @@ def moments_of(statistics: Statistics, architecture: Architecture, i: int) -> Bl
     # of texts every token is a row, of images every position; once for every run of the block
     counts = {split: made.tokens[split] * architecture.blocks[i].runs for split in SPLITS if split in made.tokens}
     rows = {split: {count, count * made.seq_len} for split, count in counts.items()}
-    if i < architecture.stacks[-1].blocks[0].index:  # tokens are those of targets; of sources all sites saw as many
+    if (
+        i < architecture.stacks[-1].blocks[0].index or architecture.family.towers
+    ):  # tokens are those of targets; of sources all sites saw as many
         first = next(iter(block.sites.values()), {})
         rows = {split: {moments.count} for split, moments in first.items()}
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from slimformer.calibrate.captions import TOGETHER, captioned_batches
 from slimformer.calibrate.document import Document
 from slimformer.calibrate.images import image_batches
 from slimformer.calibrate.pairs import pair_batches
@@ -16,6 +17,7 @@ from slimformer.calibrate.splits import cut_documents, one_of_each
 from slimformer.calibrate.text import Batch, packed_batches, padded_batches, unread
 from slimformer.models import Architecture
 from slimformer.models.architecture import reads_windows
+from slimformer.models.description import sides as sides
 
 SHARE = {"fit": 1.0, "select": 1 / 3, "report": 1 / 2, "certify": 1 / 2}  # of the tokens to fit on
 CHARACTERS = 4  # per token, about: how long a passage is cut for an encoder that reads seq_len tokens
@@ -51,6 +53,10 @@ class Reader:
                 image_size=sides(config.image_size)[0], channels=config.num_channels, label_ids=self.label_ids,
             )  # fmt: skip
         length, size = self.length, self.batch_size
+        if self.architecture.family.towers:
+            return captioned_batches(
+                documents[: max(2, tokens // length)], self.model, self.processor, batch_size=max(size, TOGETHER)
+            )
         if self.architecture.family.unit == "positions":
             return wave_batches(
                 documents, self.model, self.processor, positions=length, tokens=tokens, batch_size=size,
@@ -91,8 +97,3 @@ class Reader:
             one_of_each([*parts["certify"], *left]), self.processor, seq_len=self.length,
             tokens=int(SHARE["certify"] * tokens), batch_size=1 if alone else self.batch_size, label_ids=self.label_ids,
         )  # fmt: skip
-
-
-def sides(size: Any) -> tuple[int, int]:
-    """Height and width, however a config says them."""
-    return (int(size[0]), int(size[1])) if isinstance(size, list | tuple) else (int(size), int(size))

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-KEYS = ("logits", "start_logits", "end_logits", "last_hidden_state")
+KEYS = ("logits", "start_logits", "end_logits", "last_hidden_state", "logits_per_image")
 
 
 def open_fresh(folder: Path) -> Any:

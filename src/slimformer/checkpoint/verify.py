@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from slimformer.checkpoint import reload
 from slimformer.checkpoint.fresh import run_fresh
 from slimformer.errors import SaveFailed
-from slimformer.models.sample_inputs import seen_or_heard, with_decoder_ids
+from slimformer.models import family_of
+from slimformer.models.sample_inputs import seen_or_heard, vocabulary_size, with_others
 
 RTOL = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 N_TOKENS = 16
@@ -57,14 +58,15 @@ def default_sample(model: PreTrainedModel) -> dict[str, Tensor]:
     """One seeded sequence of random tokens, one random image or one random sound."""
     generator, config = torch.Generator().manual_seed(0), model.config
     if sample := seen_or_heard(model, 1, N_TOKENS, generator):
-        return with_decoder_ids(model, sample, generator, N_TOKENS - 3)
+        return with_others(model, sample, generator, N_TOKENS - 3)
     groups = getattr(config, "slimformer_attention", None) or {}
     wanted = 2 * (groups.get("k", 0) + groups.get("window", 0)) or N_TOKENS  # fewer would not be grouped at all
     wanted = min(wanted, groups.get("length", wanted))
     length = min(wanted, getattr(config, "max_position_embeddings", wanted) - 2)
-    ids = torch.randint(config.vocab_size, (1, max(1, length)), generator=generator)
+    rows = 2 if family_of(config).towers else 1  # an image is compared with several texts
+    ids = torch.randint(vocabulary_size(config), (rows, max(1, length)), generator=generator)
     sample = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return with_decoder_ids(model, sample, generator, max(1, length - 3))
+    return with_others(model, sample, generator, max(1, length - 3))
 
 
 def _reload(folder: Path, sample: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

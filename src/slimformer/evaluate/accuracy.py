@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +23,29 @@ class Accuracy:
 
     value: float
     examples: int
-    correct: tuple[bool, ...]
+    correct: tuple[float, ...]
     share_per_document: tuple[float, ...]
     examples_per_document: tuple[int, ...]
 
 
 def accuracy(model: nn.Module, batches: Iterable[Batch]) -> Accuracy:
     """(1/n) Σ [argmax_c logits = label] over labelled examples."""
-    correct: list[bool] = []
+    return _share(model, batches, lambda output, part: _correct(output.logits, part.labels))
+
+
+def matches(model: nn.Module, batches: Iterable[Batch]) -> Accuracy:
+    """Of two towers: the share of images and texts whose own partner scores highest of those of their batch, a pair
+    counted as right by halves."""
+    return _share(model, batches, lambda output, _: (_own(output.logits_per_image) + _own(output.logits_per_text)) / 2)
+
+
+def _share(model: nn.Module, batches: Iterable[Batch], right_of: Callable[[Any, Batch], Tensor]) -> Accuracy:
+    correct: list[float] = []
     by_document = Tally()
     with evaluating(model):
         for batch in batches:
             for part in pieces(model, batch):
-                right = _correct(model(**part.inputs).logits, part.labels).cpu()
+                right = right_of(model(**part.inputs), part).cpu()
                 correct += right.tolist()
                 columns = torch.stack([right, torch.ones_like(right)], 1).double()
                 by_document.add(by_document.main_documents(part), columns)
@@ -43,6 +54,10 @@ def accuracy(model: nn.Module, batches: Iterable[Batch]) -> Accuracy:
     share, count = by_document.table().T
     each = (tuple((share / count).tolist()), tuple(count.long().tolist()))
     return Accuracy(sum(correct) / len(correct), len(correct), tuple(correct), *each)
+
+
+def _own(scores: Tensor) -> Tensor:
+    return (scores.argmax(1) == torch.arange(len(scores), device=scores.device)).double()
 
 
 def _correct(logits: Tensor, labels: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ from slimformer.evaluate.speed import Latency, Rounds, compare_latency
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import describe
-from slimformer.models.sample_inputs import seen_or_heard, with_decoder_ids
+from slimformer.models.sample_inputs import seen_or_heard, vocabulary_size, with_others
 from slimformer.nn.grouped_cache import cache_bytes
 
 CACHED = ("keys", "values", "memory")  # what a layer of a cache remembers; the last where keys are grouped
@@ -139,9 +139,9 @@ def random_inputs(model: PreTrainedModel, batch: int, length: int, seed: int = 0
     generator = torch.Generator().manual_seed(seed)
     inputs = {name: x.to(model.dtype) for name, x in seen_or_heard(model, batch, length, generator).items()}
     if not inputs:
-        ids = torch.randint(int(model.config.vocab_size), (batch, length), generator=generator)
+        ids = torch.randint(vocabulary_size(model.config), (batch, length), generator=generator)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    inputs = with_decoder_ids(model, inputs, generator, length)
+    inputs = with_others(model, inputs, generator, length)
     return {name: tensor.to(device_of(model)) for name, tensor in inputs.items()}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.text import Batch
-from slimformer.evaluate.accuracy import accuracy
+from slimformer.evaluate.accuracy import accuracy, matches
 from slimformer.evaluate.fidelity import Divergence, logit_divergence, output_change, state_similarity
 from slimformer.evaluate.intervals import (
     paired_difference,
@@ -23,6 +23,7 @@ from slimformer.evaluate.intervals import (
 )
 from slimformer.evaluate.language import language_pair
 from slimformer.models.architecture import is_bare
+from slimformer.models.families import family_of
 
 KL_TOKENS = 4096  # whole vocabularies are compared, so a few thousand positions of all documents say enough
 
@@ -50,6 +51,8 @@ class Metric:
 
 def compare(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
     """Perplexity and KL for language models, accuracy and KL for classifiers, cosine and CKA for headless encoders."""
+    if family_of(dense.config).towers:
+        return [*_matches(dense, small, batches), *_divergence(dense, small, batches)]
     if is_bare(dense):
         return _states(dense, small, batches)
     if regresses(dense):
@@ -103,7 +106,7 @@ def first_tokens(batches: Sequence[Batch], tokens: int) -> list[Batch]:
 
 
 def _divergence(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
-    part = batches if dense.get_output_embeddings() is None else first_tokens(batches, KL_TOKENS)
+    part = batches if not _outcomes(dense) or classifies(dense) else first_tokens(batches, KL_TOKENS)
     on = sum(batch.tokens for batch in part) if len(part) < len(batches) else None
     return divergence_metrics(logit_divergence(dense, small, part), on, dense)
 
@@ -124,7 +127,7 @@ def divergence_metrics(divergence: Divergence, on: int | None, dense: PreTrained
 
 def _outcomes(model: PreTrainedModel) -> int:
     """How many outcomes a model gives probabilities of; 0 where that changes from row to row."""
-    table: Any = model.get_output_embeddings()
+    table: Any = None if family_of(model.config).towers else model.get_output_embeddings()
     if table is not None:
         return len(table.weight)
     classes = type(model).__name__.endswith("Classification")
@@ -159,6 +162,14 @@ def _accuracy(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[
     n = before.examples_per_document
     gap = bounds(partial(paired_shares, before.share_per_document), after.share_per_document, n)
     return [Metric("accuracy", before.value, after.value, "higher", *gap, documents=len(n))]
+
+
+def _matches(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:
+    """Images and texts whose own partner is the likeliest of their batch."""
+    before, after = (matches(model, batches) for model in (dense, small))
+    n = before.examples_per_document
+    gap = bounds(partial(paired_shares, before.share_per_document), after.share_per_document, n)
+    return [Metric("matches", before.value, after.value, "higher", *gap, documents=len(n))]
 
 
 def _states(dense: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batch]) -> list[Metric]:

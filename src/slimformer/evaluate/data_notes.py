@@ -15,7 +15,7 @@ FEWEST = {"example": 100, "image": 100, "recording": 100, "document": 10}  # of 
 
 def thin_data(architecture: Architecture, data: Data) -> list[str]:
     """A note when there were fewer than `TOKENS_PER_COORDINATE` tokens for every coordinate of the widest site."""
-    tokens = data.tokens["fit"] * (data.seq_len if architecture.family.image else 1)
+    tokens = data.tokens["fit"] * (data.seq_len if architecture.family.unit in ("images", "pairs") else 1)
     widest = max(architecture, key=lambda site: site.width)
     wanted = TOKENS_PER_COORDINATE * widest.width
     if tokens >= wanted:

@@ -24,7 +24,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 RANGES = {
     "perplexity": (1.0, math.inf), "nats per token": (0.0, math.inf), "kl": (0.0, math.inf), "agreement": (0.0, 1.0),
     "accuracy": (0.0, 1.0), "cosine of pooled states": (-1.0, 1.0), "cosine of token states": (-1.0, 1.0),
-    "cka": (0.0, 1.0), "neighbour overlap": (0.0, 1.0),
+    "cka": (0.0, 1.0), "neighbour overlap": (0.0, 1.0), "matches": (0.0, 1.0),
     "relative squared change of the output": (0.0, math.inf), "bits per byte": (0.0, math.inf),
 }  # fmt: skip
 ROUNDING = 1e-6
@@ -75,7 +75,7 @@ class DataFacts:
     hash: str = ""
     seed: Count = 0
     tokens: dict[str, Count] = field(default_factory=dict)
-    unit: Annotated[str, one_of("tokens", "images", "positions")] = "tokens"
+    unit: Annotated[str, one_of("tokens", "images", "positions", "pairs")] = "tokens"
     document: Annotated[str, one_of("document", "example", "image", "recording")] = "document"
     read_as: list[str] = field(default_factory=list)
     mixed: str | None = None

@@ -20,9 +20,10 @@ def latency(dense: Loaded, small: Loaded, data: Data) -> dict[str, Any]:
     """Medians in seconds for one sequence, dense and small interleaved in one run. Where tokens differ both get those
     that both know: so many tokens, not the same text."""
     architecture, inputs = describe(dense.model), data.splits["report"][0].inputs
-    least = min(vocabulary(each.model) for each in (dense, small)) if architecture.family.unit == "tokens" else 0
+    words = architecture.family.unit == "tokens"
+    least = min(vocabulary(each.model) for each in (dense, small)) if words else 0
     sample = {name: tensor[:1] for name, tensor in inputs.items()}
-    for name in sample.keys() & {"input_ids", "decoder_input_ids"}:
+    for name in sample.keys() & {"input_ids", "decoder_input_ids"} if words else ():
         sample[name] = sample[name].clamp_max(least - 1)
     blocks = [stack.layout.blocks for stack in architecture.stacks]
     measured = model_latency(dense.model, small.model, sample, Rounds(5, 1), blocks=blocks)

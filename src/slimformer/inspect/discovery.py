@@ -128,7 +128,7 @@ def _neurons_key(model: PreTrainedModel, blocks: Blocks, part: FeedForwardPart) 
 @torch.no_grad()
 def _is_causal(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
     """Does no state hear of what comes after it?"""
-    if "input_ids" not in inputs:
+    if "input_ids" not in inputs or "pixel_values" in inputs:
         return False
     ids = inputs["input_ids"]
     other = torch.cat([ids[:, :-1], ids[:, -1:].roll(1, 0)], 1)

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from slimformer.errors import UnknownArchitecture
 from slimformer.messages.words import option
 from slimformer.models.architecture import out_in, weight_of
-from slimformer.models.sample_inputs import seen_or_heard, with_decoder_ids
+from slimformer.models.sample_inputs import seen_or_heard, vocabulary_size, with_others
 
 ROWS = 10  # rows of a matrix that are changed, spread evenly
 TOKENS = (2, 9)  # sequences and their length
@@ -55,12 +55,11 @@ def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     name = model.main_input_name
     if name == "input_ids":
-        table: Any = model.get_input_embeddings()
-        least = min(5, len(table.weight) // 2)
-        ids = {"input_ids": torch.randint(least, len(table.weight), TOKENS, generator=generator)}
-        return with_decoder_ids(model, ids, generator, TOKENS[1] - 2)
+        size = vocabulary_size(model.config)
+        ids = {"input_ids": torch.randint(min(5, size // 2), size, TOKENS, generator=generator)}
+        return with_others(model, ids, generator, TOKENS[1] - 2)
     if inputs := seen_or_heard(model, *TOKENS, generator):
-        return with_decoder_ids(model, inputs, generator, TOKENS[1] - 2)
+        return with_others(model, inputs, generator, TOKENS[1] - 2)
     raise UnknownArchitecture(
         f"models that read {name!r} cannot be looked into; give a family file with {option('family')}"
     )

@@ -86,8 +86,21 @@ def _stack(model: PreTrainedModel, layout: StackLayout, first: int, named: bool)
 
 def _positions(model: PreTrainedModel, name: str) -> int:
     """How many positions a stack always has; 0 where that is as data have it, or where there is no such stack."""
-    said = next((layout.positions for layout in family_of(model.config).stacks if layout.name == name), "")
-    return int(getattr(model.config, said)) if said else 0
+    layout = next(layout for layout in family_of(model.config).stacks if layout.name == name)
+    if layout.config and layout.image:
+        return patches(getattr(model.config, layout.config)) + layout.class_position
+    return int(getattr(model.config, layout.positions)) if layout.positions else 0
+
+
+def patches(config: Any) -> int:
+    """Patches of an image, from the config of a model that reads them."""
+    (height, width), (rows, columns) = (sides(size) for size in (config.image_size, config.patch_size))
+    return (height // rows) * (width // columns)
+
+
+def sides(size: Any) -> tuple[int, int]:
+    """Height and width, however a config says them."""
+    return (int(size[0]), int(size[1])) if isinstance(size, list | tuple) else (int(size), int(size))
 
 
 def _sites(model: PreTrainedModel, layout: StackLayout, block: Block) -> tuple[Site, ...]:

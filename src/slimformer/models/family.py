@@ -153,6 +153,7 @@ class StackLayout:
     hands_on: tuple[str, ...] = ()  # arguments that blocks have from the tuple of the one before (T5: shared biases)
     positions: str = ""  # the attribute of the config that says how many it always has (Whisper); else as data have
     mask: str = ""  # the input that says which of its positions are real, where it is not the mask of the outputs
+    config: str = ""  # the part of the config that is of this stack alone, where several models stand in one
     class_position: bool = True  # has an image a position that is no patch? A config with `pool` may say otherwise
 
 
@@ -209,8 +210,15 @@ class Family:
         return self.stacks[0].sound
 
     @property
+    def towers(self) -> bool:
+        """Are they models of images and of text side by side, that are compared (CLIP)?"""
+        return len(self.stacks) > 1 and any(stack.image for stack in self.stacks) and not self.image
+
+    @property
     def unit(self) -> str:
-        """What data for it are counted in: images, positions of sounds, or tokens."""
+        """What data for it are counted in: pairs of image and text, images, positions of sounds, or tokens."""
+        if self.towers:
+            return "pairs"
         return "images" if self.image else "positions" if self.sound and not self.reads_pairs else "tokens"
 
     def class_positions(self, config: Any) -> int:

@@ -24,7 +24,7 @@ from slimformer.models.place import PROCESSOR_FILES, PROCESSOR_SETTINGS, Place
 from slimformer.models.read import Checkpoint, look_at, read_weights, reason
 from slimformer.models.weight_files import KINDS
 
-IMAGES, SOUNDS = "image processor", "feature extractor"
+IMAGES, SOUNDS, BOTH = "image processor", "feature extractor", "processor"
 KIND_OF_INPUT = {"pixel_values": IMAGES, "input_values": SOUNDS, "input_features": SOUNDS}
 
 
@@ -59,7 +59,8 @@ def load_model(name: str | Path, opening: Opening = Opening(), *, supported: boo
     model, notes = read_weights(checkpoint)
     require_usable(model, place.name)
     say(notes)
-    kind = KIND_OF_INPUT.get(model.main_input_name, "tokenizer")
+    towers = supported and family_of(checkpoint.config).towers
+    kind = BOTH if towers else KIND_OF_INPUT.get(model.main_input_name, "tokenizer")
     return Loaded(
         place.name, on_device(model, device), _processor(place, opening, kind),
         place.folder if place.local else None, _stored_precision(checkpoint), place.folder,
@@ -131,6 +132,8 @@ def find_model(name: str | Path, opening: Opening = Opening()) -> Found:  # noqa
         )
     if family_of(checkpoint.config).sound:
         raise UnknownArchitecture(f"{name} reads sounds, and is walked in memory only; leave {option('memory')} out")
+    if family_of(checkpoint.config).towers:
+        raise UnknownArchitecture(f"{name} is two towers, and is walked in memory only; leave {option('memory')} out")
     processor = _processor(place, opening, IMAGES if family_of(checkpoint.config).image else "tokenizer")
     return Found(checkpoint, processor, _stored_precision(checkpoint))
 
@@ -171,7 +174,7 @@ def require_usable(model: PreTrainedModel, name: str) -> None:
 
 def _processor(place: Place, opening: Opening, kind: str) -> Any:
     """What makes inputs of data, or None when the folder has none (then data must come as token ids)."""
-    auto: Any = {IMAGES: AutoImageProcessor, SOUNDS: AutoFeatureExtractor}.get(kind, AutoTokenizer)
+    auto: Any = {IMAGES: AutoImageProcessor, SOUNDS: AutoFeatureExtractor, BOTH: AutoProcessor}.get(kind, AutoTokenizer)
     found = [path.name for pattern in PROCESSOR_FILES for path in place.folder.glob(pattern)]
     if not found:
         return None  # transformers would make up an empty tokenizer

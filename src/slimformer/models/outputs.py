@@ -15,7 +15,9 @@ POSITIONS = 64  # distributions compared at once, in float64: 25 MB for a vocabu
 
 def has_outcomes(output: Any) -> bool:
     """Are there two or more outcomes to choose between?"""
-    return "start_logits" in output or ("logits" in output and output.logits.shape[-1] > 1)
+    return (
+        "logits_per_image" in output or "start_logits" in output or ("logits" in output and output.logits.shape[-1] > 1)
+    )
 
 
 def outcomes(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -25,6 +27,9 @@ def outcomes(output: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         real = real_positions(mask, output.start_logits[..., None])
         # an answer cannot start or end in padding; a finite score, so that zero times it is zero
         return scores.masked_fill(~real[:, None], NEVER), real.any(1, keepdim=True).expand(-1, 2)
+    if "logits_per_image" in output:  # of each image the texts, and of each text the images, of this batch
+        scores = torch.stack([output.logits_per_image, output.logits_per_text], 1)
+        return scores, torch.ones_like(scores[..., 0], dtype=torch.bool)
     logits: Tensor = output.logits
     scores = logits[:, None] if logits.ndim == 2 else logits
     if scores.ndim != 3 or scores.shape[-1] < 2:

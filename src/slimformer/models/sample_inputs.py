@@ -72,11 +72,20 @@ def shifted(targets: Tensor, config: Any) -> Tensor:
     return torch.cat([torch.full_like(targets[:, :1], start_token(config)), targets[:, :-1]], 1)
 
 
-def with_decoder_ids(
+def vocabulary_size(config: Any) -> int:
+    """How many tokens a config says; of two towers that of the text."""
+    return int(getattr(config, "text_config", config).vocab_size)
+
+
+def with_others(
     model: PreTrainedModel, inputs: dict[str, Tensor], generator: torch.Generator, length: int
 ) -> dict[str, Tensor]:
-    """These inputs, and random tokens for the decoder where the model has one that looks at an encoder, be its type
-    known or not."""
+    """These inputs, and what else the model reads, be its type known or not: random tokens for a decoder that looks at
+    an encoder, random pixels for the other of two towers."""
+    vision = getattr(model.config, "vision_config", None)
+    if vision is not None and "input_ids" in inputs:
+        shape = (vision.num_channels, vision.image_size, vision.image_size)
+        return {**inputs, "pixel_values": torch.randn(len(inputs["input_ids"]), *shape, generator=generator)}
     if not getattr(model.config, "is_encoder_decoder", False):
         return inputs
     rows, words = len(next(iter(inputs.values()))), int(model.config.vocab_size)
@@ -88,6 +97,8 @@ def require_one_stack(config: Any, what: str) -> None:
     """Refuse, in one line, what reads sounds, and an encoder and a decoder, where `what` knows models of one stack that
     read text or images."""
     family = family_of(config)
+    if family.towers:
+        raise UnknownArchitecture(f"models of type {config.model_type!r} are two towers, and {what} works on one")
     if family.sound:
         raise UnknownArchitecture(
             f"models of type {config.model_type!r} read sounds, and {what} works on models of text and images"

@@ -33,6 +33,7 @@ from slimformer.models.hooks import answering, nudged
 from slimformer.models.residence import IN_MEMORY, Residence
 
 Split = str
+Ended = Tensor | tuple[Tensor, ...]
 SOURCE = "encoder_hidden_states"  # what blocks call that which their cross-attention looks at
 
 
@@ -48,6 +49,12 @@ class Stream:
     before: int = 0  # sequences of its split that come before it
     batch: Batch | None = None  # of which it is; needed where there are several stacks
     ends: tuple[Tensor, ...] = ()  # the states in which stacks have ended
+    side_by_side: bool = False  # does no stack look at another?
+
+    @property
+    def end(self) -> Ended:
+        """The states all stacks have ended in; of one stack, or where the last looks at the others, its own."""
+        return (*self.ends, self.state) if self.side_by_side else self.state
 
     def fork(self, name: str) -> Stream:
         """Another stream of the same batch that starts where this one is now."""
@@ -215,7 +222,7 @@ def rehearse(
         state = residence.keep(f"{name}.start", states[0])
         own = here if len(architecture.stacks) > 1 else None
         rows = stack_rows(here, state, architecture.stacks[0].layout)
-        yield Stream(state, calls, rows, split, name, before, own)
+        yield Stream(state, calls, rows, split, name, before, own, side_by_side=architecture.family.towers)
         before += len(next(iter(here.inputs.values())))
 
 
@@ -230,7 +237,7 @@ def stack_rows(batch: Batch, state: Tensor, layout: StackLayout) -> Tensor | Non
 
 def plain_call(architecture: Architecture) -> dict[str, Any]:
     """What a model is called with besides its inputs, so that it stores nothing for later calls."""
-    return {} if architecture.family.unit in ("images", "positions") else {"use_cache": False}
+    return {"use_cache": False} if architecture.family.unit == "tokens" else {}
 
 
 def through(block: nn.Module, state: Tensor, call: Mapping[str, Any], runs: int = 1) -> Tensor:
@@ -253,13 +260,14 @@ def real_rows(X: Tensor, mask: Tensor | None) -> Tensor:
 def last_states(
     model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], name: str,
     residence: Residence = IN_MEMORY,
-) -> list[Tensor]:  # fmt: skip
-    """The residual stream of every batch after the last block, kept under this name. Cost: one forward pass."""
+) -> list[Ended]:  # fmt: skip
+    """The residual stream of every batch after the last block, kept under this name; of towers side by side those of
+    all. Cost: one forward pass."""
     streams = list(rehearse(model, architecture, batches, name, residence))
     for visit in forward(model, architecture, residence):
         for stream in streams:
             visit.advance(stream)
-    return [stream.state for stream in streams]
+    return [stream.end for stream in streams]
 
 
 @torch.no_grad()
@@ -288,16 +296,18 @@ def record(
 
 @contextmanager
 def ending_in(
-    model: PreTrainedModel, architecture: Architecture, states: Sequence[tuple[Batch, Tensor]]
+    model: PreTrainedModel, architecture: Architecture, states: Sequence[tuple[Batch, Ended]]
 ) -> Iterator[None]:
     """Let the model give, for each of these batches, the outputs that belong to its state after the last block.
 
     No block runs, so none need be in memory. Batches are told by their tensors: they must be the ones given here. Of
-    several stacks the last gives the outputs; the others hand back what they are given.
+    several stacks the last gives the outputs, and the others hand back what they are given; towers side by side give
+    them together.
     """
     wrap = _wrapping(model, architecture)
-    known = {_key(next(iter(batch.inputs.values()))): state for batch, state in states}
-    running: list[Tensor] = []
+    ends = [(batch, state if isinstance(state, tuple) else (state,)) for batch, state in states]
+    known = {_key(next(iter(batch.inputs.values()))): state for batch, state in ends}
+    running: list[tuple[Tensor, ...]] = []
 
     def note(_module: nn.Module, args: Any, kwargs: Any) -> None:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and _key(value) in known]
@@ -307,10 +317,16 @@ def ending_in(
         module.register_forward_pre_hook(note, with_kwargs=True) for module in {model, model.base_model}
     ]
     try:
-        *others, last = ([model.get_submodule(block.path) for block in stack.blocks] for stack in architecture.stacks)
+        stacks = [[model.get_submodule(block.path) for block in stack.blocks] for stack in architecture.stacks]
+        ended = stacks if architecture.family.towers else stacks[-1:]
+        of = {id(block): n for n, stack in enumerate(ended) for block in stack}
+
+        def answer(block: nn.Module) -> Any:
+            return lambda _hidden_states, *_args, **_kwargs: wrap(block, running[0][of[id(block)]])
+
         with (
-            answering(last, lambda block: lambda _hidden_states, *_args, **_kwargs: wrap(block, running[0])),
-            _echoing([block for stack in others for block in stack], [], [], wrap),
+            answering([block for stack in ended for block in stack], answer),
+            _echoing([block for stack in stacks[: len(stacks) - len(ended)] for block in stack], [], [], wrap),
         ):
             yield
     finally:

@@ -147,14 +147,20 @@ def outside_macs(model: PreTrainedModel, architecture: Architecture, seq_len: in
             continue
         if isinstance(module, nn.Conv1d):  # of sounds; positions come from one after them (wav2vec 2.0)
             macs += module.weight.numel() * next(outputs_of, seq_len) / seq_len
-        once = _once_per_sequence(model, name, causal=architecture.family.causal)
+        once = architecture.family.towers or _once_per_sequence(model, name, causal=architecture.family.causal)
         if isinstance(module, nn.Conv2d):
-            own = architecture.family.class_positions(model.config)
-            macs += module.weight.numel() * (seq_len - own) / seq_len
+            macs += module.weight.numel() * _patches(model, architecture, seq_len) / seq_len
         elif isinstance(module, nn.Linear):
             outputs, inputs = out_in(module)
             macs += outputs * inputs / (seq_len if once else 1)
     return round(macs)
+
+
+def _patches(model: PreTrainedModel, architecture: Architecture, seq_len: int) -> int:
+    """Positions of an image that are patches."""
+    if architecture.family.towers:
+        return max(site.positions - architecture.layout(site).class_position for site in architecture)
+    return seq_len - architecture.family.class_positions(model.config)
 
 
 def _once_per_sequence(model: PreTrainedModel, name: str, *, causal: bool) -> bool:

@@ -18,7 +18,6 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from slimformer.calibrate.collect import BlockMoments
@@ -31,7 +30,7 @@ from slimformer.models.architecture import reads_windows, weight_of
 from slimformer.models.outputs import harm
 from slimformer.models.ranks import heads_of, rank_sites
 from slimformer.models.residence import IN_MEMORY, Residence
-from slimformer.models.walk import Stream, Visit, ending_in, forward, plain_call, rehearse
+from slimformer.models.walk import Ended, Stream, Visit, ending_in, forward, plain_call, rehearse
 from slimformer.plan import Edit
 from slimformer.plan.profile import site_width
 from slimformer.plan.sensitivity import Probe
@@ -119,14 +118,14 @@ def _harms(
     """What the cuts of every kind do to the outputs, from the states after the last block."""
     harms: dict[str, list[tuple[float, int]]] = {kind: [] for kind in streams}
 
-    def outputs(batch: Batch, state: Tensor) -> Any:
+    def outputs(batch: Batch, state: Ended) -> Any:
         with ending_in(model, architecture, [(batch, state)]):
             return model(**batch.inputs, **plain_call(architecture))
 
     for n, batch in enumerate(batches):
-        whole = outputs(batch, dense[n].state)
+        whole = outputs(batch, dense[n].end)
         for kind, own in streams.items():
-            harms[kind].append(harm(whole, outputs(batch, own[n].state), batch.mask))
+            harms[kind].append(harm(whole, outputs(batch, own[n].end), batch.mask))
     means = {kind: sum(h * n for h, n in each) / sum(n for _, n in each) for kind, each in harms.items()}
     for kind, mean in means.items():
         if not math.isfinite(mean):

@@ -22,7 +22,7 @@ from slimformer.models.architecture import reads_windows
 from slimformer.models.norms import final_norm
 from slimformer.models.outputs import harm
 from slimformer.models.residence import IN_MEMORY, Residence
-from slimformer.models.walk import ending_in, forward, last_states, plain_call, real_rows
+from slimformer.models.walk import Ended, ending_in, forward, last_states, plain_call, real_rows
 from slimformer.plan import Plan
 from slimformer.rewrite import surgery
 from slimformer.rewrite.apply import Cut
@@ -83,11 +83,11 @@ class Outputs:
             for n, (batch, state) in enumerate(zip(self.batches, states, strict=True))
         ]
 
-    def states(self, small: PreTrainedModel) -> list[Tensor]:
+    def states(self, small: PreTrainedModel) -> list[Ended]:
         """The states of a smaller model after its last block. Cost: one forward pass."""
         return last_states(small, self.architecture, self.batches, "outputs-small", self.residence.of_copy)
 
-    def harm(self, small: PreTrainedModel, states: Sequence[Tensor]) -> float:
+    def harm(self, small: PreTrainedModel, states: Sequence[Ended]) -> float:
         """How far the outputs of a smaller model are from the dense ones, if these are its last states."""
         found = [
             harm(dense, self._of(small, batch, state), batch.mask)
@@ -95,7 +95,7 @@ class Outputs:
         ]
         return sum(h * n for h, n in found) / max(1, sum(n for _, n in found))
 
-    def _of(self, model: PreTrainedModel, batch: Batch, state: Tensor) -> Any:
+    def _of(self, model: PreTrainedModel, batch: Batch, state: Ended) -> Any:
         with ending_in(model, self.architecture, [(batch, state)]):
             return model(**batch.inputs, **plain_call(self.architecture))
 

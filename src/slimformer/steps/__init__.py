@@ -57,6 +57,11 @@ def require_known_stacks(steps: tuple[Step, ...], architecture: Architecture) ->
             f"the step {unknown[0]} is for models of one stack, and {architecture.model_type} is an encoder and a "
             f"decoder; for these there are {' and '.join(FOR_PAIRS)} (recipes balanced, stat, uniform)"
         )
+    if unknown and architecture.family.towers:
+        raise UnknownMethod(
+            f"the step {unknown[0]} is for models of one stack, and {architecture.model_type} is two towers; for these "
+            f"there are {' and '.join(FOR_PAIRS)} (recipes balanced, stat, uniform)"
+        )
     unknown = [NAMES[type(step)] for step in steps if NAMES[type(step)] not in FOR_SOUNDS]
     if unknown and architecture.family.sound:
         raise UnknownMethod(

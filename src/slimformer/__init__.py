@@ -46,14 +46,18 @@ if TYPE_CHECKING:
     from slimformer.verbs.look import attention as attention
     from slimformer.verbs.look import inspect as inspect
     from slimformer.verbs.share import export as export
+    from slimformer.verbs.share import push as push
+    from slimformer.verbs.solve import adapt as adapt
+    from slimformer.verbs.solve import match as match
+    from slimformer.verbs.solve import probe as probe
     from slimformer.verbs.sweep import sweep as sweep
 
 __version__ = "0.1.0"
 __all__ = [
-    "Cascade", "Plan", "Recipe", "Report", "Result", "SlimformerError", "Statistics", "apply", "attention", "bench",
-    "calibrate", "compress", "compress_streamed", "cut", "describe", "evaluate", "evaluate_task", "export",
-    "frontier", "heal", "inspect", "load", "load_cascade", "load_recipe", "make_cascade", "plan", "quantize",
-    "sparsify", "sweep",
+    "Cascade", "Plan", "Recipe", "Report", "Result", "SlimformerError", "Statistics", "adapt", "apply", "attention",
+    "bench", "calibrate", "compress", "compress_streamed", "cut", "describe", "evaluate", "evaluate_task", "export",
+    "frontier", "heal", "inspect", "load", "load_cascade", "load_recipe", "make_cascade", "match", "plan", "probe",
+    "push", "quantize", "sparsify", "sweep",
 ]  # fmt: skip
 
 make_lazy(
@@ -66,6 +70,7 @@ make_lazy(
         "Result": "slimformer.steps.result",
         "SlimformerError": "slimformer.errors",
         "Statistics": "slimformer.calibrate.store",
+        "adapt": "slimformer.verbs.solve",
         "apply": "slimformer.verbs.budgets",
         "attention": "slimformer.verbs.look",
         "bench": "slimformer.verbs.compare",
@@ -84,7 +89,10 @@ make_lazy(
         "load_cascade": "slimformer.steps.cascade",
         "load_recipe": "slimformer.recipe",
         "make_cascade": "slimformer.steps.cascade",
+        "match": "slimformer.verbs.solve",
         "plan": "slimformer.verbs.budgets",
+        "probe": "slimformer.verbs.solve",
+        "push": "slimformer.verbs.share",
         "quantize": "slimformer.compress",
         "sparsify": "slimformer.compress",
         "sweep": "slimformer.verbs.sweep",

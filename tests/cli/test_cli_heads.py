@@ -67,7 +67,7 @@ def test_probe_of_a_decoder_reads_the_last_token(shelf, rows, tmp_path):
     [
         (["--pool", "max"], "choose from cls, mean, last or auto"),
         (["--layer", "9"], "layers 1 to 3"),
-        (["--layer", "first"], "neither last, auto nor a number"),
+        (["--layer", "first"], "neither last, auto nor numbers"),
         (["--kind", "svm"], "kind is one of"),
         (["--kind", "random", "--out", "x"], "random features"),
         (["--compare", "--out", "x"], "comparison of two texts"),

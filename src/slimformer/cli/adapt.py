@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -40,41 +38,11 @@ def adapt(
         inputs.require_place(out_folder, force, model, *inputs.parts_of(name), source_data)
     inputs.require_inputs(model, name, opening, source_data or None)
 
-    from slimformer.calibrate.builtin import BUILTIN
-    from slimformer.heads import adapt as lm_adapt
-    from slimformer.models.load import load_model
+    from slimformer.verbs.solve import adapt as adapt_head
 
-    loaded = load_model(model, opening.resolve())
-    lm_adapt.require_language_model(loaded.model)
-    read = inputs.read_data(loaded, name, reading, broad=True)
-    splits = read.splits | read.own  # broad text is measured on, not fitted
-    texts = {"domain": splits["report"], **{f"{BUILTIN}: {source}": part for source, part in read.other.items()}}
-    if source_data:
-        texts["source"] = inputs.read_data(loaded, source_data, reading, purpose="evaluation").splits["report"]
     with showing_progress(hidden=shown.hidden) as progress:
-        progress("states", 0, 2)
-        fit, select = (lm_adapt.states_of(loaded.model, splits[name]) for name in ("fit", "select"))
-        progress("states", 2, 2)
-        solved = lm_adapt.adapt_head(loaded.model, fit, select, method, progress=progress)
-        adapted, warning = lm_adapt.with_head(loaded.model, solved.W)
-        measured = lm_adapt.before_and_after(loaded.model, adapted, texts)
-        report = {
-            "slimformer_adapt": 1, "model": loaded.name, "method": method, "chosen": solved.chosen, "data": name,
-            "source_data": source_data, "tokens": len(fit.t), "perplexity": measured,
-            "warnings": [*([warning] if warning else ()), *lm_adapt.worse_elsewhere(measured)],
-        }  # fmt: skip
-        if out_folder is not None:
-            _save_adapted(loaded, adapted, out_folder, report, force)
-    emit(report, shown, lambda: show_adapted(report, out_folder, out))
-
-
-def _save_adapted(loaded: Any, adapted: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
-    from slimformer.checkpoint import save as checkpoint
-    from slimformer.checkpoint.atomic import writing
-
-    adapted = adapted.to(loaded.dtype)
-    with writing(folder, "checkpoint", force=force) as partial:
-        checkpoint.write_model(adapted, partial)
-        checkpoint.write_belongings(partial, loaded.processor, loaded.companions)
-        (partial / "adapt.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-        checkpoint.verify_reload(adapted, partial)
+        found = adapt_head(
+            model, name, source_data=source_data or None, out=out_folder, method=method, force=force,
+            progress=progress, **reading.arguments(), **vars(opening.resolve()),
+        )  # fmt: skip
+    emit(found.report, shown, lambda: show_adapted(found.report, out_folder, out))

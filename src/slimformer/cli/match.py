@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -58,22 +57,15 @@ def match(
     require_maps(methods)
     _require_inputs(source, target, data, opening)
 
-    from slimformer.heads import pairing
-    from slimformer.models.load import load_model
+    from slimformer.verbs.solve import match as match_models
 
-    how: dict[str, Any] = {"seq_len": seq_len, "samples": samples}
-    place = opening.resolve()
     with showing_progress(hidden=shown.hidden) as progress:
-        X, Y = (
-            pairing.read_features(name)[:samples] if is_features(name)
-            else pairing.model_features(load_model(name, place), data, pool=pool or None, progress=progress, **how)
-            for name, pool in ((source, source_pool), (target, target_pool))
+        found = match_models(
+            source, target, data or None, out=out_folder, methods=methods, source_pool=source_pool or None,
+            target_pool=target_pool or None, samples=samples, seq_len=seq_len, seed=seed, force=force,
+            progress=progress, **vars(opening.resolve()),
         )  # fmt: skip
-        matched = pairing.fit_and_retrieve(X, Y, methods, seed=seed, progress=progress)
-        report = {**matched.report, "source": source, "target": target, "data": data, "seed": seed}
-        if out_folder is not None:
-            _save_map(matched.best, out_folder, report, force)
-    emit(report, shown, lambda: show_match(report, out_folder, out))
+    emit(found.report, shown, lambda: show_match(found.report, out_folder, out))
 
 
 def _require_inputs(source: str, target: str, data: str, opening: opt.OpeningAsked) -> None:
@@ -84,12 +76,3 @@ def _require_inputs(source: str, target: str, data: str, opening: opt.OpeningAsk
     for model in models:
         inputs.require_model(model, opening)
     inputs.require_data(data or None)
-
-
-def _save_map(fitted: Any, folder: Path, report: dict[str, Any], force: bool) -> None:
-    from slimformer.checkpoint.atomic import writing
-    from slimformer.heads.match_file import write_match
-
-    with writing(folder, "match", force=force) as partial:
-        write_match(fitted, partial / "match.safetensors")
-        (partial / "match.json").write_text(json.dumps(report, indent=1), encoding="utf-8")

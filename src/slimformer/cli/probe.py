@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -75,47 +73,16 @@ def probe(
     inputs.require_model(model, opening)
     inputs.require_data(data, eval_data or None)
 
-    from slimformer.heads import classify
-    from slimformer.heads.features import Features
-    from slimformer.heads.parameters import HeadParameters
-    from slimformer.models.load import load_model
+    from slimformer.verbs.solve import probe as solve_head
 
-    loaded = load_model(model, opening.resolve())
-    if out_folder is not None:
-        _require_place(loaded, pools)
-    rows = classify.LabelledRows(data, opt.column_names(columns), label or None, samples, seed)
-    head = HeadParameters(
-        kind, shrinkage=_number(shrinkage), class_weight="balanced" if balanced else None, random_state=seed
-    )
-    features = Features(pools, _layers(layer, loaded), seq_len, compare)
     with showing_progress(hidden=shown.hidden) as progress:
-        train = classify.labelled(loaded, rows)
-        probed = classify.probe(loaded, train, features, target=target, head=head, progress=progress)
-        report = {**probed.report, "data": data, "seed": seed}
-        if eval_data:
-            held_out = classify.labelled(loaded, replace(rows, source=eval_data, split="evaluation"))
-            report["scores"] = {"data": eval_data, **classify.score(loaded, probed, held_out, progress=progress)}
-            report["warnings"] = classify.seen_before(data, eval_data)
-        if out_folder is not None:
-            progress("save and verify", 0, 1)
-            report["saved"] = _save(loaded, replace(probed, report=report), out_folder, seq_len, force)
-            progress("save and verify", 1, 1)
-    emit(report, shown, lambda: show_probe(report, out_folder, out))
-
-
-def _save(loaded: Any, probed: Any, folder: Path, seq_len: int, force: bool) -> str:
-    """As a stock classifier where one can say it, else for sentence-transformers; gives the class that opens it."""
-    from slimformer.heads.attach import attach
-    from slimformer.heads.classifier_folder import save_classifier, save_sentence_classifier
-    from slimformer.heads.classify import padding
-    from slimformer.models import family_of
-
-    if probed.reading.pool == "mean" and not family_of(loaded.model.config).image:
-        save_sentence_classifier(folder, loaded, probed, seq_len=seq_len, force=force)
-        return "SentenceTransformer"
-    classifier = attach(loaded.model, probed.head, probed.reading, pad=padding(loaded.processor))
-    save_classifier(classifier, folder, loaded, probed, force=force)
-    return type(classifier).__name__
+        found = solve_head(
+            model, data, eval_data=eval_data or None, out=out_folder, kind=kind, pool=pools, layer=_layers(layer),
+            target=target, columns=opt.column_names(columns), label=label or None, shrinkage=_number(shrinkage),
+            balanced=balanced, compare=compare, samples=samples, seq_len=seq_len, seed=seed, force=force,
+            progress=progress, **vars(opening.resolve()),
+        )  # fmt: skip
+    emit(found.report, shown, lambda: show_probe(found.report, out_folder, out))
 
 
 def _pools(text: str) -> tuple[str, ...]:
@@ -124,16 +91,13 @@ def _pools(text: str) -> tuple[str, ...]:
     return chosen
 
 
-def _layers(text: str, loaded: Any) -> tuple[int, ...]:
-    from slimformer.models import describe
-
-    n_blocks = describe(loaded.model).n_layers
+def _layers(text: str) -> str | list[int]:
     if text in ("last", "auto"):
-        return (n_blocks,) if text == "last" else tuple(range(1, n_blocks + 1))
+        return text
     try:
-        return tuple(int(part) for part in text.split(","))
+        return [int(part) for part in text.split(",")]
     except ValueError:
-        raise HeadDoesNotFit(f"--layer {text!r} is neither last, auto nor a number of 1 to {n_blocks}") from None
+        raise HeadDoesNotFit(f"--layer {text!r} is neither last, auto nor numbers, the first block being 1") from None
 
 
 def _number(text: str) -> float | str:
@@ -141,18 +105,6 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _require_place(loaded: Any, pools: tuple[str, ...]) -> None:
-    """Before the pass over the data: is there a folder that reads the model so?"""
-    from slimformer.heads.features import usual_pools
-
-    usual = usual_pools(loaded.model)
-    if pools and not set(pools) & set(usual):
-        raise HeadDoesNotFit(
-            f"--pool {', '.join(pools)}: no folder can hold a head that reads this model so; "
-            f"use --pool {' or '.join(usual)}, or leave out --out"
-        )
 
 
 def _require_room(kind: str, compare: bool) -> None:

@@ -29,14 +29,13 @@ def push(
 
     The token is that of `hf auth login` or of HF_TOKEN.
     """
-    from slimformer.export.push import prepare, send
+    from slimformer.verbs.share import push as send_folder
 
-    parcel = prepare(folder, repository, private=private, base_model=base_model)
-    content: dict[str, Any] = {**parcel.to_dict(), "dry_run": dry_run, "url": None}
-    if not dry_run:
-        with showing_progress(hidden=shown.hidden) as progress:
-            content["url"] = send(parcel, progress=progress)
-    show_notes(parcel.notes, hidden=shown.hidden)
+    with showing_progress(hidden=shown.hidden) as progress:
+        content = send_folder(
+            folder, repository, private=private, base_model=base_model, dry_run=dry_run, progress=progress
+        )
+    show_notes(content["notes"], hidden=shown.hidden)
     emit(content, shown, lambda: _show_parcel(content))
 
 

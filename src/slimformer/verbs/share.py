@@ -1,4 +1,4 @@
-"""A model handed on: to another runtime."""
+"""A model handed on: to another runtime, or to the hub."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from slimformer.checkpoint.atomic import require_apart
 from slimformer.export.asked import Target
+from slimformer.export.push import prepare, send
 from slimformer.export.write import Export, export_model
 from slimformer.messages.arguments import PATH, TEXT, YES_OR_NO, check_arguments
 from slimformer.messages.progress import Progress, silent
@@ -54,3 +55,22 @@ def export(
     loaded = open_for_work(model, given.pop("processor", None), opening_in(given, ON_CPU))
     progress("load", 1, 1)
     return export_model(loaded, out, target, progress=progress, **given)
+
+
+@check_arguments(repository=TEXT, private=YES_OR_NO, base_model=replace(TEXT, optional=True), dry_run=YES_OR_NO)
+def push(
+    folder: str | Path, repository: str, *, private: bool = False, base_model: str | None = None, dry_run: bool = False,
+    progress: Progress = silent,
+) -> dict[str, Any]:  # fmt: skip
+    """Put a compressed model on the hub with its card, in one commit or none: what was sent, and where it is.
+
+    `repository` is ORG/NAME; `base_model` what it was made from, where the report does not say. With `dry_run` nothing
+    is sent. The token is that of `hf auth login` or of HF_TOKEN.
+
+    >>> sent = slimformer.push("smaller", "me/smaller", dry_run=True)
+    >>> sent["url"], "config.json" in {file["path"] for file in sent["files"]}
+    (None, True)
+    """
+    parcel = prepare(folder, repository, private=private, base_model=base_model)
+    url = None if dry_run else send(parcel, progress=progress)
+    return {**parcel.to_dict(), "dry_run": dry_run, "url": url}

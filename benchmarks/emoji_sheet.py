@@ -1,6 +1,6 @@
 """The small set of emoji in examples/emoji: one sheet of pictures of 24 × 24, and their names.
 
-python benchmarks/emoji_sheet.py     from emoji-datasource-google@16.0.0, packed by npm into ~/.cache/slimformer/data/emoji
+python benchmarks/emoji_sheet.py     from emoji-datasource-google@16.0.0, npm packed, in ~/.cache/slimformer/data/emoji
 
 Skin tones are left out, and so is what is not in the pictures' own set. Pictures: Noto Emoji, Apache-2.0.
 """

@@ -8,6 +8,8 @@ from tables import NothingToRender, markdown
 
 HEAD = ["", "MB", "STS-B", "difference, 95 %", "tokens per sentence"]
 SERVED = ["", "MB", "STS-B", "one sentence at a time", "32 together"]
+BITS = ["", "MB", "tokens", "of the blocks", "bits per byte", "perplexity of a byte", "difference to the dense model"]
+LANGUAGE = {"smollm2": "SmolLM2-135M, WikiText-2", "stories15M": "stories15M, TinyStories"}
 SHOWN = "vocabulary 24,000, 4 bits, tables too"  # what `make demo` makes
 
 
@@ -17,8 +19,12 @@ def ends(results: dict[str, Any], part: str | None) -> str:
         return _demo(results)
     if part == "served":
         return "\n\n".join(_served(results, name) for name in results["served"])
+    if part == "language":
+        return "\n\n".join(_language(results, name) for name in LANGUAGE if name in results["language"])
+    if part == "peers":
+        return markdown(["", "what it says of MiniLM, with transformers 5"], [*results["peers"].items()])
     if part is not None:
-        raise NothingToRender(f"ends.json has no part {part!r}; choose from demo, served")
+        raise NothingToRender(f"ends.json has no part {part!r}; choose from demo, language, peers, served")
     rows = [[name, *_row(way)] for name, way in results["ways"].items()]
     pairs, tokens = results["pairs"], results["calibration_tokens"]
     return f"STS-B dev, {pairs:,} pairs; {tokens:,} tokens of built-in text:\n\n{markdown(HEAD, rows)}"
@@ -41,6 +47,20 @@ def _served(results: dict[str, Any], name: str) -> str:
     threads = run["threads"]
     caption = f"Sentences a second on {threads} thread{'s' if threads > 1 else ''}, times dense torch with quartiles:"
     return f"{caption}\n\n{markdown(SERVED, rows)}"
+
+
+def _language(results: dict[str, Any], name: str) -> str:
+    """One language model: all of its ways at one size."""
+    rows = []
+    for title, row in results["language"][name].items():
+        low, high = row["difference"]
+        gap = f"{row['bits'] - row['dense']:+.3f}" + ("" if low is None else f" ({low:+.3f} … {high:+.3f})")
+        tokens = f"{row['vocabulary']:,}" if row["vocabulary"] else "all"
+        kept = f"{row['params']:.2f}"
+        rows.append([title, f"{row['mb']:.1f}", tokens, kept, f"**{row['bits']:.3f}**", f"{2 ** row['bits']:.3f}", gap])
+    dense = next(iter(results["language"][name].values()))["dense"]
+    caption = f"{LANGUAGE[name]} (all of it: {dense:.3f} bits per byte):"
+    return f"{caption}\n\n{markdown(BITS, rows)}"
 
 
 def _speed(timing: dict[str, Any]) -> str:

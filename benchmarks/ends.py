@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "recipe": "vocabulary", "vocab": 16_000, "settings": {"vocabulary.refit": False}
     },
     "vocabulary 9,000": {"recipe": "vocabulary", "vocab": 9000},
-    "9,000 tokens by the rule of vocabtrimmer": {"trimmed": 9000},
+    "vocabulary 9,000 by the rule of vocabtrimmer": {"trimmed": 9000},
     "widths 0.7": {"macs": 0.7},
     "8 bits": {"recipe": "lossless", "bits": 8},
     "8 bits, tables too": {"recipe": "lossless", "bits": 8, "tables": True},

@@ -11,6 +11,7 @@ from slimformer.cli import options as opt
 from slimformer.cli.output import emit, out, record_in, recorded_report
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
+from slimformer.export.asked import RUNTIMES
 from slimformer.report.track import tracker
 
 
@@ -27,6 +28,9 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="threads of one operation", show_default="as torch has it")
     ] = None,
+    runtime: Annotated[
+        str, typer.Option("--runtime", metavar="NAME", help="torch, onnxruntime or openvino, the last two on the CPU")
+    ] = "torch",
     seed: opt.Seed = 0,
     opening: opt.OpeningAsked = opt.AS_USUAL,
     track: opt.Track = None,
@@ -35,6 +39,8 @@ def bench(
 ) -> None:
     """Time a smaller model against the dense one: prefill, decode, throughput over batch sizes, peak memory, cache."""
     sizes, recorded = _batch_sizes(batch_sizes), tracker(track)
+    if runtime not in RUNTIMES:
+        raise SlimformerError(f"--runtime {runtime!r} is not known; choose from {', '.join(RUNTIMES)}")
     inputs.require_models(folder, against, opening)
 
     from slimformer.report.tasks import bench_table
@@ -45,7 +51,7 @@ def bench(
     with showing_progress(hidden=shown.hidden) as progress:
         figures = measure(
             folder, against, batch_sizes=sizes, seq_len=seq_len, new_tokens=new_tokens, repeats=repeats,
-            threads=threads, seed=seed, progress=progress, **vars(opening.resolve()),
+            threads=threads, runtime=runtime, seed=seed, progress=progress, **vars(opening.resolve()),
         ).to_dict()  # fmt: skip
     if record:
         record_in(folder, lambda report: {**report, "bench": figures})

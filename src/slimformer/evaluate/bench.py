@@ -46,8 +46,10 @@ class Measurement:
     ratio_high: float
     dense_rate: float
     small_rate: float
-    dense_peak_bytes: int
+    dense_peak_bytes: int  # 0 where the runtime does not tell
     small_peak_bytes: int
+    dense_sequence_rate: float = 0.0  # sentences, or images, a second; none of a step that decodes
+    small_sequence_rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Bench:
     weights_bytes: dict[str, int]
     kv_cache_bytes: dict[str, int]
     measurements: list[Measurement]
+    runtime: str = "torch"
 
     def to_dict(self) -> dict[str, Any]:
         return {"slimformer_bench": 1, **asdict(self)}
@@ -190,9 +193,16 @@ def _measured(
     phase: str, inputs: dict[str, Tensor], items: int, steps: int, calls: Mapping[str, Callable[[], object]],
     latency: Latency,
 ) -> Measurement:  # fmt: skip
-    batch = len(next(iter(inputs.values())))
+    dense, small = (peak_bytes(calls[name]) for name in ("dense", "small"))
+    return measurement(phase, (len(next(iter(inputs.values()))), items, steps), latency, (dense, small))
+
+
+def measurement(phase: str, work: tuple[int, int, int], latency: Latency, peaks: tuple[int, int]) -> Measurement:
+    """What was timed: `work` is the batch, the items of a sequence that count, and the steps of one call."""
+    batch, items, steps = work
     dense, small = (latency.timings[name].median / steps for name in ("dense", "small"))
     ratio = latency.timings["small"]
-    peaks = [peak_bytes(calls[name]) for name in ("dense", "small")]
     rates = (batch * items / dense, batch * items / small)
-    return Measurement(phase, batch, dense, small, ratio.ratio, ratio.ratio_low, ratio.ratio_high, *rates, *peaks)
+    whole = (batch / dense, batch / small) if phase != "decode" else (0.0, 0.0)
+    spread = (ratio.ratio, ratio.ratio_low, ratio.ratio_high)
+    return Measurement(phase, batch, dense, small, *spread, *rates, *peaks, *whole)

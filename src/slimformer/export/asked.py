@@ -8,6 +8,7 @@ from slimformer.errors import CannotExport
 from slimformer.messages.words import option
 
 TARGETS = ("onnx", "torch", "gguf")
+RUNTIMES = ("torch", "onnxruntime", "openvino")  # to measure in
 
 
 @dataclass(frozen=True)

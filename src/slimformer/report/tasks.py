@@ -30,7 +30,7 @@ def task_table(report: dict[str, Any]) -> RenderableType:
 
 
 SIDES = ("dense", "small")
-LOADS = ("dense rate", "small rate", "dense peak", "small peak")
+LOADS = ("dense rate", "small rate", "dense, inputs", "small, inputs", "dense peak", "small peak")
 
 
 def bench_table(report: dict[str, Any]) -> RenderableType:
@@ -43,14 +43,16 @@ def bench_table(report: dict[str, Any]) -> RenderableType:
         seconds = (f"{1e3 * row[f'{name}_seconds']:.1f} ms" for name in SIDES)
         times.add_row(*what, *seconds, f"{row['ratio']:.3f}", f"{row['ratio_low']:.3f} … {row['ratio_high']:.3f}")
         rates = (f"{row[f'{name}_rate']:,.0f}/s" for name in SIDES)
-        loads.add_row(*what, *rates, *(f"{row[f'{name}_peak_bytes'] / 1e6:.1f} MB" for name in SIDES))
+        whole = (f"{rate:,.1f}/s" if (rate := row.get(f"{name}_sequence_rate")) else NONE for name in SIDES)
+        peaks = (f"{peak / 1e6:.1f} MB" if (peak := row[f"{name}_peak_bytes"]) else NONE for name in SIDES)
+        loads.add_row(*what, *rates, *whole, *peaks)
     sizes = [("weights", "weights_bytes"), ("KV cache of one sequence", "kv_cache_bytes")]
     lines = [f"{name}: {_sizes(report[key])}" for name, key in sizes if report[key]["dense"]]
     plural = "" if report["threads"] == 1 else "s"
+    where = f"{report['threads']} thread{plural} on {report['device']} in {report.get('runtime', 'torch')}"
     lines.append(
-        f"T = {report['seq_len']} · medians of {report['repeats']} interleaved rounds · {report['threads']} "
-        f"thread{plural} on {report['device']} · ratios with quartiles · rates in {report['unit']} · peak: tensors "
-        "besides the weights"
+        f"T = {report['seq_len']} · medians of {report['repeats']} interleaved rounds · {where} · ratios with "
+        f"quartiles · rates in {report['unit']} and whole inputs · peak: tensors besides the weights"
     )
     return Group(times, loads, *(Text(line, style="dim") for line in lines))
 

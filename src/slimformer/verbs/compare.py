@@ -16,6 +16,7 @@ from slimformer.evaluate import task as tasks
 from slimformer.evaluate.bench import ROUNDS, Bench, Workload
 from slimformer.evaluate.bench import bench as measure
 from slimformer.evaluate.report import Report
+from slimformer.export.runtimes import bench_in, require_runtime
 from slimformer.messages.arguments import NUMBER, TEXT, Kind, check_arguments, whole
 from slimformer.messages.progress import Progress, silent
 from slimformer.models.load import Loaded
@@ -54,13 +55,15 @@ class TaskOptions(OpeningOptions, total=False):
 
 class BenchOptions(OpeningOptions, total=False):
     """Prompts of `seq_len` tokens, `new_tokens` decoded after each, `repeats` interleaved rounds whose order `seed`
-    draws, `threads` of one operation."""
+    draws, `threads` of one operation; the `runtime` (torch, onnxruntime or openvino; the last two time passes over
+    whole inputs, without a cache)."""
 
     seq_len: int | None
     new_tokens: int
     repeats: int
     threads: int | None
     seed: int
+    runtime: str
 
 
 @check_arguments(model=MODEL_OR_LOADED, against=MODEL_OR_LOADED)
@@ -141,9 +144,15 @@ def bench(
     ['decode', 'prefill']
     """
     given: dict[str, Any] = dict(how)
+    runtime = given.pop("runtime", "torch")
+    require_runtime(runtime)
     loaded, small = open_relatives(model, against, opening_in(given))
     work = Workload(list(batch_sizes), given.pop("seq_len", None), given.pop("new_tokens", 16))
-    with _threads(given.pop("threads", None)):
+    threads = given.pop("threads", None)
+    if runtime != "torch":
+        pair, rounds = {"dense": loaded, "small": small}, replace(ROUNDS, **given)
+        return bench_in(runtime, pair, work, rounds, threads=threads, progress=progress)
+    with _threads(threads):
         return measure(
             loaded.model, small.model, work, replace(ROUNDS, **given), names=(loaded.name, small.name),
             progress=progress,

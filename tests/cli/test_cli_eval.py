@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -46,6 +47,42 @@ def test_a_task_is_scored_shown_and_recorded(smaller, shelf, tmp_path):
     assert "recovery" in said
     assert re.match(r"measured on [0-9]+ windows of \S*ptb.test.txt", said.replace("\n", ""))  # a long path is wrapped
     assert done(*asked, "-q").out == ""
+
+
+def test_a_model_that_was_cut_from_statistics_gains_what_is_measured_later(shelf, tmp_path):
+    stats, folder = tmp_path / "stats", tmp_path / "cut"
+    done(
+        "calibrate",
+        shelf / "llama",
+        "--data",
+        shelf / "text.txt",
+        "--tokens",
+        600,
+        "--seq-len",
+        16,
+        "--out",
+        stats,
+        "-q",
+    )
+    done("cut", stats, "--macs", 0.6, "--out", folder, "-q")
+    assert "perplexity" not in (folder / "README.md").read_text()
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.is_file()} == {0o666 & ~_umask()}
+    asked = ("eval", folder, "--against", shelf / "llama", "--no-timing", "--record")
+    found = json.loads(done(*asked, "--json").out)
+    report = json.loads((folder / "report.json").read_text())
+    assert report["metrics"] == found["metrics"] and report["budget"] == 0.6
+    page, card = (folder / "report.html").read_bytes(), (folder / "README.md").read_text()
+    assert "perplexity" in card and b"perplexity" in page
+    (folder / "README.md").write_text("mine")
+    done(*asked, "-q")
+    assert (folder / "README.md").read_text() == "mine"
+    assert "leave --data" in refused(*asked, "--data", shelf / "text.txt")
+
+
+def _umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found
 
 
 def test_data_that_were_calibrated_on_are_noted(smaller, shelf, tmp_path):

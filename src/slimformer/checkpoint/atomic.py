@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -51,9 +52,19 @@ def writing(folder: Path, kind: str, *, force: bool) -> Iterator[Path]:
     with _in_place(target) as partial:
         yield partial
         manifest.finish(partial, kind)
+        _as_readable_as(partial / manifest.NAME, partial)
         require_free(target, force)  # others may have come in the meantime
         _exchange(partial, target)
         flush(target.parent)
+
+
+def _as_readable_as(example: Path, folder: Path) -> None:
+    """Give all files the mode of one that was written as usual: safetensors are for their owner alone otherwise, and
+    who serves a model is often somebody else."""
+    mode = stat.S_IMODE(example.stat().st_mode)
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from slimformer.cli.output import emit, kept_line, out, save_result, show_notes,
 from slimformer.cli.terminal import showing_progress
 from slimformer.errors import SlimformerError
 from slimformer.export.serving import place_named
-from slimformer.plan.asked import BUDGETS, MEASURES, require_format, require_fraction, require_one
+from slimformer.plan.asked import BUDGETS, MEASURES, require_divergence, require_format, require_fraction, require_one
 from slimformer.report.track import tracker
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ def _asked(texts: dict[str, str | None], given: dict[str, Any], settings: list[s
     budgets: dict[str, Any] = {by: inputs.fraction(by, text) for by, text in fractions.items()}
     for by, value in budgets.items():
         require_fraction(value, by)
+    if given.get("max_kl") is not None:
+        require_divergence(given["max_kl"])
     if (size := texts.get("size")) is not None:
         budgets["size"] = inputs.size_in_bytes("--size", size)
     others = {name: value for name, value in given.items() if value is not None}

@@ -14,6 +14,8 @@ from slimformer.errors import SlimformerError
 from slimformer.report.track import Record as Recorder
 from slimformer.report.track import tracker
 
+MEASURED = ("metrics", "other_data", "elsewhere", "latency", "samples", "neighbours")  # fields of a report
+
 
 @opt.grouped
 def eval_(
@@ -58,7 +60,7 @@ def eval_(
         _require_data_options(sources, columns, samples, record)
         inputs.require_models(folder, against, opening)
         reading = opt.Reading(columns, tokens, samples, seq_len, seed)
-        return _on_data((folder, against, opening), sources, reading, timing, recorded, shown)
+        return _on_data((folder, against, opening), sources, reading, timing, (recorded, record), shown)
     several, limited = bool(eval_data) or len(data or ()) > 1, tokens is not None or not timing
     _require_task_options(task, several=several, limited=limited)
     inputs.require_models(folder, against, opening)
@@ -72,8 +74,11 @@ def eval_(
 
 def _require_data_options(sources: tuple[str | None, ...], columns: str, samples: int | None, record: bool) -> None:
     """Refuse data that are not there, and options that are for a task."""
-    if record:
-        raise SlimformerError("--record is for the scores of a --task; give one")
+    if record and any(sources):
+        raise SlimformerError(
+            "--record keeps what is measured on the text that calibration held out, or the scores of a --task; leave "
+            "--data and --eval-data out, or give a --task"
+        )
     if sources[0] is None:
         inputs.require_readable_as_recorded(columns=columns, samples=samples)
     inputs.require_data(*sources)
@@ -95,19 +100,30 @@ def _require_task_options(task: str, *, several: bool, limited: bool) -> None:
 
 def _on_data(
     pair: tuple[str, str, opt.OpeningAsked], sources: tuple[str | None, ...], reading: opt.Reading, timing: bool,
-    recorded: Recorder, shown: opt.Shown,
+    recording: tuple[Recorder, bool], shown: opt.Shown,
 ) -> None:  # fmt: skip
     from slimformer.report.console import show
     from slimformer.verbs.compare import evaluate
 
-    (folder, against, opening), (first, *others) = pair, sources
+    (folder, against, opening), (first, *others), (recorded, record) = pair, sources, recording
+    if record:
+        recorded_report(folder)
     with showing_progress(hidden=shown.hidden) as progress:
         report = evaluate(
             folder, against, first, eval_data=[str(name) for name in others], timing=timing, progress=progress,
             **reading.arguments(), **vars(opening.resolve()),
         )  # fmt: skip
-    recorded("eval", report.to_dict())
-    emit(report.to_dict(), shown, lambda: show(report, out))
+    found = report.to_dict()
+    if record:
+        record_in(folder, lambda known: _measured(known, found))
+    recorded("eval", found)
+    emit(found, shown, lambda: show(report, out))
+
+
+def _measured(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The report of a folder with what was measured now, as if it had been measured when the model was made."""
+    notes = [note for note in found["warnings"] if note not in known["warnings"]]
+    return {**known, **{name: found[name] for name in MEASURED}, "warnings": [*known["warnings"], *notes]}
 
 
 def _on_task(

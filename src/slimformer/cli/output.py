@@ -116,7 +116,7 @@ def front_table(rows: list[dict[str, Any]]) -> Table:
     from slimformer.report.tables import number_table
 
     names = [metric["name"] for metric in rows[0].get("metrics", [])] if rows else []
-    table = number_table("", "budget", "MACs", "parameters", "predicted KL", *names)
+    table = number_table("", "budget", "MACs", "parameters", "predicted harm", *names)
     for row in rows:
         predicted = "" if row["predicted_kl"] is None else f"{row['predicted_kl']:.4g}"
         measured = [_with_interval(metric) for metric in row.get("metrics", [])]
@@ -142,14 +142,35 @@ def recorded_report(folder: str) -> dict[str, Any]:
 
 
 def record_in(folder: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Rewrite the report of a folder, and its page unless somebody has changed it."""
+    """Rewrite the report of a folder, and its page and card unless somebody has changed them."""
     from slimformer.checkpoint.atomic import revising
     from slimformer.checkpoint.lines import json_text, strict
     from slimformer.report.page import html_page, is_page_as_made
 
-    place, report = Path(folder), strict(changed(recorded_report(folder)))
+    place, known = Path(folder), recorded_report(folder)
+    card, report = _card_as_made(place, known), strict(changed(known))
     with revising(place, "report.json") as file:
         file.write_text(json_text(report), encoding="utf-8")
     if is_page_as_made(place / "report.html"):
         with revising(place, "report.html") as file:
             file.write_text(html_page(report, folder=place.resolve().name), encoding="utf-8")
+    if card:
+        with revising(place, "README.md") as file:
+            file.write_text(_card(report, place), encoding="utf-8")
+
+
+def _card(report: dict[str, Any], place: Path) -> str:
+    from slimformer.evaluate.report import Footprint, Report
+    from slimformer.report.card import model_card
+
+    known = {name: report[name] for name in Report.__dataclass_fields__ if name in report}
+    whole = {**known, **{side: Footprint(**report[side]) for side in ("dense", "small")}}
+    return model_card(Report(**whole), folder=place.resolve().name)
+
+
+def _card_as_made(place: Path, report: dict[str, Any]) -> bool:
+    """Is the card in a folder the one its report gives?"""
+    try:
+        return (place / "README.md").read_text(encoding="utf-8") == _card(report, place)
+    except (OSError, ValueError):
+        return False

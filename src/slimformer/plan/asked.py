@@ -44,6 +44,14 @@ def require_fraction(fraction: float, by: str = "macs") -> None:
         )
 
 
+def require_divergence(max_kl: float) -> None:
+    """Refuse what no model can be held to."""
+    if not max_kl > 0:
+        raise BudgetOutOfReach(
+            f"{option('max_kl', max_kl)} is no bound on a divergence; give nats above 0, such as 0.1"
+        )
+
+
 def fractions_of(text: str) -> list[float]:
     """The budgets in "0.9,0.7,0.5"."""
     try:

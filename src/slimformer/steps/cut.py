@@ -18,7 +18,7 @@ from slimformer.messages.words import either, option
 from slimformer.models import describe
 from slimformer.nn.replaced import require_uncut
 from slimformer.plan import Budget, Plan, check_budget
-from slimformer.plan.asked import BUDGETS, MEASURES, require_fraction, require_one
+from slimformer.plan.asked import BUDGETS, MEASURES, require_divergence, require_fraction, require_one
 from slimformer.plan.budget import budget_of
 from slimformer.plan.settings import CutSettings
 from slimformer.run import Run
@@ -66,6 +66,8 @@ class Cut(CutSettings, Step):
     def require_complete(self) -> None:
         """One budget, and a fraction where it is one."""
         assert self.budget
+        if self.max_kl is not None:
+            require_divergence(self.max_kl)
 
     def require_possible(self, run: Run) -> None:
         """Refuse a budget that cannot be reached, while nothing has been read."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from tables import NothingToRender, markdown
 
-
 NAMES = {
     "encoder": "all-MiniLM-L6-v2", "classifier": "the same, with a head solved on SST-2", "language": "SmolLM2-135M",
 }  # fmt: skip

@@ -126,7 +126,6 @@ def test_bad_input_is_one_line(smaller, shelf, tmp_path):
     assert "choose from sst2" in refused("eval", *pair, "--task", "imdb")
     assert "no file or folder" in refused("eval", *pair, "--task", "ptb", "--data", tmp_path / "none")
     assert "does not mark answers" in refused("eval", *pair, "--task", "squad", "--data", tmp_path)
-    assert "--task" in refused("eval", *pair, "--record")
     assert "one --data" in refused("eval", *pair, "--task", "ptb", "--data", "a.txt", "--data", "b.txt")
     assert "--eval-data" in refused("eval", *pair, "--task", "ptb", "--eval-data", "b.txt")
     assert "choose from trackio" in refused("eval", *pair, "--task", "ptb", "--track", "notes")

@@ -29,11 +29,10 @@ from slimformer.decompose import Width, select
 from slimformer.decompose.bypass import Joint
 from slimformer.decompose.bypass import bypass as fitted_bypass
 from slimformer.decompose.elimination import elimination
-from slimformer.decompose.linear_map import AffineMap, linear_map, reduced_rank
+from slimformer.decompose.linear_map import AffineMap, RankMaps, linear_map, reduced_rank
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.pairs import Pairs
 from slimformer.models.architecture import weight_of
-from slimformer.nn.replaced import NoMLP, linear_mlp, low_rank_mlp
 from slimformer.rewrite.replace import How, Part, Rows, fitted, left
 
 RIDGE = 1e-4
@@ -68,6 +67,30 @@ class Subject(Part):
     @cached_property
     def order(self) -> tuple[int, ...]:
         return elimination(self.width, ridge=NEURON_RIDGE).order
+
+
+class NoMLP(nn.Module):
+    """Nothing is added to the stream."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return torch.zeros_like(hidden_states)
+
+
+def linear_mlp(found: AffineMap) -> nn.Linear:
+    """A x + b as a layer, in single precision."""
+    m, d = found.A.shape
+    layer = nn.Linear(d, m)
+    layer.weight = nn.Parameter(found.A.float().contiguous(), requires_grad=False)
+    layer.bias = nn.Parameter(found.b.float(), requires_grad=False)
+    return layer
+
+
+def low_rank_mlp(maps: RankMaps, r: int) -> nn.Sequential:
+    """U_r V_r x + b as two thin layers, r (d + m) multiplications a token."""
+    U, V, b = maps.factors(r)
+    first = linear_mlp(AffineMap(V, torch.zeros_like(V[:, 0])))
+    first.register_parameter("bias", None)
+    return nn.Sequential(first, linear_mlp(AffineMap(U, b)))
 
 
 class Neurons(nn.Module):

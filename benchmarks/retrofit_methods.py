@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from slimformer.decompose.sequence import jl_projection, least_squares_values, oracle, projected_attention
+from slimformer.decompose.sequence import jl_projection, least_squares_values
 from slimformer.decompose.sequence_stream import Grouping, Memory, stream_attention, whole_attention
 from slimformer.nn.projected_keys import ProjectedKeys
 
@@ -73,11 +73,17 @@ def _made(name: str, k: int, window: int | None, n: int, fitted: Fitted) -> Atte
         return grouped(Grouping(k=k, window=window or 256, **GROUPED[name]), only_window=name == "window")
     if name == "jl":
         R = jl_projection(n, k)[None].float()
-        return lambda _, x: projected_attention(x.query, x.key, x.value, R, R, scale=x.scale)
+        return lambda _, x: sdpa(x.query, R @ x.key, R @ x.value, scale=x.scale)
     if name == "oracle":
         return lambda _, x: oracle((x.query @ x.key.mT * x.scale).softmax(-1), x.value, k)
     made = _learned(k, n, fitted) if name == "learned" else _least_squares(k, n, fitted)
     return lambda i, x: made[i].attend(x.query, x.key, x.value, x.real(), scale=x.scale)
+
+
+def oracle(P: Tensor, V: Tensor, k: int) -> Tensor:
+    """P_k V with P_k the best approximation of rank k of this input's own P: what no k rows can know beforehand."""
+    U, σ, W = torch.linalg.svd(P, full_matrices=False)
+    return (U[..., :k] * σ[..., None, :k]) @ (W[..., :k, :] @ V)
 
 
 def grouped(how: Grouping, *, only_window: bool = False) -> Attend:

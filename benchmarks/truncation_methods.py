@@ -30,12 +30,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from score_moments import energy_orders, frequency_groups, mixed, rotary_moments, score_moments
 from simulated_modegpt import column_energy, columns_to_keep, head_rows, whitened_svd
 from slimformer.decompose import Width
-from slimformer.decompose.bilinear import ScoreRanks, Scores, on_heads, score_gauge, score_moments, score_ranks
+from slimformer.decompose.bilinear import ScoreRanks, Scores, on_heads, score_gauge, score_ranks
 from slimformer.decompose.low_rank import Ranks, eliminated, value_ranks, whitened
 from slimformer.decompose.response import Response
-from slimformer.decompose.rotary import energy_orders, frequency_groups, mixed, plane_ranks, planes, rotary_moments
+from slimformer.decompose.rotary import plane_ranks, planes
 from slimformer.linalg.damped import damped
 from slimformer.linalg.moments import Moments
 from slimformer.models import Architecture, Site

@@ -12,8 +12,10 @@ import torch
 import mlp
 from calibrated import outputs
 from families import tiny, tiny_batches
-from mlp_methods import METHODS, Part, eliminated, held_out
+from mlp_methods import METHODS, Part, eliminated, held_out, low_rank_mlp
+from slimformer.decompose.linear_map import reduced_rank
 from slimformer.errors import ScaleMatters
+from slimformer.linalg.pairs import Pairs
 
 
 def subject(model_type: str) -> Any:
@@ -75,3 +77,11 @@ def test_rows_are_those_of_the_model(part):
     reader = model.get_submodule(part.site.reader)
     with torch.inference_mode():
         torch.testing.assert_close(reader(part.fit.z), part.fit.y, atol=1e-5, rtol=0)
+
+
+def test_two_thin_layers_are_the_map_of_their_rank():
+    X, Y = torch.randn(200, 32).double(), torch.randn(200, 32).double()
+    maps = reduced_rank(Pairs.of(X, Y))
+    found, thin = maps.at(5), low_rank_mlp(maps, 5)
+    torch.testing.assert_close(thin(X.float()), (X @ found.A.mT + found.b).float(), atol=1e-4, rtol=0)
+    assert sum(p.numel() for p in thin.parameters()) == 5 * (32 + 32) + 32

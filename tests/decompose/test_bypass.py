@@ -9,7 +9,6 @@ from slimformer.decompose.bypass import (
     bypass,
     bypass_curves,
     errors_at_every_rank,
-    first_part,
     linear_ranks,
     on_path,
     ranks,
@@ -61,7 +60,8 @@ def test_curves_say_what_the_rows_lose(bias, metric):
 @with_and_without_mean
 def test_without_a_path_neurons_are_what_they_were(bias):
     joint, order, _ = problem(bias, metric=False)
-    width = Width("neurons", joint.W, first_part(joint.fit, N), first_part(joint.held, N), bias=bias)
+    fit, held = (Moments(m.count, m.sum[:N], m.gram[:N, :N]) for m in (joint.fit, joint.held))
+    width = Width("neurons", joint.W, fit, held, bias=bias)
     known = curve(width, "any", order, ridge=RIDGE)
     for k, fit, held in errors_at_every_rank(joint, order, widths(N), ridge=RIDGE):
         assert float(held[0]) == pytest.approx(known.held[k], rel=1e-9)

@@ -8,12 +8,12 @@ from torch import nn
 
 from calibrated import outputs
 from families import MODEL_TYPES, tiny, tiny_batches
-from slimformer.decompose.linear_map import AffineMap, linear_map, reduced_rank
+from slimformer.decompose.linear_map import AffineMap, linear_map
 from slimformer.linalg.pairs import Pairs
 from slimformer.models import describe
 from slimformer.models.hooks import listening
 from slimformer.nn.features import gegenbauer_features
-from slimformer.nn.replaced import NoMLP, linear_mlp, low_rank_mlp, put_mlp, stand_in
+from slimformer.nn.replaced import put_mlp, stand_in
 
 every_type = pytest.mark.parametrize("model_type", MODEL_TYPES)
 
@@ -61,25 +61,8 @@ def test_a_linear_part_is_replaced_exactly(model_type):
     setattr(holder, name, nn.Identity())
     pairs = sum((Pairs.of(*mlp_rows(model, batch)) for batch in batches), Pairs.zero(32, 32))
     before = outputs(model, batches[0])
-    put_mlp(model, architecture, 1, linear_mlp(linear_map(pairs, ridge=1e-10)))
+    put_mlp(model, architecture, 1, stand_in(linear_map(pairs, ridge=1e-10), by="linear"))
     torch.testing.assert_close(outputs(model, batches[0]), before, atol=1e-3, rtol=0)
-
-
-@every_type
-def test_no_part_is_a_map_to_zero(model_type):
-    model, same = tiny(model_type), tiny(model_type)
-    (batch,) = tiny_batches(model, 1)
-    put_mlp(model, describe(model), 1, NoMLP())
-    put_mlp(same, describe(same), 1, linear_mlp(AffineMap(torch.zeros(32, 32), torch.zeros(32))))
-    torch.testing.assert_close(outputs(model, batch), outputs(same, batch))
-
-
-def test_two_thin_layers_are_the_map_of_their_rank():
-    X, Y = torch.randn(200, 32).double(), torch.randn(200, 32).double()
-    maps = reduced_rank(Pairs.of(X, Y))
-    found, thin = maps.at(5), low_rank_mlp(maps, 5)
-    torch.testing.assert_close(thin(X.float()), (X @ found.A.mT + found.b).float(), atol=1e-4, rtol=0)
-    assert sum(p.numel() for p in thin.parameters()) == 5 * (32 + 32) + 32
 
 
 def test_features_as_a_module_are_the_features():

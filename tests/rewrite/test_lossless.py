@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from slimformer.decompose.gauges import collapsed
 from slimformer.models import describe
 from slimformer.models.ranks import heads_of
 from slimformer.rewrite.exact import Scope
-from slimformer.rewrite.exact_attention import centre_keys, mapped_part
+from slimformer.rewrite.exact_attention import mapped_part
 from slimformer.rewrite.lossless import REWRITES, offers, rewritten
 
 DOUBLE, SINGLE = Scope(dtype=torch.float64), Scope(dtype=torch.float32)
@@ -150,31 +149,6 @@ def test_nothing_is_added_up_in_half_precision(model_type):
     left = {parameter.shape: parameter for parameter in small.parameters()}
     assert left
     same(model.double(), small.double(), 1e-10)
-
-
-@pytest.mark.parametrize("model_type", PLAIN)
-def test_centred_keys_change_nothing_without_rotary_positions(model_type):
-    model = planted(model_type)
-    architecture, seen = describe(model), {}
-
-    def listen(i: int) -> Any:
-        def hook(_module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
-            seen.setdefault(i, inputs[0].flatten(0, -2).mean(0))
-
-        return hook
-
-    for i in range(3):
-        model.get_submodule(heads_of(architecture, i).writers[1].module).register_forward_pre_hook(listen(i))
-    inputs = paddings(model).get("full") or paddings(model)["image"]
-    model(**inputs)
-    centred = copy.deepcopy(model)
-    centre_keys(centred, seen)
-    same(model, centred, 1e-10)
-    for i, mean in seen.items():
-        W, b = mapped_part(centred, heads_of(architecture, i), 1)
-        assert float((W @ mean + b).abs().max()) < 1e-12
-        before, bias = mapped_part(model, heads_of(architecture, i), 1)
-        assert float((before @ mean + bias).abs().max()) > 0.01
 
 
 @pytest.mark.parametrize("model_type", ROTARY)

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from slimformer.decompose.reduction import Curve
 from slimformer.linalg.damped import damping
-from slimformer.linalg.moments import Moments
 
 SWEEPS = 20  # of the nearest Kronecker product: alternating least squares on a few numbers
 
@@ -61,27 +60,6 @@ class ScoreRanks:
     N: Float[Tensor, "h r d"]
     M: Float[Tensor, "kv r d"]
     planes: Int[Tensor, "kv p"] | None = None
-
-
-def score_moments(
-    x: Moments,
-    W_q: Float[Tensor, "hd D"],
-    b_q: Float[Tensor, " hd"] | None,
-    W_k: Float[Tensor, "kd D"],
-    *,
-    heads: int,
-    scale: float = 1.0,
-) -> Scores:
-    """E q qᵀ with bias and scale, and Cov k, from the moments of the x that the projections read.
-
-    One mean is taken off all keys, where softmax would allow one for every sequence: C_k is too large by the covariance
-    of the sequences' means. Cost O(D² (H + K) d).
-    """
-    d = len(W_q) // heads
-    mean = W_q.double() @ x.mean + (0 if b_q is None else b_q.double())
-    Q = diagonal_blocks(W_q, x.second(centred=True), d) + _outer(mean.reshape(heads, d))
-    K = diagonal_blocks(W_k, x.second(centred=True), d)
-    return Scores(scale**2 * Q, K.repeat_interleave(heads // len(K), dim=0))
 
 
 def score_gauge(scores: Scores, *, group: int, ridge: float) -> Gauge:
@@ -143,12 +121,6 @@ def nearest_product(
     return torch.einsum("h,hij->ij", α.to(A), A), torch.einsum("h,hij->ij", β.to(B), B)
 
 
-def diagonal_blocks(W: Float[Tensor, "hd D"], C: Float[Tensor, "D D"], d: int) -> Float[Tensor, "h d d"]:
-    """W_h C W_hᵀ for every head."""
-    heads = W.double().reshape(-1, d, W.shape[1])
-    return heads @ C @ heads.mT
-
-
 def _on_gauge(gauge: Gauge, scores: Scores) -> Float[Tensor, "h d d"]:
     N, M = (X.repeat_interleave(len(scores.queries) // len(X), dim=0) for X in (gauge.N, gauge.M))
     return (N @ scores.queries @ N.mT) * (M @ scores.keys @ M.mT)
@@ -166,7 +138,3 @@ def _root(C: Inexact[Tensor, "d d"], ridge: float) -> tuple[Inexact[Tensor, "d d
     λ, U = torch.linalg.eigh((C + C.mH) / 2)
     s = (λ.clamp_min(0) + damping(C.real, ridge)).sqrt()
     return U * s, (U / s).mH
-
-
-def _outer(v: Float[Tensor, "h d"]) -> Float[Tensor, "h d d"]:
-    return v[:, :, None] * v[:, None, :]

@@ -188,11 +188,6 @@ def joined(h: Moments, x: Pairs) -> Moments:
     return Moments(h.count, torch.cat([h.sum, x.x.sum]), gram)
 
 
-def first_part(joint: Moments, n: int) -> Moments:
-    """Moments of h from those of [h; x]."""
-    return Moments(joint.count, joint.sum[:n], joint.gram[:n, :n])
-
-
 def _levelled(joint: Joint) -> tuple[Joint, float]:
     """x multiplied by what makes it as large as h, so that one ridge means the same for both; and that factor."""
     size = joint.fit.second(centred=joint.bias).diagonal()

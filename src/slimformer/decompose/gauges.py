@@ -106,11 +106,6 @@ def folded_bias(
     return (0 if b_o is None else b_o.double()) + W_o.double() @ each.flatten()
 
 
-def centring_bias(W_k: Float[Tensor, "kd D"], mean: Float[Tensor, " D"]) -> Float[Tensor, " kd"]:
-    """The b_k that centres keys of inputs with this mean; as good as any other, without rotary positions."""
-    return -(W_k.double() @ mean.double())
-
-
 def collapsed(
     W_q: Float[Tensor, "d D"], b_q: Float[Tensor, " d"] | None, W_k: Float[Tensor, "d D"]
 ) -> tuple[Float[Tensor, "D D"], Float[Tensor, " D"]]:

@@ -90,47 +90,10 @@ def spread(
     return pooled(away.square(), assignment, means.shape[2], mask)[0]
 
 
-def grouped_attention(
-    Q: Float[Tensor, "b h m d"],
-    K: Float[Tensor, "b h k d"],
-    V: Float[Tensor, "b h k p"],
-    mass: Float[Tensor, "b h k"] | None = None,
-    S: Float[Tensor, "b h k d"] | None = None,
-    *,
-    scale: float,
-) -> Float[Tensor, "b h m p"]:
-    """Σ_c softmax_c(s q·k̄_c + log n_c + ½ s² qᵀ S_c q) v̄_c; without `mass` every group that exists counts once."""
-    scores = (Q * scale) @ K.mT
-    if S is not None:
-        scores = scores + (Q.square() * (scale**2 / 2)) @ S.mT
-    if mass is not None:
-        scores = scores + mass.log()[..., None, :]
-    return scores.softmax(-1) @ V
-
-
-def projected_attention(
-    Q: Float[Tensor, "b h m d"],
-    K: Float[Tensor, "b h n d"],
-    V: Float[Tensor, "b h n p"],
-    E: Float[Tensor, "#h k n"],
-    F: Float[Tensor, "#h k n"],
-    *,
-    scale: float,
-) -> Float[Tensor, "b h m p"]:
-    """softmax(s Q (E K)ᵀ) F V, as in the paper. No mask: with one E for all inputs pads would have to be projected."""
-    return grouped_attention(Q, E @ K, F @ V, scale=scale)
-
-
 def jl_projection(n: int, k: int, *, seed: int = 0) -> Float[Tensor, "k n"]:
     """R with entries N(0, 1/k), the E = F of the paper's first theorem. E RᵀR = I, but ‖RᵀR w − w‖ ≈ √(n/k) ‖w‖."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(k, n, generator=generator, dtype=torch.float64) / k**0.5
-
-
-def oracle(P: Float[Tensor, "*b n m"], V: Float[Tensor, "*b m p"], k: int) -> Float[Tensor, "*b n p"]:
-    """P_k V with P_k the best approximation of rank k of this input's own P: what no k rows can know beforehand."""
-    U, σ, W = torch.linalg.svd(P, full_matrices=False)
-    return (U[..., :k] * σ[..., None, :k]) @ (W[..., :k, :] @ V)
 
 
 def least_squares_values(

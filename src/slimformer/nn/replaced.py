@@ -1,4 +1,4 @@
-"""What can stand in the place of a whole feed-forward part: a linear map, two thin ones, or features of the sphere."""
+"""What can stand in the place of a whole feed-forward part: a linear map, or one with features of the sphere."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
-from slimformer.decompose.linear_map import AffineMap, RankMaps
+from slimformer.decompose.linear_map import AffineMap
 from slimformer.errors import UnknownMethod
 from slimformer.models import Architecture, describe
 from slimformer.models.architecture import NEURONS, Block
@@ -31,30 +31,6 @@ def stand_in(found: AffineMap, features: Features | None = None, *, by: str, bia
         if bias:
             module.out.bias.copy_(found.b)
     return module.requires_grad_(False)
-
-
-class NoMLP(nn.Module):
-    """Nothing is added to the stream."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return torch.zeros_like(hidden_states)
-
-
-def linear_mlp(found: AffineMap) -> nn.Linear:
-    """A x + b as a layer, in single precision."""
-    m, d = found.A.shape
-    layer = nn.Linear(d, m)
-    layer.weight = nn.Parameter(found.A.float().contiguous(), requires_grad=False)
-    layer.bias = nn.Parameter(found.b.float(), requires_grad=False)
-    return layer
-
-
-def low_rank_mlp(maps: RankMaps, r: int) -> nn.Sequential:
-    """U_r V_r x + b as two thin layers, r (d + m) multiplications a token."""
-    U, V, b = maps.factors(r)
-    first = linear_mlp(AffineMap(V, torch.zeros_like(V[:, 0])))
-    first.register_parameter("bias", None)
-    return nn.Sequential(first, linear_mlp(AffineMap(U, b)))
 
 
 def put_mlp(model: PreTrainedModel, architecture: Architecture, i: int, module: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from slimformer.decompose.bilinear import on_heads
 from slimformer.decompose.gauges import (
-    centring_bias,
     folded_bias,
     interpolated,
     reads_interpolated,
@@ -21,7 +20,6 @@ from slimformer.decompose.gauges import (
 )
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import own_rows, weight_of
-from slimformer.models.ranks import heads_of
 from slimformer.rewrite import surgery
 from slimformer.rewrite.apply import keep_planes, writer_rows
 from slimformer.rewrite.exact import Change, Scope
@@ -108,21 +106,6 @@ def interpolations(model: PreTrainedModel, architecture: Architecture, scope: Sc
             == found.B.shape[2]
         )
         yield Change(site, lambda site=site, roles=roles: _interpolate(model, site, 1 in roles), implicit)  # type: ignore[misc]
-
-
-@torch.no_grad()
-def centre_keys(model: PreTrainedModel, means: Mapping[int, Tensor]) -> None:
-    """b_k ← −W_k μ in place, where μ = means[i] is what the keys of block i read on average. Not for rotary keys.
-
-    The same freedom that lets b_k be dropped, spent otherwise: it saves nothing and makes keys small.
-    """
-    architecture = describe(model)
-    for i, mean in means.items():
-        site = heads_of(architecture, i)
-        parts = [mapped_part(model, site, role) for role in range(3)]
-        W = parts[1][0]
-        parts[1] = (W, centring_bias(W, mean.cpu()))
-        _write(model, site, parts)
 
 
 def _unbiased(site: Site, role: int) -> Site:

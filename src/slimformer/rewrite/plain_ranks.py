@@ -21,48 +21,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slimformer.calibrate.collect import BlockMoments
-from slimformer.decompose.rotary import elimination_orders
 from slimformer.errors import PlanDoesNotFit
 from slimformer.messages.words import option
-from slimformer.models import Architecture, Site, describe
+from slimformer.models import Architecture, Site
 from slimformer.models.architecture import weight_of
 from slimformer.models.ranks import heads_of
-from slimformer.plan.ranks import attention_of
-from slimformer.plan.settings import CutSettings
 from slimformer.rewrite import surgery
-from slimformer.rewrite.ranks import reduce_ranks
 
 STATIC = ("default", "linear", "llama3", "yarn")  # kinds of positions whose frequencies never change
 NEIGHBOURS = 8  # rounded factors that are tried, to meet a frequency to the last digit
-
-
-@torch.no_grad()
-def cut_to_head_dim(
-    model: PreTrainedModel, moments: Sequence[BlockMoments], r: int, *, ridge: float, absorb_mean: bool = True
-) -> None:
-    """Cut every block of `model` to rank r in both widths, in place, with one list of rotary planes for all of it.
-
-    Planes are eliminated over all heads of all blocks, each block's effects over the energy of the stream they are
-    added to. `slimformer.rewrite.sizes.state_sizes(…, "plain")` then says it. Cost: that of the curves of all blocks.
-    """
-    architecture = describe(model)
-    _require_head_dim(model, architecture)
-    kept = _planes(architecture, moments, r, ridge) if _is_rotary(architecture) else []
-    for i, block in enumerate(moments):
-        heads = heads_of(architecture, i)
-        how = CutSettings(ridge=ridge, absorb_mean=absorb_mean, metric="fisher" if block.metric else "squares")
-        attention = attention_of(heads, weight_of(model.get_submodule(heads.reader)), block, how)
-        scores = attention.scores(kept, r // 2 if kept else r)
-        reduce_ranks(model, heads, scores=scores, values=attention.values(r))
-
-
-def _planes(architecture: Architecture, moments: Sequence[BlockMoments], r: int, ridge: float) -> list[int]:
-    """r/2 planes for all heads of all blocks, as the order of a curve has them: plane f of key head g is g d/2 + f."""
-    heads = heads_of(architecture, 0)
-    loud = torch.cat([block.error_weight * block.responses["fit"].effects for block in moments])
-    (order,) = elimination_orders(loud, kv=1, ridge=ridge)
-    return [g * len(order) + f for f in order[: r // 2] for g in range(heads.kv_heads)]
 
 
 def _is_rotary(architecture: Architecture) -> bool:

@@ -84,10 +84,10 @@ def recipe_of(name: str, summary: str, *steps: Mapping[str, Mapping[str, Any]]) 
 
 def _step(recipe: str, entry: Any) -> Step:
     """One step from `{cut: {macs: 0.5}}`, or from its name alone."""
-    found = {entry: None} if isinstance(entry, str) else entry
-    if not isinstance(found, dict) or len(found) != 1:
+    item = {entry: None} if isinstance(entry, str) else entry
+    if not isinstance(item, dict) or len(item) != 1:
         raise UnknownRecipe(f"the recipe {recipe!r}: {entry!r} is no step; write `- cut: {{macs: 0.5}}`")
-    ((name, settings),) = found.items()
+    ((name, settings),) = item.items()
     if name not in STEPS:
         raise UnknownRecipe(f"the recipe {recipe!r}: there is no step {name!r}; choose from {', '.join(STEPS)}")
     if settings is not None and (not isinstance(settings, dict) or "name" in settings):
@@ -194,11 +194,11 @@ def _in_place(steps: Sequence[Step]) -> tuple[Step, ...]:
 def cut_settings(recipe: str | Path | Recipe) -> Cut:
     """The settings of the cut in a recipe; refused where it has none, because then statistics are of no use."""
     chosen = load_recipe(recipe)
-    found = next((step for step in chosen.steps if isinstance(step, Cut)), None)
-    if found is None:
+    cut = next((step for step in chosen.steps if isinstance(step, Cut)), None)
+    if cut is None:
         steps = ", ".join(NAMES[type(step)] for step in chosen.steps)
         raise UnknownMethod(
             f"the recipe {chosen.name!r} cuts no widths (its steps: {steps}), so statistics are of no use to it; "
             "use `slimformer compress`"
         )
-    return found
+    return cut

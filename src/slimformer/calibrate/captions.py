@@ -80,14 +80,14 @@ def captioned_batches(
 def _table_of(source: Path) -> Path:
     if source.is_file():
         return source
-    found = next((source / name for name in TABLES if (source / name).is_file()), None)
-    if found is None:
+    table = next((source / name for name in TABLES if (source / name).is_file()), None)
+    if table is None:
         raise DataNotFound(f"{source} holds no captions; put a {TABLES[0]} with image and caption into it")
-    return found
+    return table
 
 
 def _column(file: Path, columns: Sequence[str], names: Sequence[str]) -> str:
-    found = next((name for name in names if name in columns), None)
-    if found is None:
+    column = next((name for name in names if name in columns), None)
+    if column is None:
         raise ColumnNotFound(f"{file} has none of the columns {', '.join(names)}; it has: {', '.join(columns)}")
-    return found
+    return column

@@ -114,7 +114,7 @@ def _of_block(visit: Visit, streams: Sequence[Stream], roots: Mapping[str, Tenso
         tokens += len(energy)
     moments = {name: tally.moments for name, tally in tallies.items()}
     _require_finite(moments)
-    both = {split: joined(moments[neurons[0].name][split], found) for split, found in pairs.items()}
+    both = {split: joined(moments[neurons[0].name][split], sums) for split, sums in pairs.items()}
     return BlockMoments(visit.i, moments, inverse_energy / max(tokens, 1), attention.responses, dict(roots), both)
 
 
@@ -136,10 +136,10 @@ class _Attention:
         missing = sequences_of(stream.state.shape[1]) - stream.before
         if self.heads is None or missing <= 0:
             return
-        found = block_response(self.visit, self.heads, self.outputs, stream, missing, self.root)
-        if found is not None:
+        response = block_response(self.visit, self.heads, self.outputs, stream, missing, self.root)
+        if response is not None:
             old = self.responses.get(stream.split)
-            self.responses[stream.split] = found if old is None else old + found
+            self.responses[stream.split] = response if old is None else old + response
 
 
 def _hook(tally: _Tally, stream: Stream) -> Hook:

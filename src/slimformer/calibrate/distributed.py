@@ -49,9 +49,9 @@ class World:
 
     def require_same(self, facts: Mapping[str, Any]) -> None:
         """Refuse, in every process alike, where ranks were given different things: their sum would mean nothing."""
-        found = self.told({str(self.rank): dict(facts)})
+        by_rank = self.told({str(self.rank): dict(facts)})
         for rank in range(1, self.size):
-            if other := [name for name, value in found["0"].items() if found[str(rank)].get(name) != value]:
+            if other := [name for name, value in by_rank["0"].items() if by_rank[str(rank)].get(name) != value]:
                 raise ProcessesDisagree(
                     f"process {rank} does not see the same {' and '.join(other)} as process 0; put the same model and "
                     "data in the same place on every machine"
@@ -66,7 +66,7 @@ class World:
             own = block.sites[site.name]
             sites[site.name] = {s: _moments(own.get(s) or Moments.zero(site.width)) for s in splits}
         joint = self._joint(block, architecture, splits)
-        responses = {s: found for s in splits if (found := _response(block.responses.get(s))) is not None}
+        responses = {s: response for s in splits if (response := _response(block.responses.get(s))) is not None}
         tokens = sum(m.count for m in next(iter(block.sites.values())).values())
         energy = _sum(torch.tensor([block.error_weight * tokens, float(tokens)], dtype=torch.float64))
         error_weight = float(energy[0]) / max(float(energy[1]), 1.0)

@@ -61,11 +61,11 @@ class Weighted(str):
 
 def weighted(name: Any) -> Any:
     """The source behind `mine.txt*3`; every other name, and one that a file has, is itself."""
-    found = WEIGHT.fullmatch(name) if isinstance(name, str) and not isinstance(name, Weighted) else None
-    if found is None or os.path.exists(name):
+    match = WEIGHT.fullmatch(name) if isinstance(name, str) and not isinstance(name, Weighted) else None
+    if match is None or os.path.exists(name):
         return name
-    source = Weighted(found[1])
-    source.weight = float(found[2])
+    source = Weighted(match[1])
+    source.weight = float(match[2])
     if not source.weight:
         raise DataUnreadable(f"{name} draws nothing from {source}; give a weight above 0, or leave it out")
     return source

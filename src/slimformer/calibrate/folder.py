@@ -29,11 +29,11 @@ def documents_below(
     paths = sorted(path for path in root.rglob("*") if is_one(path, suffixes))
     if not paths:
         raise DataEmpty(f"there are no {what}s below {root}; looked for {', '.join(suffixes)}")
-    found = list(zip(paths, _classes(root, paths), strict=True))
-    if samples is not None and samples < len(found):
-        found = random.Random(seed).sample(found, samples)
+    documents = list(zip(paths, _classes(root, paths), strict=True))
+    if samples is not None and samples < len(documents):
+        documents = random.Random(seed).sample(documents, samples)
     # the whole path: whichever way a folder is named, its files are dealt to the splits alike
-    return [Document(str(path.resolve()), label=label, group=digest(path, what)) for path, label in found]
+    return [Document(str(path.resolve()), label=label, group=digest(path, what)) for path, label in documents]
 
 
 def is_one(path: Path, suffixes: Sequence[str]) -> bool:

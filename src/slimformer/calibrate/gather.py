@@ -349,8 +349,8 @@ def _each_once(ids: Tensor) -> Tensor:
 
 def _require_all(splits: dict[str, list[Batch]], *, least: int) -> None:
     """Every split must have something to measure; one token predicts nothing."""
-    found = {split: sum(batch.tokens for batch in part) for split, part in splits.items()}
-    empty = [split for split, tokens in found.items() if tokens < least]
+    counts = {split: sum(batch.tokens for batch in part) for split, part in splits.items()}
+    empty = [split for split, tokens in counts.items() if tokens < least]
     if empty:
         raise TooFewTokens(
             f"the data leave nothing for {', '.join(empty)}; give more data, or raise the limits on tokens and samples"
@@ -363,9 +363,9 @@ def _require_readable(splits: dict[str, list[Batch]], model: PreTrainedModel, ar
     if architecture.family.image or architecture.family.towers:
         config = getattr(model.config, "vision_config", model.config)
         asked = (config.num_channels, *sides(config.image_size))
-        found = {tuple(given["pixel_values"].shape[1:]) for given in inputs}
-        if found != {asked}:
-            other = "×".join(map(str, next(iter(found - {asked}))))
+        shapes = {tuple(given["pixel_values"].shape[1:]) for given in inputs}
+        if shapes != {asked}:
+            other = "×".join(map(str, next(iter(shapes - {asked}))))
             raise DataUnreadable(
                 f"the image processor makes images of {other}, the model reads {'×'.join(map(str, asked))}; "
                 "use the processor that belongs to the model"

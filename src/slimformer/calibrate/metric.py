@@ -65,9 +65,9 @@ def fisher_metric(
             roots[name] = residence.keep(f"metric.{name}", metric_root(G / max(outputs or 0, 1)))
         progress("metric", 2 * n_blocks - visit.i, 2 * n_blocks)
     residence.forget("metric-")
-    found = {site.name: roots[site.name] for site in architecture} if roots else {}
-    residence.finish("metric", list(found))
-    return found
+    metric = {site.name: roots[site.name] for site in architecture} if roots else {}
+    residence.finish("metric", list(metric))
+    return metric
 
 
 def _pull_back_outputs(
@@ -117,23 +117,23 @@ def shared_metric(
 ) -> dict[str, Tensor]:
     """As `fisher_metric`; of several processes the first finds it, and all have the same."""
     here = world()
-    found = fisher_metric(model, batches, seed=seed, residence=residence, progress=progress) if here.leads else {}
-    return here.from_first(found, {site.name: (site.outer, site.outer) for site in describe(model)})
+    metric = fisher_metric(model, batches, seed=seed, residence=residence, progress=progress) if here.leads else {}
+    return here.from_first(metric, {site.name: (site.outer, site.outer) for site in describe(model)})
 
 
 def _parts(batches: Sequence[Batch]) -> list[Batch]:
     """A few sequences at a time, until there are tokens enough."""
     out: list[Batch] = []
-    found = 0
+    count = 0
     for batch in batches:
         rows = len(next(iter(batch.inputs.values())))
         for start in range(0, rows, ROWS):
-            if found >= TOKENS:
+            if count >= TOKENS:
                 return out
             here = slice(start, start + ROWS)
             inputs = {name: tensor[here] for name, tensor in batch.inputs.items()}
             out.append(Batch(inputs, None if batch.mask is None else batch.mask[here]))
-            found += out[-1].tokens
+            count += out[-1].tokens
     return out
 
 

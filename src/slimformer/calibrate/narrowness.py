@@ -122,8 +122,8 @@ def _moments(model: PreTrainedModel, batches: Sequence[Batch]) -> list[Moments]:
             model.base_model(**here.inputs)  # the head of a language model costs as much as its blocks
         layouts = [architecture.layout(block.sites[0]) for block in architecture.blocks]
         masks = [stack_rows(here, state, layout) for state, layout in zip(states, layouts, strict=True)]
-        found = [Moments.of(_unit_rows(*both).cpu().double()) for both in zip(states, masks, strict=True)]
-        sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
+        moments = [Moments.of(_unit_rows(*both).cpu().double()) for both in zip(states, masks, strict=True)]
+        sums = [a + b for a, b in zip(sums, moments, strict=True)] if sums else moments
     model.train(was_training)
     return sums
 

@@ -103,13 +103,13 @@ def require_of_model(
         _require_heads(response, here.one(HEADS))
 
 
-def _require_rows(name: str, found: Mapping[str, Moments], width: int, rows: Mapping[str, set[int]]) -> None:
+def _require_rows(name: str, moments: Mapping[str, Moments], width: int, rows: Mapping[str, set[int]]) -> None:
     for split, allowed in rows.items():
-        if split not in found or found[split].width != width:
+        if split not in moments or moments[split].width != width:
             raise ValueError(f"there are none of {name}, {split}, of width {width}")
-        if found[split].count not in allowed:
+        if moments[split].count not in allowed:
             raise ValueError(
-                f"those of {name}, {split}, are over {found[split].count} rows, and stats.json speaks of "
+                f"those of {name}, {split}, are over {moments[split].count} rows, and stats.json speaks of "
                 f"{min(allowed)} tokens"
             )
 

@@ -77,18 +77,18 @@ def written(model: PreTrainedModel, inputs: dict[str, Tensor], length: int, *, s
     mask = {name: here[name] for name in ("attention_mask",) if name in here}
     rows, ends = len(next(iter(inputs.values()))), _ends(model.config)
     token = torch.full((rows, 1), start_token(model.config), device=model.device)
-    found, alive, cache = [list[int]() for _ in range(rows)], [True] * rows, None
-    while any(alive) and max(map(len, found)) < length:
+    sequences, alive, cache = [list[int]() for _ in range(rows)], [True] * rows, None
+    while any(alive) and max(map(len, sequences)) < length:
         output = whole(
             encoder_outputs=encoded, decoder_input_ids=token, past_key_values=cache, use_cache=True, **mask
         )  # fmt: skip
         cache, token = output.past_key_values, draw(output.logits[:, -1].float().log_softmax(-1), generator)
         for i, new in enumerate(token[:, 0].tolist()):
             if alive[i]:
-                found[i].append(new)
+                sequences[i].append(new)
                 alive[i] = new not in ends
     model.train(was_training)
-    return found
+    return sequences
 
 
 def writes(model: PreTrainedModel) -> bool:
@@ -104,13 +104,13 @@ def _ends(config: Any) -> set[int]:
 def _pairs(
     documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, seq_len: int, tokens: int | None
 ) -> list[_Pair]:
-    left, found = float("inf") if tokens is None else tokens, list[_Pair]()
+    left, pairs = float("inf") if tokens is None else tokens, list[_Pair]()
     for pair in _encoded(list(documents), tokenizer, seq_len if tokens is None else min(seq_len, tokens)):
         left -= max(len(pair.source), len(pair.target or ()))
         if left < 0:
             break
-        found.append(pair)
-    return found
+        pairs.append(pair)
+    return pairs
 
 
 def _encoded(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, seq_len: int) -> Iterator[_Pair]:

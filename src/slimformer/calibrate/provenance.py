@@ -80,15 +80,15 @@ def _require_reading(found: Provenance) -> None:
 
 
 def _checked(folder: Path, data: Any) -> Provenance:
-    found = data.get("slimformer_stats") if isinstance(data, dict) else None
-    if found != FORMAT:
+    version = data.get("slimformer_stats") if isinstance(data, dict) else None
+    if version != FORMAT:
         raise PlanDoesNotFit(
-            f"{str(folder)!r} has statistics of format {found!r}, this version reads {FORMAT}; "
+            f"{str(folder)!r} has statistics of format {version!r}, this version reads {FORMAT}; "
             "make them with `slimformer calibrate`"
         )
     try:
-        found = checked(Provenance, data)
-        _require_reading(found)
-        return found
+        version = checked(Provenance, data)
+        _require_reading(version)
+        return version
     except ValueError as error:
         raise PlanDoesNotFit(f"{folder / 'stats.json'}: {error}; make it with `slimformer calibrate`") from None

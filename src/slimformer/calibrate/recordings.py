@@ -37,18 +37,18 @@ def recordings_meant(
     if source in (SELF, BUILTIN) and not folder.is_dir():
         each = config.max_source_positions if writes else positions_of(config, int(SECONDS[0] * rate))
         folder = own_sounds(min(MOST, -(-wanted // max(1, each))), rate=rate, seed=seed)
-    found = read_sounds(folder, samples=samples, seed=seed)
+    recordings = read_sounds(folder, samples=samples, seed=seed)
     if writes:
-        require_targets(found, model, processor)
-    return found
+        require_targets(recordings, model, processor)
+    return recordings
 
 
 def require_audible(inputs: Sequence[dict[str, Tensor]], config: Any) -> None:
     """Refuse features of another model's extractor, and what is no sound of one wave."""
     name = "input_values" if hasattr(config, "conv_stride") else "input_features"
     asked = () if name == "input_values" else (config.num_mel_bins, 2 * config.max_source_positions)
-    found = {tuple(given[name].shape[1 if asked else 2 :]) for given in inputs if name in given}
-    if found != {asked}:
+    shapes = {tuple(given[name].shape[1 if asked else 2 :]) for given in inputs if name in given}
+    if shapes != {asked}:
         raise DataUnreadable(
             f"the feature extractor does not make the {name} the model reads"
             f"{f' ({asked[0]} × {asked[1]})' if asked else ''}; use the one that belongs to the model"

@@ -63,8 +63,8 @@ def block_response(
     for n in range(len(q)):
         real = torch.arange(q.shape[2]) if stream.rows is None else stream.rows[n].nonzero().flatten().cpu()
         if len(real) > 1:
-            found = _of_sequence(q[n] * float(attention.scaling), k[n], v[n], real, W_o, causal)
-            total = found if total is None else total + found
+            answer = _of_sequence(q[n] * float(attention.scaling), k[n], v[n], real, W_o, causal)
+            total = answer if total is None else total + answer
     return total
 
 
@@ -79,8 +79,8 @@ def _of_sequence(q: Tensor, k: Tensor, v: Tensor, real: Tensor, W_o: Tensor, cau
     total: Response | None = None
     for some in chosen.tensor_split(min(WINDOWS, len(chosen))) if causal else (chosen,):
         seen = real[: int(some[-1]) + 1] if causal else real
-        found = _at(q[:, real[some]], k[:, seen], v[:, seen], some if causal else None, W_o)
-        total = found if total is None else total + found
+        answer = _at(q[:, real[some]], k[:, seen], v[:, seen], some if causal else None, W_o)
+        total = answer if total is None else total + answer
     assert total is not None  # there are at least two positions
     return total
 

@@ -27,19 +27,19 @@ def rewritten(documents: Iterable[Document], dense: Any, small: Any, stay: Itera
 
     Where pieces cross the edges of the token (BPE may merge anew) no pieces stand for it, and it is left out.
     """
-    known, found = set(stay), Rewritten()
+    known, result = set(stay), Rewritten()
     texts = (text for document in documents for text in (document.text, document.pair) if text)
     while part := list(islice(texts, AT_ONCE)):
         before, after = (
             each(part, add_special_tokens=False, return_offsets_mapping=True, verbose=False) for each in (dense, small)
         )
         for i in range(len(part)):
-            found.pieces.update(after["input_ids"][i])
+            result.pieces.update(after["input_ids"][i])
             pairs = _matched(before["offset_mapping"][i], after["offset_mapping"][i])
             for token, places in zip(before["input_ids"][i], pairs, strict=True):
                 if token not in known and places:
-                    found.words[token, tuple(after["input_ids"][i][j] for j in places)] += 1
-    return found
+                    result.words[token, tuple(after["input_ids"][i][j] for j in places)] += 1
+    return result
 
 
 def _matched(before: Offsets, after: Offsets) -> Iterator[range]:

@@ -47,8 +47,8 @@ class _Piece:
 def read_sounds(folder: str | Path, *, samples: int | None = None, seed: int = 0) -> list[Document]:
     """The recordings below a folder, at most `samples` of them, chosen by `seed`, with their transcripts as pairs;
     sub-folders name the classes."""
-    found = documents_below(folder, "recording", SOUNDS, samples=samples, seed=seed)
-    return [replace(each, pair=_transcript(Path(each.text))) for each in found]
+    recordings = documents_below(folder, "recording", SOUNDS, samples=samples, seed=seed)
+    return [replace(each, pair=_transcript(Path(each.text))) for each in recordings]
 
 
 def wave_batches(
@@ -99,13 +99,13 @@ def feature_batches(
 
 def extractor_of(processor: Any) -> Any:
     """What makes inputs of waves; refused where there is none."""
-    found = getattr(processor, "feature_extractor", processor)
-    if not hasattr(found, "sampling_rate"):
+    extractor = getattr(processor, "feature_extractor", processor)
+    if not hasattr(extractor, "sampling_rate"):
         raise DataUnreadable(
             "there is no feature extractor with the model, so it cannot read sounds; put its preprocessor_config.json "
             "beside config.json (from Python: give it as `processor`)"
         )
-    return found
+    return extractor
 
 
 def require_targets(documents: Sequence[Document], model: PreTrainedModel, processor: Any) -> None:
@@ -146,13 +146,13 @@ def _wave(path: Path, rate: int) -> Wave:
     """All channels of a recording as one."""
     library = soundfile()
     try:
-        wave, found = library.read(str(path), dtype="float32", always_2d=True)
+        wave, own_rate = library.read(str(path), dtype="float32", always_2d=True)
     except (RuntimeError, OSError) as error:  # what libsndfile raises is a RuntimeError
         what = "is corrupt or no sound; repair or remove it" if path.exists() else "is no longer there; read it again"
         raise DataUnreadable(f"recording {path} {what}") from error
-    if found != rate:
+    if own_rate != rate:
         raise DataUnreadable(
-            f"recording {path} has {found:,} samples a second, and the model reads {rate:,}; convert the recordings "
+            f"recording {path} has {own_rate:,} samples a second, and the model reads {rate:,}; convert the recordings "
             f"first, for one with `ffmpeg -i in.wav -ar {rate} out.wav`"
         )
     if not np.isfinite(wave).all():

@@ -70,9 +70,9 @@ class Statistics(Short):
         try:
             require_regular(path)
             tensors = load_file(path)
-            found = _unpack(i, {k: v for k, v in tensors.items() if splits is None or _split(k) in (None, *splits)})
-            require_sound(found)
-            return found
+            moments = _unpack(i, {k: v for k, v in tensors.items() if splits is None or _split(k) in (None, *splits)})
+            require_sound(moments)
+            return moments
         except (OSError, SafetensorError, LookupError, ValueError, TypeError, RuntimeError, StopIteration) as error:
             raise PlanDoesNotFit(
                 f"{path}: the moments cannot be read ({' '.join(str(error).split())}); run `slimformer calibrate` again"
@@ -83,9 +83,9 @@ class Statistics(Short):
         path = self.folder / "error_weights.json"
         require_unchanged(self.folder, path.name)
         try:
-            found = checked(dict[str, Weight], read_own_json(path))
-            self._require_recorded(found)
-            return found
+            weights = checked(dict[str, Weight], read_own_json(path))
+            self._require_recorded(weights)
+            return weights
         except (OSError, SafetensorError, LookupError, ValueError, RuntimeError) as error:
             raise PlanDoesNotFit(f"{path} cannot be read ({error}); run `slimformer calibrate` again") from error
 
@@ -183,10 +183,10 @@ def _pack(moments: BlockMoments) -> dict[str, Tensor]:
         out[f"joint/{split}/sum"] = m.sum[n:].cpu().contiguous()
         out[f"joint/{split}/cross"] = m.gram[:n, n:].cpu().contiguous()
         out[f"joint/{split}/gram"] = _upper(m.gram[n:, n:].cpu())
-    for split, found in moments.responses.items():
-        out[f"response/{split}/queries-counted"] = torch.tensor([found.count])
+    for split, response in moments.responses.items():
+        out[f"response/{split}/queries-counted"] = torch.tensor([response.count])
         for name in RESPONSE:
-            out[f"response/{split}/{name}"] = getattr(found, name).cpu().contiguous()
+            out[f"response/{split}/{name}"] = getattr(response, name).cpu().contiguous()
     return out
 
 
@@ -202,10 +202,10 @@ def _unpack(i: int, tensors: Mapping[str, Tensor]) -> BlockMoments:
         gram = _symmetric(tensors[f"{site}/{split}/gram"], len(total))
         sites.setdefault(site, {})[split] = Moments(_count(tensors[key]), total, gram)
     joint = _joint(tensors, _neurons(sites)) if any(key.startswith("joint/") for key in tensors) else {}
-    found = BlockMoments(i, sites, float(tensors["error_weight"]), _responses(tensors), _metric(tensors), joint)
-    if other := sorted(tensors.keys() ^ _names(found)):
+    moments = BlockMoments(i, sites, float(tensors["error_weight"]), _responses(tensors), _metric(tensors), joint)
+    if other := sorted(tensors.keys() ^ _names(moments)):
         raise ValueError(f"{other[0][:80]} is {'there' if other[0] in tensors else 'not there'}")
-    return found
+    return moments
 
 
 def _names(moments: BlockMoments) -> set[str]:
@@ -247,8 +247,8 @@ def _joint(tensors: Mapping[str, Tensor], neurons: SiteMoments) -> dict[str, Mom
 
 def _metric(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Roots, which are upper triangular."""
-    found = {key.split("/")[1]: upper for key, upper in tensors.items() if key.startswith("metric/")}
-    return {site: _triangle(upper, (math.isqrt(8 * len(upper) + 1) - 1) // 2) for site, upper in found.items()}
+    uppers = {key.split("/")[1]: upper for key, upper in tensors.items() if key.startswith("metric/")}
+    return {site: _triangle(upper, (math.isqrt(8 * len(upper) + 1) - 1) // 2) for site, upper in uppers.items()}
 
 
 def _responses(tensors: Mapping[str, Tensor]) -> dict[str, Response]:

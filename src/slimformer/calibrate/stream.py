@@ -34,12 +34,12 @@ def stream_documents(
         yield from read_data(str(source), columns=columns, label=label, split=split, limit=limit)
         return
     chosen, label = choose_columns(table, columns), choose_label(table, label)
-    found = islice(_documents(table, chosen, label), limit)
-    first = next(found, None)
+    documents = islice(_documents(table, chosen, label), limit)
+    first = next(documents, None)
     if first is None:
         raise DataEmpty(f"{path} holds no row with text in {' and '.join(chosen)}")
     yield first
-    yield from found
+    yield from documents
 
 
 def require_labels(documents: Iterator[Document], name: str) -> Iterator[Document]:

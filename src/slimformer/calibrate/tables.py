@@ -242,9 +242,9 @@ def _parquet_table(path: Path) -> Table:
 def _is_text(value: Any, column: str, table: Table) -> bool:
     if value is None or isinstance(value, str):
         return value is not None
-    found = ", ".join(table.text_columns) or "no text at all"
+    names = ", ".join(table.text_columns) or "no text at all"
     raise DataUnreadable(
-        f"column {column!r} of {table.name} holds {type(value).__name__}, not text; text is in: {found}"
+        f"column {column!r} of {table.name} holds {type(value).__name__}, not text; text is in: {names}"
     )
 
 

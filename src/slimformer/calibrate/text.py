@@ -53,8 +53,8 @@ def packed_batches(
         return []
     count = len(stream) // length
     ids, numbers = stream[: count * length].view(count, length, 2).unbind(-1)
-    found = token_batches(ids, batch_size=batch_size)
-    return [replace(batch, documents=part) for batch, part in zip(found, numbers.split(batch_size), strict=True)]
+    batches = token_batches(ids, batch_size=batch_size)
+    return [replace(batch, documents=part) for batch, part in zip(batches, numbers.split(batch_size), strict=True)]
 
 
 def padded_batches(
@@ -154,8 +154,8 @@ def _stream(documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, t
         texts = [d.text if d.pair is None else f"{d.text}\n{d.pair}" for _, d in part]
         texts = [text if tokens is None else text[: tokens * CHARACTERS_PER_TOKEN] for text in texts]
         # verbose=False: windows are cut here, so a document beyond the model's length is no reason to warn
-        found = tokenizer(texts, verbose=False, return_special_tokens_mask=True)
-        for (i, document), ids, added in zip(part, found["input_ids"], found["special_tokens_mask"], strict=True):
+        encoded = tokenizer(texts, verbose=False, return_special_tokens_mask=True)
+        for (i, document), ids, added in zip(part, encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
             number = i if document.number is None else document.number
             yield from ((token, SEPARATOR if extra else number) for token, extra in zip(ids, added, strict=True))
             yield from ((token, SEPARATOR) for token in apart)

@@ -41,8 +41,8 @@ def adapt(
     from slimformer.verbs.solve import adapt as adapt_head
 
     with showing_progress(hidden=shown.hidden) as progress:
-        found = adapt_head(
+        adapted = adapt_head(
             model, name, source_data=source_data or None, out=out_folder, method=method, force=force,
             progress=progress, **reading.arguments(), **vars(opening.resolve()),
         )  # fmt: skip
-    emit(found.report, shown, lambda: show_adapted(found.report, out_folder, out))
+    emit(adapted.report, shown, lambda: show_adapted(adapted.report, out_folder, out))

@@ -44,16 +44,16 @@ def attention(
     from slimformer.verbs.look import attention as count_keys
 
     with showing_progress(hidden=shown.hidden) as progress:
-        found = count_keys(
+        counts = count_keys(
             model, name, share=share, lengths=asked, sequences=sequences, columns=opt.column_names(columns), seed=seed,
             progress=progress, **vars(opening.resolve()),
         )  # fmt: skip
 
     def tables() -> None:
-        for each in found["lengths"]:
+        for each in counts["lengths"]:
             show_rows(each, out, data=source_names(name), sequences=sequences)
 
-    emit(found, shown, tables)
+    emit(counts, shown, tables)
 
 
 def lengths_of(text: str, names: list[str]) -> list[int]:

@@ -113,17 +113,17 @@ def _on_data(
             folder, against, first, eval_data=[str(name) for name in others], timing=timing, progress=progress,
             **reading.arguments(), **vars(opening.resolve()),
         )  # fmt: skip
-    found = report.to_dict()
+    fields = report.to_dict()
     if record:
-        record_in(folder, lambda known: _measured(known, found))
-    recorded("eval", found)
-    emit(found, shown, lambda: show(report, out))
+        record_in(folder, lambda known: _measured(known, fields))
+    recorded("eval", fields)
+    emit(fields, shown, lambda: show(report, out))
 
 
-def _measured(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _measured(known: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """The report of a folder with what was measured now, as if it had been measured when the model was made."""
-    notes = [note for note in found["warnings"] if note not in known["warnings"]]
-    return {**known, **{name: found[name] for name in MEASURED}, "warnings": [*known["warnings"], *notes]}
+    notes = [note for note in fields["warnings"] if note not in known["warnings"]]
+    return {**known, **{name: fields[name] for name in MEASURED}, "warnings": [*known["warnings"], *notes]}
 
 
 def _on_task(

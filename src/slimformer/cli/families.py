@@ -40,13 +40,13 @@ def families_ls(seed: opt.NoSeed = 0, shown: opt.Shown = opt.SHOWN) -> None:
     """List the families that come with the package, with the types of models each describes."""
     from slimformer.models.families import FAMILIES
 
-    found = {family.name: family for family in FAMILIES.values()}
+    families_by_name = {family.name: family for family in FAMILIES.values()}
 
     def tables() -> None:
-        for name, family in sorted(found.items()):
+        for name, family in sorted(families_by_name.items()):
             typer.echo(f"{name:12} {', '.join(family.model_types)}: {family.summary}")
 
-    emit({name: _facts(family) for name, family in sorted(found.items())}, shown, tables)
+    emit({name: _facts(family) for name, family in sorted(families_by_name.items())}, shown, tables)
 
 
 @families.command("show", epilog="Example: slimformer families show llama > mine.yaml")
@@ -124,18 +124,18 @@ def families_discover(
     from slimformer.models.load import load_model
 
     loaded = load_model(model, opening.resolve(), supported=False)
-    found = discover(loaded.model)
-    refused = "".join(f"# not offered: {reason}\n" for reason in found.refused)
+    discovery = discover(loaded.model)
+    refused = "".join(f"# not offered: {reason}\n" for reason in discovery.refused)
     with writing_file(out, force=force, kind=FAMILY) as file:
-        file.write_text(family_yaml(found.family) + refused, encoding="utf-8")
+        file.write_text(family_yaml(discovery.family) + refused, encoding="utf-8")
     facts = {
-        "family": found.family.to_json(), "proofs": [proof.to_json() for proof in found.proofs],
-        "refused": list(found.refused), "out": str(out),
+        "family": discovery.family.to_json(), "proofs": [proof.to_json() for proof in discovery.proofs],
+        "refused": list(discovery.refused), "out": str(out),
     }  # fmt: skip
 
     def tables() -> None:
-        typer.echo(discovery_note(loaded.model.config.model_type, found))
-        for proof in found.proofs:
+        typer.echo(discovery_note(loaded.model.config.model_type, discovery))
+        for proof in discovery.proofs:
             typer.echo(_line(proof))
         typer.echo(f"written to {out}; use it with --family {out}")
 

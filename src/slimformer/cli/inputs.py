@@ -84,12 +84,12 @@ def minutes(text: str | None) -> float | None:
         return None
     number = text.strip().rstrip("smh")
     try:
-        found = float(number) * {"": 1.0, "s": 1 / 60, "m": 1.0, "h": 60.0}[text.strip()[len(number) :]]
+        amount = float(number) * {"": 1.0, "s": 1 / 60, "m": 1.0, "h": 60.0}[text.strip()[len(number) :]]
     except (ValueError, KeyError):
-        found = 0.0
-    if not 0 < found < 1e6:
+        amount = 0.0
+    if not 0 < amount < 1e6:
         raise SlimformerError(f"--heal {text!r} is no time; give e.g. 10m, 90s or 2h")
-    return found
+    return amount
 
 
 def settings_in(texts: list[str]) -> dict[str, Any]:

@@ -16,14 +16,14 @@ def lab_ls(seed: opt.NoSeed = 0, shown: opt.Shown = opt.SHOWN) -> None:
     from slimformer.lab.experiments import names
     from slimformer.lab.settings import load_experiment
 
-    found = {name: load_experiment(name) for name in names()}
+    experiments = {name: load_experiment(name) for name in names()}
     facts = {
         name: {"summary": each.summary, "data": {key: value.path for key, value in each.datasets.items()}}
-        for name, each in found.items()
+        for name, each in experiments.items()
     }
 
     def tables() -> None:
-        for name, each in found.items():
+        for name, each in experiments.items():
             typer.echo(f"{name}  (data: {', '.join(each.datasets)})\n    {each.summary.split('. ')[0].rstrip('.')}.")
 
     emit(facts, shown, tables)

@@ -48,19 +48,19 @@ def lab_speed(
     try:
         with showing_progress(hidden=shown.hidden) as progress:
             mode: Any = "training" if training else "forward"
-            found = table(sizes, rows, heads, width, mode, room * 2**20, progress)
+            rows_of_table = table(sizes, rows, heads, width, mode, room * 2**20, progress)
     finally:
         torch.set_num_threads(before)
 
     def tables() -> None:
-        out.print(shown_table(found))
-        if any("largest" in row for row in found):
+        out.print(shown_table(rows_of_table))
+        if any("largest" in row for row in rows_of_table):
             out.print(f"batch: the largest seen to train in {room} MB beyond weights and inputs")
         if not can_tell_memory():
             out.print("memory is not told: this system has no high-water mark that can be reset")
 
     facts = {"heads": heads, "width": width, "mode": mode, "room_mb": room, "threads": threads}
-    emit({**facts, "rows": found}, shown, tables)
+    emit({**facts, "rows": rows_of_table}, shown, tables)
 
 
 def numbers(text: str, flag: str) -> list[int]:

@@ -60,12 +60,12 @@ def match(
     from slimformer.verbs.solve import match as match_models
 
     with showing_progress(hidden=shown.hidden) as progress:
-        found = match_models(
+        matched = match_models(
             source, target, data or None, out=out_folder, methods=methods, source_pool=source_pool or None,
             target_pool=target_pool or None, samples=samples, seq_len=seq_len, seed=seed, force=force,
             progress=progress, **vars(opening.resolve()),
         )  # fmt: skip
-    emit(found.report, shown, lambda: show_match(found.report, out_folder, out))
+    emit(matched.report, shown, lambda: show_match(matched.report, out_folder, out))
 
 
 def _require_inputs(source: str, target: str, data: str, opening: opt.OpeningAsked) -> None:

@@ -76,13 +76,13 @@ def probe(
     from slimformer.verbs.solve import probe as solve_head
 
     with showing_progress(hidden=shown.hidden) as progress:
-        found = solve_head(
+        solved = solve_head(
             model, data, eval_data=eval_data or None, out=out_folder, kind=kind, pool=pools, layer=_layers(layer),
             target=target, columns=opt.column_names(columns), label=label or None, shrinkage=_number(shrinkage),
             balanced=balanced, compare=compare, samples=samples, seq_len=seq_len, seed=seed, force=force,
             progress=progress, **vars(opening.resolve()),
         )  # fmt: skip
-    emit(found.report, shown, lambda: show_probe(found.report, out_folder, out))
+    emit(solved.report, shown, lambda: show_probe(solved.report, out_folder, out))
 
 
 def _pools(text: str) -> tuple[str, ...]:

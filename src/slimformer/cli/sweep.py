@@ -43,16 +43,16 @@ def sweep(
     from slimformer.verbs.sweep import sweep as make_and_measure
 
     with showing_progress(hidden=shown.hidden) as progress:
-        found = make_and_measure(
+        points = make_and_measure(
             stats, fractions, data=inputs.joined(data) if data else None, model=model or None, recipe=recipe,
             format=format, columns=opt.column_names(columns), tokens=tokens, samples=samples, progress=progress,
             **vars(opening.resolve()),
         )  # fmt: skip
-    show_notes(found.notes, hidden=shown.hidden)
+    show_notes(points.notes, hidden=shown.hidden)
 
     def tables() -> None:
-        out.print(Text(measured_line(found.data, found.points[0]["metrics"] if found.points else [])))
-        out.print(front_table(found.points))
+        out.print(Text(measured_line(points.data, points.points[0]["metrics"] if points.points else [])))
+        out.print(front_table(points.points))
         out.print(Text("below a value: the 95 % interval of its difference to the dense model", style="dim"))
 
-    emit(found.to_dict(), shown, tables)
+    emit(points.to_dict(), shown, tables)

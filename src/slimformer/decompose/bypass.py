@@ -101,12 +101,12 @@ def bypass_curves(joint: Joint, order: Sequence[int], *, ridge: float) -> dict[i
 
     Sizes are those the tokens can serve.
     """
-    found = {k: errors for k, *errors in errors_at_every_rank(joint, order, widths(joint.n), ridge=ridge)}
+    errors_by_size = {k: errors for k, *errors in errors_at_every_rank(joint, order, widths(joint.n), ridge=ridge)}
     out = {}
     for r in linear_ranks(joint.D):
         legal = widths(joint.n) if r in ranks(joint.D) else (0,)
         sizes = tuple(k for k in legal if k + r <= joint.fit.count)
-        fit, held = (tuple(float(found[k][i][min(r, len(joint.W))]) for k in sizes) for i in (0, 1))
+        fit, held = (tuple(float(errors_by_size[k][i][min(r, len(joint.W))]) for k in sizes) for i in (0, 1))
         out[r] = Curve("bypass", tuple(int(u) for u in order), sizes, sizes, fit, held, (0.0,) * len(sizes))
     return out
 

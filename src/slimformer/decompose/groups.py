@@ -38,13 +38,13 @@ def group_sizes(units: int, group: int, queries: int) -> tuple[tuple[int, ...], 
 
 def group_curves(width: Width, first: Curve, *, ridge: float) -> dict[int, Curve]:
     """By queries q that every key/value head keeps: the error left when whole heads go. `first` is the first chain."""
-    found = {}
+    curves = {}
     for q in queries_each(width.units, width.group):
         order = _order(width, sorted(first.order[: q * (width.units // width.group)]), q, ridge=min(ridge, RIDGE))
         rest = [unit for unit in first.order if unit not in order]
         sizes = group_sizes(width.units, width.group, q)
-        found[q] = curve_along(width, first.method, [*order, *rest], sizes, ridge=ridge)
-    return found
+        curves[q] = curve_along(width, first.method, [*order, *rest], sizes, ridge=ridge)
+    return curves
 
 
 def _order(width: Width, units: Sequence[int], queries: int, *, ridge: float) -> list[int]:

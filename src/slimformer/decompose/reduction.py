@@ -182,8 +182,8 @@ def curve(
     tail: Sequence[float] = (),
 ) -> Curve:
     """The error left at every legal size when units are kept in `order`."""
-    found = curve_along(width, method, order, legal_sizes(width.units, width.group), ridge=ridge)
-    return replace(found, pivots=tuple(pivots), tail=tuple(tail))
+    whole = curve_along(width, method, order, legal_sizes(width.units, width.group), ridge=ridge)
+    return replace(whole, pivots=tuple(pivots), tail=tuple(tail))
 
 
 def curve_along(

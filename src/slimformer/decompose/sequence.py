@@ -59,13 +59,13 @@ def clusters(
     else:
         centres, mass = pooled(K, start, k, weight)
         alive = mass > 0
-    found = start if start is not None else torch.zeros_like(rank)
+    groups = start if start is not None else torch.zeros_like(rank)
     for sweep in range(sweeps):
         if sweep:
-            means, mass = pooled(K, found, k, weight)
+            means, mass = pooled(K, groups, k, weight)
             centres = torch.where((mass > 0)[..., None], means, centres)
-        found = _nearest(K, centres, alive)
-    return torch.where(count <= k, rank, found) * real
+        groups = _nearest(K, centres, alive)
+    return torch.where(count <= k, rank, groups) * real
 
 
 def pooled(

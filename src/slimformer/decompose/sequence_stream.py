@@ -200,10 +200,10 @@ def condensed(groups: Groups, C: Float[Tensor, "b h d d"], how: Grouping, *, sca
     left = how.k - sinks
     if how.kind == "mean":
         b, h, n = weight.shape
-        found = segments((weight > 0).reshape(b * h, n), left).reshape(b, h, n)
+        group_of = segments((weight > 0).reshape(b * h, n), left).reshape(b, h, n)
     else:
-        found = clusters(in_metric(groups.K, C, scale) if how.metric else groups.K, weight, left, how.sweeps)
-    return groups.merged(torch.where(first, rank, found + sinks), how.k)
+        group_of = clusters(in_metric(groups.K, C, scale) if how.metric else groups.K, weight, left, how.sweeps)
+    return groups.merged(torch.where(first, rank, group_of + sinks), how.k)
 
 
 def in_metric(K: Float[Tensor, "b h n d"], C: Float[Tensor, "b h d d"], scale: float) -> Float[Tensor, "b h n d"]:

@@ -96,8 +96,8 @@ def measure(report: Report, loaded: Loaded, small: Loaded, data: Data, *, timing
     """The report with metrics on the report split, which was neither fitted nor used to choose, latency and samples."""
     batches = data.splits["report"]
     progress("evaluate", 0, 3)
-    found = compare_pair(loaded, small, batches, data.texts.get("report", []), data.seq_len)
-    metrics = [metric.to_json() for metric in found]
+    fidelity = compare_pair(loaded, small, batches, data.texts.get("report", []), data.seq_len)
+    metrics = [metric.to_json() for metric in fidelity]
     progress("evaluate", 1, 3)
     measured = latency(loaded, small, data) if timing else None
     progress("evaluate", 2, 3)

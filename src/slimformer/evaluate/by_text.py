@@ -98,10 +98,10 @@ def _rows(loaded: Loaded, passages: Sequence[Document], seq_len: int, read: Call
     """What a model says of every passage, in their order, in double precision."""
     apart = [replace(each, number=i) for i, each in enumerate(passages)]
     lone = loaded.model.config.pad_token_id is None
-    found = padded_batches(apart, loaded.processor, seq_len=seq_len, batch_size=1 if lone else AT_ONCE)
+    batches = padded_batches(apart, loaded.processor, seq_len=seq_len, batch_size=1 if lone else AT_ONCE)
     rows: list[Tensor] = [torch.empty(0)] * len(passages)
     with evaluating(loaded.model):
-        for batch in found:
+        for batch in batches:
             for part in pieces(loaded.model, batch):
                 assert part.documents is not None
                 for number, row in zip(part.documents.tolist(), read(loaded.model, part).cpu().double(), strict=True):

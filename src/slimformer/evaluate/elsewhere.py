@@ -37,8 +37,8 @@ def other_text(dense: Loaded, small: Loaded, data: Data) -> list[dict[str, Any]]
     """The metrics of a report on text of sources that were neither fitted nor chosen on."""
     rows = []
     for name, batches in data.other.items():
-        found = compare_pair(dense, small, batches, data.other_texts.get(name, []), data.seq_len)
-        metrics = [metric.to_json() for metric in found]
+        fidelity = compare_pair(dense, small, batches, data.other_texts.get(name, []), data.seq_len)
+        metrics = [metric.to_json() for metric in fidelity]
         tokens = sum(batch.tokens for batch in batches)
         rows.append({"name": f"{BUILTIN}: {name}", "unfitted": True, "tokens": tokens, "metrics": metrics})
     return rows

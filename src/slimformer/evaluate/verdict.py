@@ -95,15 +95,15 @@ def _colour(report: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]])
     if losses is None:
         exact = report.get("lossless")
         return ("green", "no output changes") if exact else ("grey", "nothing was measured")
-    name, found = losses
+    name, value = losses
     limits = THRESHOLDS[name]
     worst, said = 0, []
-    for where, loss in found.items():
+    for where, loss in value.items():
         green, amber = limits[where]
         worst = max(worst, (loss > green) + (loss > amber))
         said.append(f"{loss:.3f} {where}")
-    allowed = [" and ".join(f"{limits[where][n]:g} {where}" for where in found) for n in (0, 1)]
-    unknown = "" if "elsewhere" in found else "; elsewhere was not measured"
+    allowed = [" and ".join(f"{limits[where][n]:g} {where}" for where in value) for n in (0, 1)]
+    unknown = "" if "elsewhere" in value else "; elsewhere was not measured"
     return COLOURS[worst], f"{name} {', '.join(said)}; green to {allowed[0]}, amber to {allowed[1]}{unknown}"
 
 

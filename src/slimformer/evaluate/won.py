@@ -34,9 +34,9 @@ def document_losses(dense: PreTrainedModel, small: PreTrainedModel, batches: Seq
     document. Cost: one forward pass of both over some thousand tokens."""
     part = first_tokens(batches, KL_TOKENS)
     if is_bare(dense):
-        found = state_similarity(dense, small, part)
-        apart = tuple(1 - each for each in found.pooled_per_document)
-        return Losses("1 − cosine of pooled states", apart, found.rows_per_document)
+        similarity = state_similarity(dense, small, part)
+        apart = tuple(1 - each for each in similarity.pooled_per_document)
+        return Losses("1 − cosine of pooled states", apart, similarity.rows_per_document)
     if regresses(dense):
         moved, size = output_change(dense, small, part)
         return Losses("relative squared change", tuple(m / n for m, n in zip(moved, size, strict=True)), tuple(size))
@@ -48,13 +48,13 @@ def losses_by_text(
     dense: PreTrainedModel, small: PreTrainedModel, home: Sequence[Batch], others: Mapping[str, Sequence[Batch]]
 ) -> dict[str, Losses]:
     """At home, and elsewhere: there every source counts once, however long it is."""
-    found = {"home": document_losses(dense, small, home)}
+    losses = {"home": document_losses(dense, small, home)}
     there = [document_losses(dense, small, batches) for batches in others.values()]
     if there:
         values = tuple(value for each in there for value in each.values)
         weights = tuple(weight / sum(each.weights) for each in there for weight in each.weights)
-        found["elsewhere"] = Losses(there[0].metric, values, weights)
-    return found
+        losses["elsewhere"] = Losses(there[0].metric, values, weights)
+    return losses
 
 
 def won(before: Mapping[str, Losses], after: Mapping[str, Losses]) -> dict[str, Any]:

@@ -148,10 +148,10 @@ def unpermuted(array: np.ndarray, heads: int | None) -> Tensor:
 
 def heads_of(key: str, sizes: BlockSizes) -> int | None:
     """How many heads a weight holds, where its rows change places."""
-    if not sizes.permuted or (found := IN_BLOCK.search(key)) is None:
+    if not sizes.permuted or (match := IN_BLOCK.search(key)) is None:
         return None
     counts = {"q_proj": sizes.heads, "k_proj": sizes.kv_heads}
-    return counts[found[2]][int(found[1])] or None
+    return counts[match[2]][int(match[1])] or None
 
 
 def _number(array: np.ndarray, quant: str) -> str:

@@ -47,8 +47,8 @@ def run_llama_cpp(
         lines = [line for line in child.stderr.splitlines() if line.strip()]
         wrong = [line for line in lines if "error" in line.lower() or "assert" in line.lower()]
         raise RuntimeError((wrong or lines or ["it said nothing"])[-1][:200])
-    found: list[dict[str, Any]] = json.loads(answer.removeprefix(ANSWERS))
-    return found
+    answers: list[dict[str, Any]] = json.loads(answer.removeprefix(ANSWERS))
+    return answers
 
 
 def _main() -> None:

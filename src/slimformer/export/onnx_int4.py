@@ -31,8 +31,8 @@ def tables_of(graph: Any) -> dict[str, Weight]:
 
     weights = {tensor.name: tensor for tensor in graph.initializer}
     looked_up = [node for node in graph.node if node.op_type == "Gather" and node.input[0] in weights]
-    found = {node.name: numpy_helper.to_array(weights[node.input[0]]) for node in looked_up}
-    return {name: W for name, W in found.items() if _fits(W) and len(W) >= FEW_ROWS}
+    tables = {node.name: numpy_helper.to_array(weights[node.input[0]]) for node in looked_up}
+    return {name: W for name, W in tables.items() if _fits(W) and len(W) >= FEW_ROWS}
 
 
 def matrices_of(graph: Any) -> dict[str, Weight]:
@@ -40,8 +40,8 @@ def matrices_of(graph: Any) -> dict[str, Weight]:
     from onnx import numpy_helper
 
     read = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
-    found = {tensor.name: numpy_helper.to_array(tensor).T for tensor in graph.initializer if tensor.name in read}
-    return {name: W for name, W in found.items() if _fits(W)}
+    matrices = {tensor.name: numpy_helper.to_array(tensor).T for tensor in graph.initializer if tensor.name in read}
+    return {name: W for name, W in matrices.items() if _fits(W)}
 
 
 def to_four_bits(path: Path, tables: dict[str, Weight], matrices: dict[str, Weight], beside: str | None = None) -> None:

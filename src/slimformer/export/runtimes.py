@@ -60,8 +60,8 @@ def bench_in(
             inputs = _inputs(pair["small"], batch, length, rounds.seed)
             turns = {name: partial(call, inputs) for name, call in calls.items()}
             items = 1 if family.image else length
-            found = compare_latency(turns, rounds, device=torch.device("cpu"))
-            measured.append(measurement("forward", (batch, items, 1), found, (0, 0)))
+            times = compare_latency(turns, rounds, device=torch.device("cpu"))
+            measured.append(measurement("forward", (batch, items, 1), times, (0, 0)))
         progress("bench", len(workload.batch_sizes), len(workload.batch_sizes))
     return Bench(
         dense=pair["dense"].name, small=pair["small"].name, device="cpu", threads=threads or torch.get_num_threads(),
@@ -88,6 +88,6 @@ def _opened(runtime: str, loaded: Loaded, folder: Path, threads: int | None) -> 
 def _inputs(loaded: Loaded, batch: int, length: int, seed: int) -> dict[str, Tensor]:
     """As for torch, with what a graph asks for besides."""
     model = loaded.model
-    found = {name: tensor.cpu() for name, tensor in random_inputs(model, batch, length, seed).items()}
-    first = next(iter(found.values()))
-    return {name: found.get(name, torch.zeros_like(first)) for name in input_names(model)}
+    arrays = {name: tensor.cpu() for name, tensor in random_inputs(model, batch, length, seed).items()}
+    first = next(iter(arrays.values()))
+    return {name: arrays.get(name, torch.zeros_like(first)) for name in input_names(model)}

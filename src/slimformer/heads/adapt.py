@@ -191,7 +191,7 @@ def before_and_after(
 
 def worse_elsewhere(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A note where text that is not the domain's has lost, beyond doubt."""
-    lost = {name: found["nats"] for name, found in measured.items() if name != "domain" and found.get("low", 0) > 0}
+    lost = {name: loss["nats"] for name, loss in measured.items() if name != "domain" and loss.get("low", 0) > 0}
     if not lost:
         return []
     worst = max(lost, key=lambda name: lost[name])

@@ -217,7 +217,7 @@ class _Listed(TrainerCallback):
 def last_checkpoint(folder: Path) -> str | None:
     """The newest checkpoint that is whole, and whose best one is: a kill may come while one is written or removed, and
     a disk may spoil it."""
-    best = {path: found for path in folder.glob("checkpoint-*") if (found := _best_of(path)) is not None}
+    best = {path: loss for path in folder.glob("checkpoint-*") if (loss := _best_of(path)) is not None}
     usable = [path for path, name in best.items() if name in {each.name for each in best}]
     return str(max(usable, key=lambda path: int(path.name.rpartition("-")[2]))) if usable else None
 
@@ -310,22 +310,22 @@ def _found_rate(
     """Down the ladder while that is better, else up: the rate with the lowest loss after a short trial."""
     before, rates = snapshot(trained), RATES[teaching.settings.train]
     trial = int(TRIAL * steps)
-    found: dict[int, float] = {}
+    losses_by_rate: dict[int, float] = {}
 
     def loss(rung: int) -> float:
-        if rung not in found:
+        if rung not in losses_by_rate:
             put_back(trained, before)
             _trainer(model, teaching, GlobalPlan(trial, rates[rung], 0), work.trainer).train()
             losses = teaching.held_out.losses(teaching.teacher, model)  # type: ignore[arg-type]
-            found[rung] = mean_share(losses, teaching.start)
-        return found[rung]
+            losses_by_rate[rung] = mean_share(losses, teaching.start)
+        return losses_by_rate[rung]
 
     way = 1 if loss(START + 1) < loss(START) else -1
     at = START + max(0, way)
     while 0 <= at + way < len(rates) and loss(at + way) < loss(at):
         at += way
     put_back(trained, before)
-    log.info(f"heal: learning rate {rates[at]:g}, after trials of {trial} steps with {len(found)} rates")
+    log.info(f"heal: learning rate {rates[at]:g}, after trials of {trial} steps with {len(losses_by_rate)} rates")
     return rates[at]
 
 

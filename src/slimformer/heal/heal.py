@@ -106,9 +106,9 @@ def _local(
     n_blocks = describe(student.small).n_blocks
     progress("heal blocks", 0, n_blocks)
 
-    def say(i: int, found: HealedBlock) -> None:
+    def say(i: int, healed: HealedBlock) -> None:
         progress("heal blocks", i + 1, n_blocks)
-        log.info(f"heal: block {i + 1} of {n_blocks}, error of its stream {found.before:.4g} → {found.after:.4g}")
+        log.info(f"heal: block {i + 1} of {n_blocks}, error of its stream {healed.before:.4g} → {healed.after:.4g}")
 
     return heal_blocks(walk, {"fit": text.fit, "select": text.select}, plan, work, say)
 

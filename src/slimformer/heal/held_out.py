@@ -32,14 +32,14 @@ class HeldOut:
     @torch.no_grad()
     def losses(self, teacher: PreTrainedModel, student: PreTrainedModel) -> dict[str, float]:
         """The mean loss on every part. Cost: one forward pass of both."""
-        found = {}
+        by_text = {}
         was_training = student.training
         student.eval()
         for name, batches in self.parts.items():
             pairs = [batch_loss(teacher, student, batch) for batch in batches]
-            found[name] = sum(loss * n for loss, n in pairs) / max(1, sum(n for _, n in pairs))
+            by_text[name] = sum(loss * n for loss, n in pairs) / max(1, sum(n for _, n in pairs))
         student.train(was_training)
-        return found
+        return by_text
 
 
 def batch_loss(teacher: PreTrainedModel, student: PreTrainedModel, batch: Batch) -> tuple[float, int]:
@@ -52,8 +52,8 @@ def batch_loss(teacher: PreTrainedModel, student: PreTrainedModel, batch: Batch)
 def mean_share(now: Mapping[str, float], start: Mapping[str, float]) -> float:
     """The mean over texts of losses relative to those at the start."""
     shares = [now[name] / start[name] for name in start if start[name] > 0]
-    found = sum(shares) / len(shares) if shares else 1.0
-    return found if math.isfinite(found) else math.inf
+    mean = sum(shares) / len(shares) if shares else 1.0
+    return mean if math.isfinite(mean) else math.inf
 
 
 def score(now: Mapping[str, float], start: Mapping[str, float]) -> float:

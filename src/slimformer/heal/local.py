@@ -73,7 +73,7 @@ class Walk:
     def streams(self, batches: Mapping[str, Sequence[Batch]]) -> list[Pair]:
         """Both models at their first block. Each says itself how its blocks are called: angles follow from sizes."""
         models = ((self.dense, "dense", self.residence), (self.small, "small", self.residence.of_copy))
-        found = [
+        states = [
             [
                 stream.fork(name)
                 for split, part in batches.items()
@@ -81,7 +81,7 @@ class Walk:
             ]
             for model, name, home in models
         ]
-        return [Pair(teacher, student) for teacher, student in zip(*found, strict=True)]
+        return [Pair(teacher, student) for teacher, student in zip(*states, strict=True)]
 
     def parameters(self, i: int) -> dict[str, nn.Parameter]:
         """What learns in block i."""
@@ -122,18 +122,18 @@ def heal_blocks(
         if known is None:
             for pair in pairs:
                 visit.enter(pair.student)
-            plan, found = _learn_at_some_rate(walk, visit, pairs, plan)
-            note = {"block": asdict(found), "rate": plan.rate}
+            plan, trained = _learn_at_some_rate(walk, visit, pairs, plan)
+            note = {"block": asdict(trained), "rate": plan.rate}
             work.keep(f"block-{visit.i:03d}", note, snapshot(parameters))
         else:
             note, values = known
-            found, plan = HealedBlock(**note["block"]), LocalPlan(plan.batches, plan.epochs, note["rate"])
+            trained, plan = HealedBlock(**note["block"]), LocalPlan(plan.batches, plan.epochs, note["rate"])
             put_back(parameters, values)
         visit.residence.settle(visit.i)
         for pair in pairs:
             visit.advance(pair.student)
-        done.append(found)
-        progress(visit.i, found)
+        done.append(trained)
+        progress(visit.i, trained)
     return plan, done
 
 
@@ -200,10 +200,10 @@ def _learn_at_some_rate(
             put_back(parameters, before)
         rates = sorted(rates, key=lambda rate: tried[rate])[:1]
     for rate in rates:
-        found = _learn(walk, visit, pairs, LocalPlan(plan.batches, plan.epochs, rate))
-        if found.after < found.before:
-            return LocalPlan(plan.batches, plan.epochs, plan.rate or rate), found
-    return plan, found
+        trained = _learn(walk, visit, pairs, LocalPlan(plan.batches, plan.epochs, rate))
+        if trained.after < trained.before:
+            return LocalPlan(plan.batches, plan.epochs, plan.rate or rate), trained
+    return plan, trained
 
 
 def _learn(walk: Walk, visit: Visit, pairs: Sequence[Pair], plan: LocalPlan) -> HealedBlock:

@@ -93,18 +93,18 @@ def keep_part(
     Cost: at most four measures. Reference: Wortsman et al., "Robust fine-tuning of zero-shot models" (2022).
     """
     after = snapshot(parameters)
-    found: dict[float, float] = {}
+    losses: dict[float, float] = {}
     for part in PARTS:
         _go(parameters, before, after, part)
-        found[part] = measure()
-        if found[part] > min(found.values()):
+        losses[part] = measure()
+        if losses[part] > min(losses.values()):
             break
-    best = min(found, key=lambda part: found[part])
-    if not found[best] < unmoved:
+    best = min(losses, key=lambda part: losses[part])
+    if not losses[best] < unmoved:
         put_back(parameters, before)
         return 0.0, unmoved
     _go(parameters, before, after, best)
-    return best, found[best]
+    return best, losses[best]
 
 
 @torch.no_grad()

@@ -52,16 +52,16 @@ def discover(model: PreTrainedModel, *, fresh: bool = True) -> Discovery:
     stacks = []
     for blocks in lists:
         proposals = _proposals(blocks)
-        found = [each for each in proposals if each.part is not None]
+        accepted = [each for each in proposals if each.part is not None]
         refused += [f"{each.reader}: {each.reason}" for each in proposals if each.part is None]
-        if found:
-            stacks.append((blocks, found))
+        if accepted:
+            stacks.append((blocks, accepted))
     if not stacks:
         raise UnknownArchitecture(_nothing(kind, refused))
     causal = _is_causal(model, inputs)
     layouts = tuple(_layout(*each, len(stacks) > 1, model, causal) for each in stacks)
     family = Family(kind, (kind,), layouts, "discovered")
-    family = _proved(model, family, [found for _, found in stacks])
+    family = _proved(model, family, [accepted for _, accepted in stacks])
     reasons = [f"{part.name}: {part.fixed}" for stack in family.stacks for part in stack.parts if part.fixed]
     if all(part.fixed for stack in family.stacks for part in stack.parts):
         raise UnknownArchitecture(_nothing(kind, [*refused, *reasons]))
@@ -88,10 +88,12 @@ def _proposals(blocks: Blocks) -> list[Proposal]:
     return first
 
 
-def _layout(blocks: Blocks, found: list[Proposal], several: bool, model: PreTrainedModel, causal: bool) -> StackLayout:
-    kinds = [type(each.part) for each in found]
+def _layout(
+    blocks: Blocks, proposals: list[Proposal], several: bool, model: PreTrainedModel, causal: bool
+) -> StackLayout:
+    kinds = [type(each.part) for each in proposals]
     parts = []
-    for n, each in enumerate(found):
+    for n, each in enumerate(proposals):
         part, kind = each.part, type(each.part)
         assert part is not None
         name = part.name if kinds.count(kind) == 1 else f"{part.name}{1 + kinds[:n].count(kind)}"
@@ -143,9 +145,9 @@ def _with(model: PreTrainedModel, family: Family) -> PreTrainedModel:
     return other
 
 
-def _proved(model: PreTrainedModel, family: Family, found: list[list[Proposal]]) -> Family:
+def _proved(model: PreTrainedModel, family: Family, parts: list[list[Proposal]]) -> Family:
     """The family with every part as it could be proved, or fixed with the reason."""
-    for s, proposals in enumerate(found):
+    for s, proposals in enumerate(parts):
         for p, proposal in enumerate(proposals):
             family = _with_part(family, s, p, _best(model, family, (s, p), proposal))
     return family
@@ -201,17 +203,21 @@ def open_or_discover(
                 loaded = load_model(model, opening, supported=False)
             except SlimformerError as error:  # nor does transformers know it, or its files are of another type
                 raise unknown from error
-    found = discover(loaded.model)
-    bring_family(loaded.model.config, found.family)
-    note = discovery_note(loaded.model.config.model_type, found)
+    discovery = discover(loaded.model)
+    bring_family(loaded.model.config, discovery.family)
+    note = discovery_note(loaded.model.config.model_type, discovery)
     say([note])
     return replace(loaded, notes=(*loaded.notes, note))
 
 
-def discovery_note(kind: str, found: Discovery) -> str:
+def discovery_note(kind: str, discovery: Discovery) -> str:
     """What was discovered, in a sentence."""
-    cut = [part.name for stack in found.family.stacks for part in stack.parts if not part.fixed]
-    left = f"; left as it is, and not counted unless it is named: {'; '.join(found.refused)}" if found.refused else ""
+    cut = [part.name for stack in discovery.family.stacks for part in stack.parts if not part.fixed]
+    left = (
+        f"; left as it is, and not counted unless it is named: {'; '.join(discovery.refused)}"
+        if discovery.refused
+        else ""
+    )
     return (
         f"nobody has written down models of type {kind!r}; found and proved on this one: {', '.join(cut)}{left} "
         f"({option('family')} gives a file instead)"

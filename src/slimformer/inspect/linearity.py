@@ -78,9 +78,9 @@ def _pairs(visit: Visit, streams: Sequence[Stream]) -> Pairs:
     total = Pairs.zero(site.outer, site.outer)
     for stream in streams:
         seen: dict[str, list[Tensor]] = {"read": [], "written": []}
-        hooks = {name: found.append for name, found in seen.items()}
+        hooks = {name: rows.append for name, rows in seen.items()}
         read, written = {site.first: hooks["read"]}, {Reading(site).exit: hooks["written"]}
         with listening(visit.model, inputs=read, outputs=written):
             visit.advance(stream)
-        total += Pairs.of(*(real_rows(torch.cat(found), stream.rows) for found in seen.values()))
+        total += Pairs.of(*(real_rows(torch.cat(rows), stream.rows) for rows in seen.values()))
     return total

@@ -111,11 +111,11 @@ def _rows(model: PreTrainedModel, site: Site, inputs: dict[str, Tensor]) -> str:
             units = range(n * writer.shared, (n + 1) * writer.shared)
             own = {unit * site.unit + i for unit in units for i in range(site.unit)}
             for row in rows[n, :: max(1, writer.rows - 1)].tolist():
-                found = bench.reach_of(writer.module.removeprefix(root), row)
-                if found is None:
+                reach = bench.reach_of(writer.module.removeprefix(root), row)
+                if reach is None:
                     continue
                 reached += 1
-                if found.reader != site.reader.removeprefix(root) or not set(found.columns) <= own:
+                if reach.reader != site.reader.removeprefix(root) or not set(reach.columns) <= own:
                     return f"row {row} of {writer.module} reaches more than unit {n} of {site.reader}"
         if not reached:
             return f"no row of {writer.module} reaches anything (writer {role})"
@@ -189,8 +189,8 @@ def keep(model: PreTrainedModel, site: Site, kept: list[int], merged: dict[int, 
 @torch.no_grad()
 def _states(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     out = run(model, inputs)
-    found: Tensor = out.last_hidden_state if "last_hidden_state" in out else out[0]
-    return found
+    states: Tensor = out.last_hidden_state if "last_hidden_state" in out else out[0]
+    return states
 
 
 LAW = {"rows": _rows, "whole": _whole, "copies": _copies}

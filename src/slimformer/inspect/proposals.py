@@ -49,7 +49,7 @@ class Proposal:
 
 def find_blocks(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> tuple[list[Blocks], list[str]]:
     """Lists of blocks that each run once and hand on a stream of one width; and why others are none."""
-    prefix, found, reasons = base_path(model), list[Blocks](), list[str]()
+    prefix, stacks, reasons = base_path(model), list[Blocks](), list[str]()
     lists = [
         (name, tuple(module.children()))
         for name, module in model.base_model.named_modules()
@@ -66,8 +66,8 @@ def find_blocks(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> tupl
         if not all(_hands_on(call) for call in made):
             reasons.append(f"{name}: its blocks do not hand on a stream of one width")
             continue
-        found.append(Blocks(name, tuple(made), blocks))
-    return found, reasons
+        stacks.append(Blocks(name, tuple(made), blocks))
+    return stacks, reasons
 
 
 def _hands_on(call: Call) -> bool:

@@ -76,10 +76,10 @@ def run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Any:
 @torch.no_grad()
 def calls_of(model: PreTrainedModel, inputs: dict[str, Tensor], paths: list[str]) -> dict[str, list[Call]]:
     """How the modules named are called in one forward pass."""
-    found: dict[str, list[Call]] = {path: [] for path in paths}
+    calls: dict[str, list[Call]] = {path: [] for path in paths}
 
     def note(path: str) -> Any:
-        return lambda _module, args, kwargs, output: found[path].append(Call(args, kwargs, output))
+        return lambda _module, args, kwargs, output: calls[path].append(Call(args, kwargs, output))
 
     handles = [model.get_submodule(path).register_forward_hook(note(path), with_kwargs=True) for path in paths]
     try:
@@ -87,7 +87,7 @@ def calls_of(model: PreTrainedModel, inputs: dict[str, Tensor], paths: list[str]
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return calls
 
 
 class Bench:
@@ -150,7 +150,7 @@ class Bench:
     def reach(self, name: str) -> list[Reach]:
         """What rows of a matrix reach, for some rows of it; those that reach nothing are left out."""
         rows = sorted({round(i * (self.shape(name)[0] - 1) / (ROWS - 1)) for i in range(ROWS)})
-        return [found for row in rows if (found := self.reach_of(name, row)) is not None]
+        return [reached for row in rows if (reached := self.reach_of(name, row)) is not None]
 
     def reach_of(self, name: str, row: int) -> Reach | None:
         """What one row reaches first; none where it reaches nothing."""

@@ -70,13 +70,13 @@ def row_name(labels: Mapping[str, Any], titles: Mapping[str, str], *, several: b
 
 def named(runs: list[RunSettings], words: str) -> list[RunSettings]:
     """The runs of rows that have these words in their names."""
-    found = [run for run in runs if words in run.row]
-    needed = {run.before.digest() for run in found if run.before is not None}
-    found = [run for run in runs if run in found or run.digest() in needed]
-    if not found:
+    matching = [run for run in runs if words in run.row]
+    needed = {run.before.digest() for run in matching if run.before is not None}
+    matching = [run for run in runs if run in matching or run.digest() in needed]
+    if not matching:
         rows = list(dict.fromkeys(run.row for run in runs))
         raise BadExperiment(f"no row has {words!r} in its name; rows are {'; '.join(rows[:20])}")
-    return found
+    return matching
 
 
 def slug(name: str) -> str:

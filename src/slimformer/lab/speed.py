@@ -77,18 +77,18 @@ def table(
     for n in lengths:
         layers = rivals(n, ks, heads, width)
         calls = {name: call_of(layer, inputs_of(1, n, width), mode) for name, layer in layers.items()}
-        found = take_turns(calls, 5 if n <= 2048 else 2, seed=n)
+        times = take_turns(calls, 5 if n <= 2048 else 2, seed=n)
         known = can_tell_memory()
-        for done, each in enumerate(found, 1):
+        for done, each in enumerate(times, 1):
             row = {
                 "n": n, "layer": each.rival, "seconds": each.median, "speedup": each.speedup,
                 "peak_bytes": each.peak_bytes if known else None,
-                "memory_ratio": found[0].peak_bytes / max(1, each.peak_bytes) if known else None,
+                "memory_ratio": times[0].peak_bytes / max(1, each.peak_bytes) if known else None,
             }  # fmt: skip
             if room and known:
                 row |= {"largest": largest_batch(layers[each.rival], n, width, room)}
             rows.append(row)
-            progress(f"{n} tokens", done, len(found))
+            progress(f"{n} tokens", done, len(times))
     return rows
 
 

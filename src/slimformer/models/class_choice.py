@@ -67,14 +67,14 @@ def choose_class(config: Any, weights: Iterable[str], asked: str | None, where: 
         what = f"config.json names the class {str(name)[:80]!r}, which transformers does not have"
     else:
         what = f"config.json names the class {name}, which does not belong to its model_type {config.model_type!r}"
-    found = _class_of_weights(config, list(weights))
-    if found is None:
+    told_by_weights = _class_of_weights(config, list(weights))
+    if told_by_weights is None:
         raise UnknownArchitecture(
             f"{where}: {what}, and no class for models of type {config.model_type!r} has the weights in its files; "
             f"use an intact checkpoint, or name the class with {option('model_class')}"
         )
-    chosen = f"its weights are those of a {found.__name__}, so it is opened as one"
-    return Choice(found, f"{where}: {what}; {chosen} ({option('model_class')} names another)")
+    chosen = f"its weights are those of a {told_by_weights.__name__}, so it is opened as one"
+    return Choice(told_by_weights, f"{where}: {what}; {chosen} ({option('model_class')} names another)")
 
 
 def class_asked(name: str, config: Any) -> type[PreTrainedModel]:
@@ -82,9 +82,9 @@ def class_asked(name: str, config: Any) -> type[PreTrainedModel]:
     known = classes_for(config)
     autos = {auto: one for one, names in known.items() for auto in reversed(names)}
     by_name = {one.__name__: one for one in known}
-    found = by_name.get(name) or autos.get(name)
-    if found is not None:
-        return found
+    chosen = by_name.get(name) or autos.get(name)
+    if chosen is not None:
+        return chosen
     other = class_named(name)
     if other is not None:
         what = f"opens models of another type than {config.model_type!r}"
@@ -97,20 +97,20 @@ def class_asked(name: str, config: Any) -> type[PreTrainedModel]:
 
 def classes_for(config: Any) -> dict[type[PreTrainedModel], list[str]]:
     """Every class for a config, with the names of the Auto classes that have it; some heads no Auto class knows."""
-    found: dict[type[PreTrainedModel], list[str]] = {}
+    names: dict[type[PreTrainedModel], list[str]] = {}
     for auto in sorted(name for name in vars(modeling_auto) if name.startswith("AutoModel")):
         mapping = getattr(getattr(modeling_auto, auto), "_model_mapping", None)
         if mapping is None or type(config) not in mapping:
             continue
         classes = mapping[type(config)]
         for one in classes if isinstance(classes, tuple) else (classes,):
-            found.setdefault(one, []).append(auto)
-    modules = [sys.modules[one.__module__] for one in found if _opens(one, config)]
+            names.setdefault(one, []).append(auto)
+    modules = [sys.modules[one.__module__] for one in names if _opens(one, config)]
     for one in (each for module in modules for each in vars(module).values()):
         known = isinstance(one, type) and issubclass(one, PreTrainedModel) and one.config_class is type(config)
         if known and one.__name__.endswith(HEADS):
-            found.setdefault(one, [])
-    return found
+            names.setdefault(one, [])
+    return names
 
 
 def require_place_for_all(model: PreTrainedModel, surplus: Iterable[str], *, asked: bool, where: object) -> list[str]:
@@ -163,8 +163,8 @@ def unexpected(model: Any, names: Iterable[str]) -> set[str]:
     """Without what transformers passes over on purpose: tables that were stored once and are computed now."""
     info = SimpleNamespace(missing_keys=set(), unexpected_keys=set(names))
     model._adjust_missing_and_unexpected_keys(info)
-    found: set[str] = info.unexpected_keys
-    return found
+    keys: set[str] = info.unexpected_keys
+    return keys
 
 
 def _class_of_weights(config: Any, weights: Sequence[str]) -> type[PreTrainedModel] | None:

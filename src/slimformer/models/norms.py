@@ -57,10 +57,10 @@ def mlp_norms(model: PreTrainedModel, architecture: Architecture, i: int) -> MLP
 
 def require_scale_free(model: PreTrainedModel, architecture: Architecture, i: int) -> str:
     """The norm that forgets the scale of the sum with the feed-forward part of block i; refused where there is none."""
-    found = mlp_norms(model, architecture, i)
-    if found.after is None:
-        raise ScaleMatters(f"no scale-free map for block {i}: {found.reason}")
-    return found.after
+    norms = mlp_norms(model, architecture, i)
+    if norms.after is None:
+        raise ScaleMatters(f"no scale-free map for block {i}: {norms.reason}")
+    return norms.after
 
 
 def final_norm(model: PreTrainedModel) -> Any:

@@ -46,23 +46,23 @@ def unpack(words: Tensor, bits: int, d: int) -> Tensor:
 
 def is_packed(config: Any) -> bool:
     """Does a config say that weights are packed in the way this file reads?"""
-    found = said(config)
-    return found.get("quant_method") == "compressed-tensors" and found.get("format") == "pack-quantized"
+    packing = said(config)
+    return packing.get("quant_method") == "compressed-tensors" and packing.get("format") == "pack-quantized"
 
 
 def said(config: Any) -> dict[str, Any]:
     """What a config says of quantization; nothing where it says nothing."""
-    found = getattr(config, "quantization_config", None) or {}
-    if not isinstance(found, dict):
-        return dict(found.to_dict()) if hasattr(found, "to_dict") else {"quant_method": found}
-    return found
+    packing = getattr(config, "quantization_config", None) or {}
+    if not isinstance(packing, dict):
+        return dict(packing.to_dict()) if hasattr(packing, "to_dict") else {"quant_method": packing}
+    return packing
 
 
 def require_readable(config: Any, where: object) -> None:
     """Refuse weights that are stored in a way only inference kernels read: nothing could be fitted to them."""
-    found = said(config)
-    if found and not is_packed(config):
-        how = " ".join(str(found[key])[:60] for key in ("quant_method", "format") if found.get(key)) or "some way"
+    packing = said(config)
+    if packing and not is_packed(config):
+        how = " ".join(str(packing[key])[:60] for key in ("quant_method", "format") if packing.get(key)) or "some way"
         raise UnknownArchitecture(
             f"{where}: the weights are quantized ({how}), which is not read here; give the model as it was before"
         )
@@ -70,14 +70,14 @@ def require_readable(config: Any, where: object) -> None:
 
 def plain_names(names: Iterable[str]) -> list[str]:
     """The names weights have once they are unpacked."""
-    found = []
+    plain = []
     for name in names:
         layer, _, part = name.rpartition(".weight_")
         if not layer or part not in PARTS:
-            found.append(name)
+            plain.append(name)
         elif part == "packed":
-            found.append(f"{layer}.weight")
-    return found
+            plain.append(f"{layer}.weight")
+    return plain
 
 
 def read_packed(weights: Weights, config: Any) -> dict[str, Tensor]:
@@ -102,12 +102,12 @@ def _bits(layer: str, groups: Any, folder: Path) -> int:
     own = [each for each in schemes if any(_names(target, layer) for target in each.get("targets") or ())][:1]
     weights = [each.get("weights") for each in own or schemes]
     widths = {each.get("num_bits") for each in weights if isinstance(each, dict)}
-    found = widths.pop() if len(widths) == 1 else None
-    if not isinstance(found, int) or not 0 < found <= 8 or WORD % found:
+    bits = widths.pop() if len(widths) == 1 else None
+    if not isinstance(bits, int) or not 0 < bits <= 8 or WORD % bits:
         raise ModelBroken(
             f"{folder}: config.json does not say with how many bits {layer} is stored (1, 2, 4 and 8 are read)"
         )
-    return found
+    return bits
 
 
 def _names(target: Any, layer: str) -> bool:
@@ -145,8 +145,8 @@ def open_packed(
     plain = copy.deepcopy(config)
     del plain.quantization_config
     wanted = dtype or getattr(plain, "dtype", None) or torch.float32
-    found: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
+    opened: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
         None, config=plain, state_dict=read_packed(weights, config), dtype=wanted, output_loading_info=True
     )
-    found[0].config.name_or_path = str(weights.folder)
-    return found
+    opened[0].config.name_or_path = str(weights.folder)
+    return opened

@@ -98,10 +98,10 @@ class Pieces:
 
     @cached_property
     def _merged_from(self) -> dict[str, list[Pair]]:
-        found: dict[str, list[Pair]] = {}
+        pairs: dict[str, list[Pair]] = {}
         for pair in self._ranks:
-            found.setdefault(self.merged(pair), []).append(pair)
-        return found
+            pairs.setdefault(self.merged(pair), []).append(pair)
+        return pairs
 
     def merged(self, pair: Pair) -> str:
         """What two neighbours become."""

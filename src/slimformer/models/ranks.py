@@ -21,16 +21,16 @@ def rank_sites(model: PreTrainedModel, architecture: Architecture) -> tuple[Site
 
     Blocks that were cut by rank before are left to their heads, and so are those with several attentions.
     """
-    found: list[Site] = []
+    sites: list[Site] = []
     for block in architecture.blocks:
         heads = block.ranked
         attention = model.get_submodule(heads.module) if heads else None
         if heads is None or hasattr(attention, "ranks"):
             continue
         if not hasattr(attention, "q_norm"):
-            found.append(scores_site(heads))
-        found.append(values_site(heads))
-    return tuple(found)
+            sites.append(scores_site(heads))
+        sites.append(values_site(heads))
+    return tuple(sites)
 
 
 def heads_of(architecture: Architecture, i: int) -> Site:

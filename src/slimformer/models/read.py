@@ -80,20 +80,20 @@ def read_weights(
     _require_room(checkpoint)
     try:
         with _without_load_report():
-            model, found = _from_files(checkpoint)
+            model, info = _from_files(checkpoint)
     except SlimformerError:  # said well already
         raise
     except Exception as error:  # transformers, safetensors and torch raise a dozen types for one fact
         raise ModelBroken(f"{name}: the weights cannot be read: {reason(error)}") from error
     allowed = POOLER if is_bare(model) and not whole else "\0"
-    missing = sorted(key for key in found["missing_keys"] if not key.startswith(allowed))
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith(allowed))
     if missing:
         raise ModelBroken(
             f"{name}: {len(missing)} weights that config.json promises are missing, the first is {missing[0]}; "
             "use an intact checkpoint"
         )
     asked = opening.model_class is not None
-    notes = require_place_for_all(model, found["unexpected_keys"], asked=asked, where=name)
+    notes = require_place_for_all(model, info["unexpected_keys"], asked=asked, where=name)
     if not checkpoint.place.local:
         model.config.name_or_path = name  # not where the copy of it lies
     return model, [*checkpoint.notes, *notes]
@@ -104,8 +104,8 @@ def _require_room(checkpoint: Checkpoint) -> None:
 
     A turned digit in one size is enough to take all the memory there is. Cost: a model of shapes.
     """
-    found, packed = checkpoint.weights, is_packed(checkpoint.config)
-    held = 8 * found.size(found.files) if packed else sum(map(math.prod, found.shapes.values()))
+    weights, packed = checkpoint.weights, is_packed(checkpoint.config)
+    held = 8 * weights.size(weights.files) if packed else sum(map(math.prod, weights.shapes.values()))
     for model in on_meta(checkpoint.config, [checkpoint.choice.model_class]):
         asked = sum(parameter.numel() for parameter in model.parameters())
         if asked > 2 * held + SPARE:
@@ -121,10 +121,10 @@ def _from_files(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
     config, dtype = checkpoint.config, checkpoint.opening.dtype
     if is_packed(config):
         return open_packed(model_class, checkpoint.weights, config, dtype)
-    found: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
+    opened: tuple[Any, dict[str, Any]] = model_class.from_pretrained(
         checkpoint.place.folder, config=config, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True
     )
-    return found
+    return opened
 
 
 def _config(place: Place, opening: Opening, *, supported: bool) -> Any:
@@ -172,18 +172,18 @@ def read_config(where: object, path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelNotFound(f"{str(where)!r} holds no config.json, so it is not a Hugging Face model folder")
     try:
-        found = read_json(path)
+        config = read_json(path)
     except (OSError, ValueError) as error:
         raise ModelBroken(f"{where}: config.json cannot be read: {reason(error)}; use an intact checkpoint") from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise ModelBroken(f"{where}: config.json cannot be read: it holds no object; use an intact checkpoint")
     for key in BLOCK_COUNTS:
-        if isinstance(found.get(key), int) and found[key] > MOST_BLOCKS:  # transformers would go and build them
-            raise ModelBroken(f"{where}: config.json says {key} {found[key]}; use an intact checkpoint")
+        if isinstance(config.get(key), int) and config[key] > MOST_BLOCKS:  # transformers would go and build them
+            raise ModelBroken(f"{where}: config.json says {key} {config[key]}; use an intact checkpoint")
     for key in ("id2label", "label2id"):  # transformers would put names of its own in their place
-        if not isinstance(found.get(key), dict | None):
+        if not isinstance(config.get(key), dict | None):
             raise ModelBroken(f"{where}: {key} in config.json names no classes; use an intact checkpoint")
-    return found
+    return config
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from transformers.models.auto import CONFIG_MAPPING, modeling_auto
 
 def class_named(name: Any) -> type[PreTrainedModel] | None:
     """The model class of that name, of transformers or of those its Auto classes were taught; none for other names."""
-    found = (getattr(transformers, name, None) or registered(name)) if isinstance(name, str) else None
-    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
+    model_class = (getattr(transformers, name, None) or registered(name)) if isinstance(name, str) else None
+    return model_class if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel) else None
 
 
 def registered(name: str) -> Any:

@@ -33,10 +33,10 @@ class StateStore:
     def recall(self, name: str) -> Tensor:
         """What was kept under that name, perhaps by an earlier process."""
         if name not in self.mapped:
-            found = self._found(name)
-            if found is None:
+            path = self._found(name)
+            if path is None:
                 raise WorkTorn(f"{self.folder}: the state {name} is not there, or not whole")
-            self.mapped[name] = _mapped(*found)
+            self.mapped[name] = _mapped(*path)
         return self.mapped[name]
 
     def holds(self, name: str) -> bool:

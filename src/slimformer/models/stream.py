@@ -101,8 +101,8 @@ def sketch(name: str | Path, opening: Opening = Opening()) -> Skeleton:  # noqa:
 
     Refused (`ModelBroken`) where files do not hold what the module needs, hold more than that, or in other shapes.
     """
-    found = find_model(name, opening)
-    checkpoint = found.checkpoint
+    model_place = find_model(name, opening)
+    checkpoint = model_place.checkpoint
     place, stored = checkpoint.place, checkpoint.weights
     try:
         with torch.device("meta"):
@@ -121,7 +121,7 @@ def sketch(name: str | Path, opening: Opening = Opening()) -> Skeleton:  # noqa:
     say(notes)
     facts = opening_facts(opening, place.commit)
     loaded = Loaded(
-        place.name, model, found.processor, place.folder, found.dtype, place.folder, facts, tuple(notes)
+        place.name, model, model_place.processor, place.folder, model_place.dtype, place.folder, facts, tuple(notes)
     )  # fmt: skip
     architecture = describe(model)
     if len(architecture.stacks) > 1:

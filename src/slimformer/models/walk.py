@@ -167,15 +167,15 @@ class Visit:
                 call = {**call, SOURCE: crossed[0]}
             after = self.through(state, call)
             at = [*(zero for name in names for zero in zeros[name]), *crossed, *([] if first else [state])]
-            found = torch.autograd.grad(after, at, trail.gradient)
+            gradients = torch.autograd.grad(after, at, trail.gradient)
         if crossed:
-            there = found[len(names) * runs]
+            there = gradients[len(names) * runs]
             trail.crossed = there if trail.crossed is None else trail.crossed + there
         if not first:
-            trail.keep_gradient(found[-1], self.i, self.residence)
+            trail.keep_gradient(gradients[-1], self.i, self.residence)
         elif trail.crossed is not None:
             trail.keep_gradient(self._before_stack(trail), self.i, self.residence)
-        return {name: torch.cat(found[n * runs : (n + 1) * runs]) for n, name in enumerate(names)}
+        return {name: torch.cat(gradients[n * runs : (n + 1) * runs]) for n, name in enumerate(names)}
 
     def _before_stack(self, trail: Trail) -> Tensor:
         """The gradient at the end of the stack before the one that begins here, from that at what blocks were given of
@@ -185,8 +185,8 @@ class Visit:
         end = end.detach().requires_grad_()
         with torch.enable_grad():
             _, calls = self._begin(trail.batch, [*earlier, end])
-            (found,) = torch.autograd.grad(calls[0][SOURCE], [end], gradient)
-        return found
+            (before,) = torch.autograd.grad(calls[0][SOURCE], [end], gradient)
+        return before
 
 
 def forward(

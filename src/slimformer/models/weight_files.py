@@ -123,8 +123,8 @@ def _no_weights(folder: Path) -> ModelNotFound:
 def _indexed(folder: Path) -> dict[str, str]:
     """The index, if it names files of this folder and nothing else."""
     try:
-        found = read_json(folder / INDEX, LARGE)["weight_map"]
-        files = {str(name): file for name, file in found.items()}
+        index = read_json(folder / INDEX, LARGE)["weight_map"]
+        files = {str(name): file for name, file in index.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelBroken(f"{folder / INDEX} cannot be read; use an intact checkpoint") from error
     for name, file in files.items():

@@ -231,10 +231,10 @@ def padding_mask(
     growing = isinstance(offset, int) and offset + q_length == kv_length
     if mask_function not in (causal_mask_function, bidirectional_mask_function) or not growing:
         kwargs["allow_is_causal_skip"] = False
-        found: Tensor | None = sdpa_mask(
+        mask: Tensor | None = sdpa_mask(
             q_length=q_length, kv_length=kv_length, mask_function=mask_function, attention_mask=attention_mask, **kwargs
         )
-        return found
+        return mask
     if attention_mask is None or bool(attention_mask.all()):
         return None
     return attention_mask[:, -kv_length:]

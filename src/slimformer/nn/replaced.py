@@ -18,18 +18,18 @@ from slimformer.nn.long_context import require_every_key
 from slimformer.nn.stand_ins import StandIn
 
 
-def stand_in(found: AffineMap, features: Features | None = None, *, by: str, bias: bool = True) -> StandIn:
+def stand_in(fitted: AffineMap, features: Features | None = None, *, by: str, bias: bool = True) -> StandIn:
     """ŷ = A [x, φ(s)] + b as a module that can be saved, in single precision."""
     said: dict[str, Any] = {"by": by, "bias": bias}
     if features is not None:
         said |= {"kind": features.kind, "count": len(features.W), "degree": features.degree}
-    module = StandIn(len(found.A), said)
+    module = StandIn(len(fitted.A), said)
     with torch.no_grad():
         for name in ("W", "a", "gain", "shift") if features else ():
             getattr(module, name).copy_(getattr(features, name))
-        module.out.weight.copy_(found.A)
+        module.out.weight.copy_(fitted.A)
         if bias:
-            module.out.bias.copy_(found.b)
+            module.out.bias.copy_(fitted.b)
     return module.requires_grad_(False)
 
 
@@ -44,13 +44,13 @@ def put_mlp(model: PreTrainedModel, architecture: Architecture, i: int, module: 
 
 def replaced_parts(model: PreTrainedModel, blocks: Iterable[Block]) -> dict[str, dict[str, Any]]:
     """What stands in the place of feed-forward parts, by the number of the block in its stack."""
-    found = {}
+    parts = {}
     for i, block in enumerate(blocks):
         for site in block.neurons:
             module = model.get_submodule(site.root).get_submodule(site.feed_forward.mlp or site.part.out)
             if said := getattr(module, "stands_in", None):
-                found[str(i)] = dict(said)
-    return found
+                parts[str(i)] = dict(said)
+    return parts
 
 
 def require_uncut(model: PreTrainedModel) -> None:

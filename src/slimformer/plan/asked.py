@@ -20,8 +20,8 @@ def require_one(given: Mapping[str, object]) -> str:
     """The name of the one budget that was given; refused where there is none, or more than one."""
     asked = [name for name, value in given.items() if value is not None]
     if len(asked) != 1:
-        found = " and ".join(option(name, given[name]) for name in asked) or "none"
-        raise BudgetOutOfReach(f"one budget is needed: {either(*given)} (found {found})")
+        given_names = " and ".join(option(name, given[name]) for name in asked) or "none"
+        raise BudgetOutOfReach(f"one budget is needed: {either(*given)} (found {given_names})")
     return asked[0]
 
 
@@ -55,12 +55,12 @@ def require_divergence(max_kl: float) -> None:
 def fractions_of(text: str) -> list[float]:
     """The budgets in "0.9,0.7,0.5"."""
     try:
-        found = [float(part) for part in text.split(",") if part.strip()]
+        fractions = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise BudgetOutOfReach(f"{text!r} is not a list of fractions; give budgets like 0.9,0.7,0.5") from None
-    for fraction in found:
+    for fraction in fractions:
         require_fraction(fraction)
-    return found
+    return fractions
 
 
 def require_format(format: str) -> None:

@@ -28,9 +28,9 @@ def plain_curves(curves: Mapping[str, Curve]) -> dict[str, Any]:
     return {name: vars(curve) for name, curve in curves.items()}
 
 
-def curves_from(found: Any) -> dict[str, Curve]:
+def curves_from(data: Any) -> dict[str, Curve]:
     """The same back, checked: a ValueError where sizes, errors and order do not belong together."""
-    curves = checked(dict[str, Curve], found)
+    curves = checked(dict[str, Curve], data)
     for name, curve in curves.items():
         if not _belong_together(curve):
             raise ValueError(f"{name[:80]}: its sizes, errors and order do not belong together")

@@ -30,8 +30,8 @@ def path_names(site: Site) -> set[str]:
 
 def path_curves(joint: Joint, order: Sequence[int], *, ridge: float) -> dict[str, Curve]:
     """Curves of neurons kept in `order` with a path beside them, by name. Cost: see `decompose.bypass`."""
-    found = bypass_curves(joint, order, ridge=ridge)
-    return {path_name(joint.name, rank): curve for rank, curve in found.items()}
+    curves = bypass_curves(joint, order, ridge=ridge)
+    return {path_name(joint.name, rank): curve for rank, curve in curves.items()}
 
 
 def joint_of(site: Site, W: Tensor, block: BlockMoments, how: Fitting) -> Joint:
@@ -74,11 +74,11 @@ def envelope(rungs: Sequence[Rung], *, plain: bool) -> list[Rung]:
     cheapest: dict[int, Rung] = {}
     for rung in sorted(rungs, key=lambda each: (each[0], each[1], each[2].rank)):
         cheapest.setdefault(rung[0], rung)
-    found = list(cheapest.values())
+    sizes = list(cheapest.values())
     if plain:
-        return found
+        return sizes
     out: list[Rung] = []
-    for rung in found:
-        if not out or rung[1] < out[-1][1] or rung is found[-1]:
+    for rung in sizes:
+        if not out or rung[1] < out[-1][1] or rung is sizes[-1]:
             out.append(rung)
     return out

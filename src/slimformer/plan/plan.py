@@ -105,10 +105,10 @@ class Plan(Short):
     def from_json(cls, text: str) -> Plan:
         try:
             data: Any = parse_own_json(text)
-            found = data.pop("slimformer_plan", None) if isinstance(data, dict) else None
-            if found != FORMAT:
+            version = data.pop("slimformer_plan", None) if isinstance(data, dict) else None
+            if version != FORMAT:
                 raise PlanDoesNotFit(
-                    f"this is not a plan of format {FORMAT} (found {found!r}); make it with `slimformer plan`"
+                    f"this is not a plan of format {FORMAT} (found {version!r}); make it with `slimformer plan`"
                 )
             return checked(cls, data)
         except ValueError as error:

@@ -56,13 +56,13 @@ def allocate(architecture: Architecture, curves: Mapping[str, Curve], terms: Ter
         settings = settings.model_copy(update={"ffn": "neurons"})
         terms = replace(terms, settings=settings)
     limit = check_budget(architecture, budget, seq_len=seq_len, settings=settings, format=terms.format)
-    found = choices(architecture, curves, terms)
+    options = choices(architecture, curves, terms)
     few = too_few_tokens(architecture, curves)
-    if few and found.least > limit:
-        raise _unfit(budget, found.least / budget.dense(architecture, seq_len))
-    if found.parts:
-        require_reachable(budget, budget.dense(architecture, seq_len), found.least, plain=False)
-    sizes, edits = _edits(architecture, terms.ranks, curves, spend(found, limit))
+    if few and options.least > limit:
+        raise _unfit(budget, options.least / budget.dense(architecture, seq_len))
+    if options.parts:
+        require_reachable(budget, budget.dense(architecture, seq_len), options.least, plain=False)
+    sizes, edits = _edits(architecture, terms.ranks, curves, spend(options, limit))
     if few:
         _require_near(architecture, sizes, budget, seq_len, limit)
     kept_macs, kept_params = kept_fractions(architecture, sizes, seq_len)
@@ -114,15 +114,15 @@ class Choices:
         return [*self.fixed, *itertools.chain.from_iterable(ways)]
 
 
-def spend(found: Choices, budget: int) -> Sizes:
+def spend(options: Choices, budget: int) -> Sizes:
     """The sizes a price buys; where harm decides, to the last unit (`exchange`)."""
-    if found.parts:
-        sizes = greedy_ways(found.fixed, found.parts, budget=budget)
+    if options.parts:
+        sizes = greedy_ways(options.fixed, options.parts, budget=budget)
     else:
-        sizes = ALLOCATIONS[found.allocation](found.fixed, budget=budget)
-    if found.allocation != "greedy":
+        sizes = ALLOCATIONS[options.allocation](options.fixed, budget=budget)
+    if options.allocation != "greedy":
         return sizes
-    return {**sizes, **exchange(found.taken(sizes), sizes, budget)}
+    return {**sizes, **exchange(options.taken(sizes), sizes, budget)}
 
 
 def choices(architecture: Architecture, curves: Mapping[str, Curve], terms: Terms) -> Choices:

@@ -44,9 +44,9 @@ class Attention:
         if not self.rotary:
             gauge = score_gauge(fit.scores, group=self.group, ridge=self.ridge)
             return score_curve(gauge, fit.scores, held.scores)
-        found = planes(fit.effects, held.effects, kv=self.kv_heads, ridge=self.ridge, shared=False)
-        ranks = tuple(range(len(found.sizes)))  # a rank is one plane of every key head, each its own
-        return replace(found, sizes=ranks, groups=ranks)
+        curve_of_planes = planes(fit.effects, held.effects, kv=self.kv_heads, ridge=self.ridge, shared=False)
+        ranks = tuple(range(len(curve_of_planes.sizes)))  # a rank is one plane of every key head, each its own
+        return replace(curve_of_planes, sizes=ranks, groups=ranks)
 
     def values(self, r: int) -> Ranks:
         """The reduction of all value heads to rank r."""

@@ -39,15 +39,15 @@ def text_of(name: str) -> str:
 def fields_of(name: str) -> dict[str, Any]:
     """Name, summary and steps of a recipe, as the file has them."""
     try:
-        found = parse_yaml(text_of(name))
+        fields = parse_yaml(text_of(name))
     except ValueError as error:
         raise UnknownRecipe(f"the recipe {name!r} is not valid YAML: {error}") from error
-    if not isinstance(found, dict) or {key: type(value) for key, value in found.items()} != FIELDS:
+    if not isinstance(fields, dict) or {key: type(value) for key, value in fields.items()} != FIELDS:
         raise UnknownRecipe(
             f"the recipe {name!r} needs the fields {', '.join(FIELDS)}: two texts, and a list of steps; "
             "see `slimformer recipes show balanced`"
         )
-    return found
+    return fields
 
 
 def needs_budget(fields: dict[str, Any], budgets: Iterable[str]) -> bool:

@@ -38,9 +38,9 @@ STYLES = {"green": "green", "amber": "yellow", "red": "red", "grey": "dim"}
 
 def show(report: Report, console: Console) -> None:
     """Print before and after, what was kept in each block, and samples of text."""
-    found = verdict(report.to_dict())
-    console.print(Text(found.sentence, style="bold"))
-    console.print(Text(found.light, style=STYLES[found.colour]))
+    summary = verdict(report.to_dict())
+    console.print(Text(summary.sentence, style="bold"))
+    console.print(Text(summary.light, style=STYLES[summary.colour]))
     console.print(before_after(report))
     if report.lossless:
         console.print(savings_table(report.lossless["rewrites"]))

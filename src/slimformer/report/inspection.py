@@ -48,8 +48,8 @@ def _replacing(inspection: dict[str, Any]) -> str:
     """Which maps the step `replace` may put in the place of feed-forward parts."""
     if not inspection["replaceable_mlp"]:
         return "not offered for this family"
-    found = "also one" if inspection["scale_free_mlp"]["offered"] else "but none"
-    return f"by maps, {found} right up to scale ({option('recipe', 'replace-mlp')})"
+    ways = "also one" if inspection["scale_free_mlp"]["offered"] else "but none"
+    return f"by maps, {ways} right up to scale ({option('recipe', 'replace-mlp')})"
 
 
 def show_inspection(inspection: dict[str, Any], console: Console) -> None:

@@ -36,29 +36,29 @@ def is_linear_apart(activation: str) -> bool:
 
 
 @torch.no_grad()
-def put_path(model: PreTrainedModel, site: Site, found: Bypass) -> None:
-    """Let the feed-forward part of a block keep the neurons of `found` and a linear path beside them."""
+def put_path(model: PreTrainedModel, site: Site, fitted: Bypass) -> None:
+    """Let the feed-forward part of a block keep the neurons of `fitted` and a linear path beside them."""
     reader = model.get_submodule(site.reader)
     bias = getattr(reader, "bias", None)
-    b = None if bias is None else bias.detach().cpu().double() + found.c
+    b = None if bias is None else bias.detach().cpu().double() + fitted.c
     for writer in site.writers:
-        surgery.keep_rows(model.get_submodule(writer.module), found.J)
+        surgery.keep_rows(model.get_submodule(writer.module), fitted.J)
     if not site.gated:
-        _write_pairs(model.get_submodule(site.writers[0].module), found.A)
-        surgery.write(reader, torch.cat([found.N, found.B, -found.B], 1), b)
+        _write_pairs(model.get_submodule(site.writers[0].module), fitted.A)
+        surgery.write(reader, torch.cat([fitted.N, fitted.B, -fitted.B], 1), b)
         return
-    surgery.write(reader, found.N, b)
+    surgery.write(reader, fitted.N, b)
     put_bypass(
         model.get_submodule(site.root),
         site.part.module,
         width=site.outer,
-        rank=len(found.A),
+        rank=len(fitted.A),
         bias=site.path_brings_bias,
     )
     path = model.get_submodule(_path(site))
-    matrices = [found.A, found.B] if len(list(path.children())) == 2 else [found.B @ found.A]
+    matrices = [fitted.A, fitted.B] if len(list(path.children())) == 2 else [fitted.B @ fitted.A]
     for layer, W in zip(path.children(), matrices, strict=True):
-        surgery.write(layer, W, found.c)  # only the last can have a bias
+        surgery.write(layer, W, fitted.c)  # only the last can have a bias
 
 
 def _write_pairs(layer: nn.Module, A: Tensor) -> None:

@@ -183,7 +183,7 @@ class _Seen(Exception):
 
 def _compare(small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Sequence[Target]) -> dict[str, Residuals]:
     """What is missing in the student after the sublayer of a site, by split."""
-    found: dict[str, Residuals] = {}
+    residuals: dict[str, Residuals] = {}
     places = {"stream": reading.site.entry, **reading.heard_at(small.model)}
     for pair, target in zip(pairs, targets, strict=True):
         seen: dict[str, Tensor] = {}
@@ -202,8 +202,8 @@ def _compare(small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Seq
         missing = target.added - added
         before = target.stream - stream if reading.site.part.adds else 0
         split, new = pair.student.split, Residuals.of(X, missing, missing + before)
-        found[split] = found[split] + new if split in found else new
-    return found
+        residuals[split] = residuals[split] + new if split in residuals else new
+    return residuals
 
 
 def _note(seen: dict[str, Tensor], name: str, *, last: int = 0) -> Hook:

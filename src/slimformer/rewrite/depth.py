@@ -18,12 +18,12 @@ OF_EACH_BLOCK = ("layer_types", "no_rope_layers")  # keys of configs that list s
 
 
 @torch.no_grad()
-def absorb(model: PreTrainedModel, site: Site, found: Map) -> None:
+def absorb(model: PreTrainedModel, site: Site, fitted: Map) -> None:
     """Let the feed-forward part of a block write T m + c in place of m: W ← T W, b ← T b + c."""
     layer = model.get_submodule(site.reader)
     bias = getattr(layer, "bias", None)
-    b = None if bias is None else found.T @ bias.detach().cpu().double() + found.c
-    surgery.write(layer, found.T @ weight_of(layer).cpu().double(), b)
+    b = None if bias is None else fitted.T @ bias.detach().cpu().double() + fitted.c
+    surgery.write(layer, fitted.T @ weight_of(layer).cpu().double(), b)
 
 
 def drop_blocks(model: PreTrainedModel, architecture: Architecture, gone: Collection[int]) -> None:

@@ -100,10 +100,10 @@ def interpolations(model: PreTrainedModel, architecture: Architecture, scope: Sc
             continue
         roles = (1, 2) if free and site.writers[1].rows else (2,)
         implicit = sum(
-            found.saved
+            form.saved
             for role in roles
-            if (found := interpolated(mapped_part(model, site, role)[0], heads=site.units // site.group)).B.shape[1]
-            == found.B.shape[2]
+            if (form := interpolated(mapped_part(model, site, role)[0], heads=site.units // site.group)).B.shape[1]
+            == form.B.shape[2]
         )
         yield Change(site, lambda site=site, roles=roles: _interpolate(model, site, 1 in roles), implicit)  # type: ignore[misc]
 
@@ -231,11 +231,11 @@ def _interpolate(model: PreTrainedModel, site: Site, with_keys: bool) -> None:
     kv = site.units // site.group
     parts = [mapped_part(model, site, role) for role in range(3)]
     W_v, b_v = parts[2]
-    found = interpolated(W_v, heads=kv)
-    shift = None if b_v is None else _solved(found.B, b_v)
-    if found.B.shape[1] == found.B.shape[2] and (b_v is None or shift is not None):
-        parts[2] = (found.T.flatten(0, 1), shift)
-        surgery.write(reader, reads_interpolated(weight_of(reader).cpu(), found.B), None)
+    form = interpolated(W_v, heads=kv)
+    shift = None if b_v is None else _solved(form.B, b_v)
+    if form.B.shape[1] == form.B.shape[2] and (b_v is None or shift is not None):
+        parts[2] = (form.T.flatten(0, 1), shift)
+        surgery.write(reader, reads_interpolated(weight_of(reader).cpu(), form.B), None)
     keys = interpolated(parts[1][0], heads=kv) if with_keys else None
     if keys is not None and keys.B.shape[1] == keys.B.shape[2]:
         (W_q, b_q), (_, b_k) = parts[:2]

@@ -92,13 +92,13 @@ def _copied(model: PreTrainedModel, site: Site, scope: Scope) -> Superfluous:
     return Superfluous(site, gone, absorb)
 
 
-def _removed(model: PreTrainedModel, found: list[Superfluous], scope: Scope) -> Iterator[Change]:
+def _removed(model: PreTrainedModel, superfluous: list[Superfluous], scope: Scope) -> Iterator[Change]:
     """As many neurons as the format and the multiple allow: at least one stays, and in a plain model as many in each
     block."""
-    keeps = [_multiple(each.site.units, len(each.units), scope.multiple_of) for each in found]
+    keeps = [_multiple(each.site.units, len(each.units), scope.multiple_of) for each in superfluous]
     if scope.format == "plain":
         keeps = [max(keeps)] * len(keeps)
-    for each, keep in zip(found, keeps, strict=True):
+    for each, keep in zip(superfluous, keeps, strict=True):
         count = each.site.units - keep
         if count > 0:
             gone = each.units[-count:]
@@ -109,14 +109,14 @@ def _multiple(units: int, gone: int, of: int) -> int:
     return min(units, -(-max(1, units - gone) // of) * of)
 
 
-def _remove(model: PreTrainedModel, found: Superfluous, gone: Tensor) -> None:
-    found.absorb(gone)
-    stay = torch.ones(found.site.units, dtype=torch.bool)
+def _remove(model: PreTrainedModel, superfluous: Superfluous, gone: Tensor) -> None:
+    superfluous.absorb(gone)
+    stay = torch.ones(superfluous.site.units, dtype=torch.bool)
     stay[gone] = False
     kept = stay.nonzero()[:, 0]
-    for name in dict.fromkeys(writer.module for writer in found.site.writers):
-        surgery.keep_rows(model.get_submodule(name), writer_rows(found.site, name, kept.tolist()))
-    surgery.keep_columns(model.get_submodule(found.site.reader), kept)
+    for name in dict.fromkeys(writer.module for writer in superfluous.site.writers):
+        surgery.keep_rows(model.get_submodule(name), writer_rows(superfluous.site, name, kept.tolist()))
+    surgery.keep_columns(model.get_submodule(superfluous.site.reader), kept)
 
 
 def _scale(model: PreTrainedModel, site: Site) -> None:

@@ -87,8 +87,8 @@ def not_homogeneous(model: PreTrainedModel, architecture: Architecture, scope: S
 def activation_name(model: PreTrainedModel) -> str:
     """What the config calls the activation of the neurons; of towers that have different ones, all of them."""
     parts = [getattr(model.config, name) for name in ("text_config", "vision_config") if hasattr(model.config, name)]
-    found = [next(str(getattr(c, key)) for key in ACTIVATION_KEYS if hasattr(c, key)) for c in parts or [model.config]]
-    return " and ".join(dict.fromkeys(found))
+    names = [next(str(getattr(c, key)) for key in ACTIVATION_KEYS if hasattr(c, key)) for c in parts or [model.config]]
+    return " and ".join(dict.fromkeys(names))
 
 
 def is_relu(model: PreTrainedModel) -> bool:

@@ -62,10 +62,10 @@ def linear_layers(model: PreTrainedModel, architecture: Architecture, i: int) ->
     Cut models may hold maps without a weight: the queries of a block that kept no scores, say. They are no layers.
     """
     path = architecture.blocks[i].path
-    found = model.get_submodule(path).named_modules()
+    modules = model.get_submodule(path).named_modules()
     return [
         f"{path}.{name}"
-        for name, module in found
+        for name, module in modules
         if isinstance(module, nn.Linear | Conv1D) and module.weight.numel() > 0
     ]
 

@@ -70,9 +70,9 @@ def _require_head_dim(model: PreTrainedModel, architecture: Architecture) -> Non
 
 def _one_setting(architecture: Architecture, ranks: Mapping[str, Mapping[str, Any]]) -> tuple[int, list[int]]:
     """The one rank and the one list of planes of all blocks."""
-    found = list(ranks.values())
-    first = found[0]
-    same = len(found) == architecture.n_blocks and all(rank == first for rank in found)
+    settings = list(ranks.values())
+    first = settings[0]
+    same = len(settings) == architecture.n_blocks and all(rank == first for rank in settings)
     planes = first["planes"] or []
     own = any(not isinstance(f, int) for f in planes) or bool(planes) != _is_rotary(architecture)
     if not same or first["qk"] != first["vo"] or not first["qk"] or own:

@@ -149,12 +149,12 @@ def knee(curve: Curve, *, most: int) -> int:
 def short_batches(batches: Sequence[Batch], *, windows: bool, tokens: int = TOKENS) -> list[Batch]:
     """So many real tokens, of the beginnings of many windows; of rows, which stay whole, `SEQUENCES` at least."""
     out: list[Batch] = []
-    found = rows = 0
+    count = rows = 0
     for batch in batches:
-        if found >= tokens and (windows or rows >= SEQUENCES):
+        if count >= tokens and (windows or rows >= SEQUENCES):
             break
         out.append(_beginning(batch) if windows else batch)
-        found += out[-1].tokens
+        count += out[-1].tokens
         rows += len(next(iter(batch.inputs.values())))
     return out
 

@@ -102,15 +102,15 @@ def tables_of(model: PreTrainedModel) -> list[str]:
     """The tables at both ends: what tokens and positions are looked up in, and the head of words unless it is tied."""
     blocks = tuple(f"{block.path}." for block in describe(model).blocks)
     outside = {name: module for name, module in model.named_modules() if not name.startswith(blocks)}
-    found = {
+    tables = {
         name: module.weight
         for name, module in outside.items()
         if isinstance(module, nn.Embedding) and module.num_embeddings >= FEW_ROWS
     }
     head = model.get_output_embeddings()
-    tied = any(getattr(head, "weight", None) is each for each in found.values())
+    tied = any(getattr(head, "weight", None) is each for each in tables.values())
     heads = [name for name, module in outside.items() if module is head and isinstance(module, nn.Linear)]
-    return [*found, *(() if tied else heads)]
+    return [*tables, *(() if tied else heads)]
 
 
 def grid_with_tables(model: PreTrainedModel, grid: Grid) -> Grid:
@@ -137,15 +137,15 @@ def sparsified(
     def change(name: str, moments: Moments) -> None:
         layer = out.get_submodule(name)
         W, C = weight_of(layer).cpu(), moments.second(centred=has_bias(layer))
-        found = make_sparse(W, C, pattern)
-        errors[name] = _exchange(layer, W, found, C, moments)
-        zeros[name] = int((found == 0).sum()) / found.numel()
+        sparse = make_sparse(W, C, pattern)
+        errors[name] = _exchange(layer, W, sparse, C, moments)
+        zeros[name] = int((sparse == 0).sum()) / sparse.numel()
 
     def smallest(name: str) -> None:
         W = weight_of(out.get_submodule(name))
-        found = W.masked_fill(pattern.choose(W.square()), 0.0)
-        write(out.get_submodule(name), found, None)
-        zeros[name] = int((found == 0).sum()) / found.numel()
+        sparse = W.masked_fill(pattern.choose(W.square()), 0.0)
+        write(out.get_submodule(name), sparse, None)
+        zeros[name] = int((sparse == 0).sum()) / sparse.numel()
 
     if method == "sparsegpt":
         change_in_turn(out, architecture, batches, change, progress=progress)

@@ -103,9 +103,9 @@ def _planes(model: PreTrainedModel, site: Site, kept: Tensor, width: int) -> lis
         )
     known = getattr(model.get_submodule(site.module), "planes", None)
     old = torch.arange(width // 2) if known is None else torch.tensor(known)
-    found = old.expand(len(kept), -1).gather(1, first)
-    same = bool((found == found[:1]).all())
-    return found[0].tolist() if same else found.tolist()
+    frequencies = old.expand(len(kept), -1).gather(1, first)
+    same = bool((frequencies == frequencies[:1]).all())
+    return frequencies[0].tolist() if same else frequencies.tolist()
 
 
 def _rows(site: Site, module: str, kept: Sequence[Tensor]) -> Tensor:

@@ -52,19 +52,19 @@ def refine(
     outputs = Outputs(dense, splits["select"], residence)
     before = _uncorrected_harm(small, outputs, residence)
     progress("refine", 0, n_blocks)
-    found = correct(
+    corrected = correct(
         small, dense, cut, splits, residence=residence, progress=lambda i: progress("refine", i + 1, n_blocks)
     )
     states = outputs.states(small)
     norm = final_norm(small)
     old = None if norm is None else _parameters(norm)
-    refitted = refit_final_norm(small, dense, found.pairs, lambda: outputs.harm(small, states))
+    refitted = refit_final_norm(small, dense, corrected.pairs, lambda: outputs.harm(small, states))
     if outputs.harm(small, states) > before:
-        _go_back(small, found, residence.of_copy)
+        _go_back(small, corrected, residence.of_copy)
         if norm is not None and old is not None:
             surgery.rescale(norm, *old)
         return [Correction("all", 0.0, None, before, before)]
-    return [*found.corrections, *([refitted] if refitted else [])]
+    return [*corrected.corrections, *([refitted] if refitted else [])]
 
 
 class Outputs:
@@ -89,11 +89,11 @@ class Outputs:
 
     def harm(self, small: PreTrainedModel, states: Sequence[Ended]) -> float:
         """How far the outputs of a smaller model are from the dense ones, if these are its last states."""
-        found = [
+        harms = [
             harm(dense, self._of(small, batch, state), batch.mask)
             for batch, dense, state in zip(self.batches, self.dense, states, strict=True)
         ]
-        return sum(h * n for h, n in found) / max(1, sum(n for _, n in found))
+        return sum(h * n for h, n in harms) / max(1, sum(n for _, n in harms))
 
     def _of(self, model: PreTrainedModel, batch: Batch, state: Ended) -> Any:
         with ending_in(model, self.architecture, [(batch, state)]):
@@ -110,20 +110,20 @@ def _uncorrected_harm(small: PreTrainedModel, outputs: Outputs, residence: Resid
     """What the cut alone does to the outputs; noted, because after a stop it could not be told any more."""
     if notes := residence.notes("uncorrected"):
         return float(notes[0])
-    found = outputs.harm(small, outputs.states(small))
-    residence.finish("uncorrected", repr(found))
-    return found
+    uncorrected = outputs.harm(small, outputs.states(small))
+    residence.finish("uncorrected", repr(uncorrected))
+    return uncorrected
 
 
-def _go_back(small: PreTrainedModel, found: Corrected, home: Residence) -> None:
+def _go_back(small: PreTrainedModel, corrected: Corrected, home: Residence) -> None:
     """Let the parameters that correction has changed be what they were."""
     for visit in forward(small, describe(small), home):
-        names = [name for name in found.uncorrected if name.startswith(f"{visit.path}.")]
+        names = [name for name in corrected.uncorrected if name.startswith(f"{visit.path}.")]
         for name in names:
             path, _, leaf = name.rpartition(".")
             module = small.get_submodule(path)
             now = getattr(module, leaf)
-            setattr(module, leaf, nn.Parameter(found.uncorrected[name].to(now), requires_grad=now.requires_grad))
+            setattr(module, leaf, nn.Parameter(corrected.uncorrected[name].to(now), requires_grad=now.requires_grad))
         if names:
             home.settle(visit.i)
 

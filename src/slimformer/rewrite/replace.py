@@ -99,8 +99,8 @@ class Part:
         """γ and β of the norm it reads."""
         before = mlp_norms(self.model, self.architecture, self.block).before
         from_one = self.architecture.layout(self.site).gains_from_one
-        found = affine_of(self.model.get_submodule(before) if before else nn.LayerNorm(self.D), from_one=from_one)
-        return Affine(found.gain.cpu().double(), found.shift.cpu().double())
+        affine = affine_of(self.model.get_submodule(before) if before else nn.LayerNorm(self.D), from_one=from_one)
+        return Affine(affine.gain.cpu().double(), affine.shift.cpu().double())
 
     @cached_property
     def with_one(self) -> Tensor:
@@ -133,8 +133,8 @@ def linear(part: Part, *, bias: bool = True) -> StandIn:
         return _of_the_sum(part, data.map_of(torch.ones_like(data.V[:, 0])), "linear", bias=bias)
     V = part.with_one if bias else rows.x
     ω = 1 / (rows.h + rows.y).norm(dim=1, keepdim=True).clamp_min(1e-12)
-    found = linear_map(Pairs.of(ω * V, ω * rows.y), ridge=RIDGE, bias=False)
-    A, b = (found.A[:, :-1], found.A[:, -1]) if bias else (found.A, torch.zeros(part.D, dtype=torch.float64))
+    solution = linear_map(Pairs.of(ω * V, ω * rows.y), ridge=RIDGE, bias=False)
+    A, b = (solution.A[:, :-1], solution.A[:, -1]) if bias else (solution.A, torch.zeros(part.D, dtype=torch.float64))
     return stand_in(AffineMap(A, b), by="linear", bias=bias)
 
 
@@ -192,8 +192,8 @@ def with_features(part: Part, features: Features, how: How) -> StandIn:
     said = {name: getattr(features, name).to(part.dtype).double() for name in ("W", "a", "gain", "shift")}
     stored = replace(features, **said)
     both = torch.cat([part.fit.x.double(), stored(part.fit.x.double())], 1)
-    found = linear_map(Pairs.of(both, part.fit.y.double()), ridge=RIDGE, bias=how.bias, standardise=True)
-    return stand_in(found, stored, by=how.by, bias=how.bias)
+    solution = linear_map(Pairs.of(both, part.fit.y.double()), ridge=RIDGE, bias=how.bias, standardise=True)
+    return stand_in(solution, stored, by=how.by, bias=how.bias)
 
 
 # --- what parts see, and what stands in for them leaves ---------------------------------------------------------
@@ -202,10 +202,10 @@ def with_features(part: Part, features: Features, how: How) -> StandIn:
 def rows_of(visit: Visit, streams: Sequence[Stream]) -> Rows:
     """What goes through the feed-forward part of a block; the streams move on by one block."""
     site = visit.here.one(NEURONS)
-    found: dict[str, list[Tensor]] = {name: [] for name in "xyh"}
+    collected: dict[str, list[Tensor]] = {name: [] for name in "xyh"}
     for stream in streams:
         heard: dict[str, Tensor] = {}
-        hear = {name: partial(heard.__setitem__, name) for name in found}
+        hear = {name: partial(heard.__setitem__, name) for name in collected}
         read, written = {site.first: hear["x"]}, {Reading(site).exit: hear["y"]}
         with (
             listening(visit.model, inputs=read, outputs=written),
@@ -213,8 +213,8 @@ def rows_of(visit: Visit, streams: Sequence[Stream]) -> Rows:
         ):
             visit.advance(stream)
         for name, rows in heard.items():
-            found[name].append(real_rows(rows, stream.rows).float().cpu())
-    seen = Rows(**{name: torch.cat(each) for name, each in found.items()})
+            collected[name].append(real_rows(rows, stream.rows).float().cpu())
+    seen = Rows(**{name: torch.cat(each) for name, each in collected.items()})
     if not all(bool(torch.isfinite(each).all()) for each in (seen.x, seen.y, seen.h)):
         raise NotFinite(f"{site.name}: NaN or infinite activations during calibration; check the weights")
     return seen
@@ -228,8 +228,8 @@ def left(module: nn.Module, held: Rows, *, post_norm: bool) -> tuple[float, floa
     r2 = 1 - float((y - made).square().sum() / whole) if whole > 0 else 1.0
     if not post_norm:
         return r2, float((normalize(made, dim=1) * normalize(y, dim=1)).sum(1).mean())
-    found, true = ((rows - rows.mean(1, keepdim=True)) for rows in (held.h + made, held.h + y))
-    return r2, float((normalize(found, dim=1) * normalize(true, dim=1)).sum(1).mean())
+    written, true = ((rows - rows.mean(1, keepdim=True)) for rows in (held.h + made, held.h + y))
+    return r2, float((normalize(written, dim=1) * normalize(true, dim=1)).sum(1).mean())
 
 
 @contextmanager

@@ -41,10 +41,10 @@ def named_tokens(model: PreTrainedModel) -> frozenset[int]:
     """Tokens a model needs whatever the text: those its config names, and where positions are counted from the number
     of the padding token (RoBERTa) all before it, so that it keeps its number."""
     size, config = vocabulary(model), model.config
-    found = {number for settings in _settings(model) for number in _named(settings)}
+    numbers = {number for settings in _settings(model) for number in _named(settings)}
     if config.model_type in family_of(config).positions_after_padding and config.pad_token_id is not None:
-        found |= set(range(config.pad_token_id + 1))
-    return frozenset(number for number in found if 0 <= number < size)
+        numbers |= set(range(config.pad_token_id + 1))
+    return frozenset(number for number in numbers if 0 <= number < size)
 
 
 def _ends(model: PreTrainedModel) -> Iterator[nn.Module]:

@@ -145,14 +145,14 @@ def profile(
     curves = {name: curve for note in finished for name, curve in curves_from(note).items()}
     progress("profile", len(finished), architecture.n_blocks)
     for visit in forward(model, architecture, residence, first=len(finished)):
-        found: dict[str, Curve] = {}
+        by_name: dict[str, Curve] = {}
         if here.deals(visit.i):
             moments = moments_of(statistics, architecture, visit.i)
             with factorising(statistics):
-                found = block_curves(model, architecture, moments, settings, ranks, paths)
+                by_name = block_curves(model, architecture, moments, settings, ranks, paths)
             del moments  # before what is free is given back
-        curves |= found
-        residence.finish(phase, plain_curves(found))
+        curves |= by_name
+        residence.finish(phase, plain_curves(by_name))
         progress("profile", visit.i + 1, architecture.n_blocks)
     if here.size > 1:
         curves = curves_from(here.told(plain_curves(curves)))
@@ -201,13 +201,13 @@ def _path_sites(model: PreTrainedModel, statistics: Statistics, settings: CutSet
         )
     blocks = describe(model).blocks
     sites = [block.neurons[0] for block in blocks if len(block.neurons) == 1 and not block.neurons[0].beside]
-    found = [site for site in sites if site.gated or is_linear_apart(activation_name(model))]
-    if settings.ffn != "best" and len(found) < len(blocks):
+    able = [site for site in sites if site.gated or is_linear_apart(activation_name(model))]
+    if settings.ffn != "best" and len(able) < len(blocks):
         raise UnknownMethod(
             f"the recipe {settings.name!r} puts a linear path beside neurons, which this model has or cannot have "
             f"(its activation is {activation_name(model)!r}); use another recipe"
         )
-    return found
+    return able
 
 
 def keep_curves(path: Path, curves: Mapping[str, Curve]) -> None:
@@ -227,8 +227,8 @@ def keep_probes(
     if residence.notes("probes written"):
         return
     cut = Cut(PROBED, curves, statistics.block)
-    found = probe(model, cut, batches, residence=residence, progress=progress)
-    write_probes(statistics.folder, {name: asdict(each) for name, each in found.items()})
+    probes = probe(model, cut, batches, residence=residence, progress=progress)
+    write_probes(statistics.folder, {name: asdict(each) for name, each in probes.items()})
     residence.finish("probes written", None)
     residence.forget("probe-")
 

@@ -132,18 +132,18 @@ def make_shallow(
             fit, held = (streams[split].rows(i, n, CHOOSING) for split in BYTES)
             maps[i, n] = least_squares(fit, held, bias=bias) if linear else identity(architecture.hidden)
         progress("depth", i + 1, architecture.n_blocks)
-    errors = {run: relative_error(streams["select"].rows(*run, CHOOSING), found) for run, found in maps.items()}
+    errors = {run: relative_error(streams["select"].rows(*run, CHOOSING), fitted) for run, fitted in maps.items()}
     small, done = deepcopy(model), []
     runs = best_runs(errors, architecture.n_blocks, gone)
     for run in runs:
         fit, held = (streams[split].rows(*run) for split in BYTES)
-        found = least_squares(fit, held, bias=bias) if linear else maps[run]
-        found = cosine(fit, held, found, bias=bias) if settings.by == "cosine" else found
+        fitted = least_squares(fit, held, bias=bias) if linear else maps[run]
+        fitted = cosine(fit, held, fitted, bias=bias) if settings.by == "cosine" else fitted
         if linear:
-            absorb(small, neurons[run[0]], found)
+            absorb(small, neurons[run[0]], fitted)
         before = relative_error(held, identity(architecture.hidden))
         name = f"blocks.{run[0]} for {run[1]} after it"
-        after, along = relative_error(held, found), mean_cosine(held, found)
+        after, along = relative_error(held, fitted), mean_cosine(held, fitted)
         done.append(Correction(name, 1.0 if linear else 0.0, None, before, after, along))
     dropped = [i + j for i, n in runs for j in range(1, n + 1)]
     drop_blocks(small, architecture, dropped)
@@ -197,9 +197,9 @@ def _require_no_scale_by_depth(model: PreTrainedModel) -> None:
 def _walk(model: PreTrainedModel, architecture: Architecture, batches: Sequence[Batch], tokens: int) -> _Streams:
     states: list[list[Tensor]] = [[] for _ in range(architecture.n_blocks + 1)]
     added: list[list[Tensor]] = [[] for _ in range(architecture.n_blocks)]
-    found = 0
+    count = 0
     for batch in batches:
-        if found >= tokens:
+        if count >= tokens:
             break
         (stage,) = rehearse(model, architecture, [batch])
         states[0].append(real_rows(stage.state, stage.rows).cpu())
@@ -209,7 +209,7 @@ def _walk(model: PreTrainedModel, architecture: Architecture, batches: Sequence[
                 stage.state = through(model.get_submodule(block.path), stage.state, stage.calls[i])
             states[i + 1].append(real_rows(stage.state, stage.rows).cpu())
             added[i].append(real_rows(heard[0], stage.rows).cpu())
-        found += len(states[0][-1])
+        count += len(states[0][-1])
     return _Streams([torch.cat(parts)[:tokens] for parts in states], [torch.cat(parts)[:tokens] for parts in added])
 
 

@@ -73,14 +73,14 @@ class Embedding(Step):
 
 def embeddings(model: PreTrainedModel, batches: Sequence[Batch], how: Pooling) -> Tensor:
     """The pooled states of every row, of length one where the folder says so, in double precision."""
-    found = []
+    tables = []
     with evaluating(model):
         for batch in batches:
             for part in pieces(model, batch):
                 assert part.mask is not None
                 states = headless(model)(**part.inputs).last_hidden_state.cpu().double()
-                found.append(pooled(states, part.mask.cpu(), how))
-    return torch.cat(found)
+                tables.append(pooled(states, part.mask.cpu(), how))
+    return torch.cat(tables)
 
 
 def kept(X: Tensor, V: Tensor) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Head(Step):
                 report = replace(report, head=head, load_class=auto_class(model))
             else:
                 pair = run.original or run.loaded, replace(run.loaded, model=model)
-                found = compare_pair(*pair, data.splits["report"], data.texts.get("report", []), data.seq_len)
-                metrics = [metric.to_json() for metric in found]
+                fidelity = compare_pair(*pair, data.splits["report"], data.texts.get("report", []), data.seq_len)
+                metrics = [metric.to_json() for metric in fidelity]
                 report = replace(report, head={**head, "old_head": report.metrics}, metrics=metrics)
         return replace(run, model=model), report

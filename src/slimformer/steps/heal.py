@@ -140,11 +140,11 @@ def text_to_learn(run: Run, settings: HealSettings) -> list[Batch]:
     names = [] if isinstance(source, Tensor) else named_sources(source) or []
     if isinstance(source, Tensor) or SELF in names or data.reading.get("sources") is None:
         return data.splits["fit"]
-    found = _gathered(run, data, settings.text)
-    own = sum(batch.tokens for batch in found.own.get("fit", found.splits["fit"]))
-    if found.mixed and own < ENOUGH * settings.text:  # of broad text no more than is in proportion
-        found = _gathered(run, data, own)
-    return found.splits["fit"]
+    gathered = _gathered(run, data, settings.text)
+    own = sum(batch.tokens for batch in gathered.own.get("fit", gathered.splits["fit"]))
+    if gathered.mixed and own < ENOUGH * settings.text:  # of broad text no more than is in proportion
+        gathered = _gathered(run, data, own)
+    return gathered.splits["fit"]
 
 
 def _gathered(run: Run, data: Data, tokens: int) -> Data:

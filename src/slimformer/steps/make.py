@@ -138,15 +138,15 @@ def site_weights(statistics: Statistics, curves: Mapping[str, Curve], settings: 
 def read_probes(statistics: Statistics) -> dict[str, Probe]:
     """What the sensitivity probes found; nothing where none were made."""
     try:
-        found = checked(dict[str, Probe], statistics.probes())
-        for name, probe in found.items():
+        probes = checked(dict[str, Probe], statistics.probes())
+        for name, probe in probes.items():
             if name != probe.site or not of_blocks(name, statistics.provenance.n_blocks):
                 raise ValueError(f"{name[:80]} is no site")
             if probe.keep < 0 or probe.error < 0 or probe.harm < -ROUNDING:
                 raise ValueError(
                     f"{name}: {probe.keep} units, error {probe.error:g} and harm {probe.harm:g} are no probe"
                 )
-        return found
+        return probes
     except ValueError as error:
         raise PlanDoesNotFit(
             f"{statistics.folder / 'probes.json'}: {error}; run `slimformer calibrate` again"

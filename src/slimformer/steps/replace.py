@@ -135,7 +135,7 @@ def make_replaced(
     room = max(1, int(BYTES / (12 * architecture.hidden)))
     walks = [list(rehearse(model, architecture, first_tokens(data.splits["fit"], room)))]
     walks.append(list(rehearse(model, architecture, held)))
-    found: dict[int, Found] = {}
+    replaced: dict[int, Found] = {}
     for visit in forward(model, architecture):
         if visit.i not in looked:
             for stream in (stream for walk in walks for stream in walk):
@@ -147,19 +147,19 @@ def make_replaced(
         r2, cosine = left(module, other, post_norm=part.post_norm)
         module = module.to(model.device, model.dtype)
         round_weights(module, dtype)
-        found[visit.i] = Found(module, r2, cosine, math.nan)
+        replaced[visit.i] = Found(module, r2, cosine, math.nan)
         progress("replace", visit.i + 1, architecture.n_blocks)
     small = deepcopy(model)
-    for i, each in found.items():
+    for i, each in replaced.items():
         with standing_in(small, describe(small).blocks[i].one(NEURONS), each.module):
-            found[i] = changed(each, harm=_harm(model, small, held))
-    chosen = sorted(sorted(found, key=lambda i: found[i].harm)[: wanted.worst or len(found)])
+            replaced[i] = changed(each, harm=_harm(model, small, held))
+    chosen = sorted(sorted(replaced, key=lambda i: replaced[i].harm)[: wanted.worst or len(replaced)])
     for i in chosen:
-        put_mlp(small, describe(small), i, found[i].module)
+        put_mlp(small, describe(small), i, replaced[i].module)
     state_sizes(small, "ragged")
     section: dict[str, Any] = {
         "by": wanted.by, "scale": wanted.scale if wanted.by == "scale-free" else None, "bias": wanted.bias,
-        "blocks": [_told(architecture, i, found[i], i in chosen) for i in looked],
+        "blocks": [_told(architecture, i, replaced[i], i in chosen) for i in looked],
         "harm_is": harm_name(model, held), "harm": _harm(model, small, held),
         "tokens": sum(batch.tokens for batch in held),
     }  # fmt: skip
@@ -171,13 +171,13 @@ def _harm(model: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batc
     return math.fsum(harms) / len(harms)
 
 
-def _told(architecture: Architecture, i: int, found: Found, chosen: bool) -> dict[str, Any]:
+def _told(architecture: Architecture, i: int, replaced: Found, chosen: bool) -> dict[str, Any]:
     site = architecture.blocks[i].one(NEURONS)
-    cost, said = site_cost(site, full_size(site), 0), found.module.stands_in
+    cost, said = site_cost(site, full_size(site), 0), replaced.module.stands_in
     return {
-        "block": i, "replaced": chosen, "r2": found.r2, "cosine": found.cosine, "harm": found.harm,
-        "macs": found.module.macs, "of_macs": cost.macs,
-        "params": sum(parameter.numel() for parameter in found.module.parameters()), "of_params": cost.params,
+        "block": i, "replaced": chosen, "r2": replaced.r2, "cosine": replaced.cosine, "harm": replaced.harm,
+        "macs": replaced.module.macs, "of_macs": cost.macs,
+        "params": sum(parameter.numel() for parameter in replaced.module.parameters()), "of_params": cost.params,
         **{name: said[name] for name in ("kind", "count", "degree") if name in said},
     }  # fmt: skip
 

@@ -93,13 +93,13 @@ Choice = tuple[Quantize | None, float]  # how weights are stored, and the share 
 
 def ways_that_fit(run: Run, room: Room) -> list[Choice]:
     """For every way to store the share of the blocks' parameters that fits, if it is not too small; see above."""
-    found: list[Choice] = []
+    ways: list[Choice] = []
     for rounding in _ways(run, room):
         whole, inside = _split(run.dense, run.loaded.dtype, rounding)
         share = min(1.0, 1 - (whole - room.size) / inside)
-        if share >= LEAST and not any(s == 1.0 and _is_finer(other, rounding) for other, s in found):
-            found.append((rounding, share))
-    return [(rounding, share) for rounding, share in found if not _is_crowded_out(rounding, share, found)]
+        if share >= LEAST and not any(s == 1.0 and _is_finer(other, rounding) for other, s in ways):
+            ways.append((rounding, share))
+    return [(rounding, share) for rounding, share in ways if not _is_crowded_out(rounding, share, ways)]
 
 
 def _ways(run: Run, room: Room) -> Sequence[Quantize | None]:
@@ -123,11 +123,11 @@ def _is_finer(one: Quantize | None, other: Quantize | None) -> bool:
     return all(a >= b for a, b in zip(_bits(one), _bits(other), strict=True))
 
 
-def _is_crowded_out(way: Quantize | None, share: float, found: Sequence[Choice]) -> bool:
+def _is_crowded_out(way: Quantize | None, share: float, ways: Sequence[Choice]) -> bool:
     """Would tables of eight bits (and blocks of eight at most) leave notably more of the blocks?"""
     blocks, tables = _bits(way)
     instead = (min(blocks, max(BITS)), max(BITS))
-    return tables == ALL and any(_bits(other) == instead and s > share + NOTABLY for other, s in found)
+    return tables == ALL and any(_bits(other) == instead and s > share + NOTABLY for other, s in ways)
 
 
 def storing(run: Run, rounding: Quantize | None) -> Run:

@@ -75,18 +75,18 @@ def with_fewer_tokens(run: Run, best: Run, settings: CutSettings, room: Room) ->
         outlook = _outlook(run, best, settings, room, before)
         tried = _guesses(run, room, outlook, pieces, counts, texts)
     facts: dict[str, Any] = {"all": before, "fewer": None, "tokens": [each.to_json() for each in tried]}
-    found = min(tried, key=lambda each: each.loss, default=None)
+    least = min(tried, key=lambda each: each.loss, default=None)
     smaller = None
-    if found is not None and found.loss < before:
-        smaller = _made(run, settings, room, found, counts)
+    if least is not None and least.loss < before:
+        smaller = _made(run, settings, room, least, counts)
         if smaller is not None:
             facts["fewer"] = loss(run.loaded, replace(smaller.loaded, model=smaller.model), texts, run.seq_len)
     sizing = best.sections["sizing"]
     if smaller is None or facts["fewer"] >= before:
         return best.reporting(sizing={**sizing, "losses": facts})
-    assert found is not None
-    entry = {**said(found.rounding), "params": smaller.decided.params, "bytes": bytes_of(smaller), "harm": None}
-    return smaller.reporting(sizing={**sizing, "losses": facts, "chosen": {**entry, "tokens": found.tokens}})
+    assert least is not None
+    entry = {**said(least.rounding), "params": smaller.decided.params, "bytes": bytes_of(smaller), "harm": None}
+    return smaller.reporting(sizing={**sizing, "losses": facts, "chosen": {**entry, "tokens": least.tokens}})
 
 
 def _editable(run: Run, settings: CutSettings) -> Pieces | None:
@@ -132,7 +132,7 @@ def _guesses(
 ) -> list[Guess]:
     """Vocabularies from large to small with their best way to store weights, until one alone loses more than another
     with its blocks."""
-    found: list[Guess] = []
+    guesses: list[Guess] = []
     for share in SHARES:
         step = Vocabulary(keep=int(share * len(pieces)))
         try:
@@ -140,14 +140,14 @@ def _guesses(
         except BudgetOutOfReach:  # specials and characters are more
             break
         alone = loss(run.loaded, smaller, texts, run.seq_len)
-        if found and alone >= min(each.loss for each in found):
+        if guesses and alone >= min(each.loss for each in guesses):
             break
         ways = ways_that_fit(replace(run, loaded=smaller, model=smaller.model), room)
         losses = [(alone + extra, way, part) for way, part in ways if (extra := outlook(way, part)) is not None]
         if losses:
             lost, way, part = min(losses, key=lambda each: each[0])
-            found.append(Guess(len(order), way, part, alone, lost))
-    return found
+            guesses.append(Guess(len(order), way, part, alone, lost))
+    return guesses
 
 
 def _outlook(run: Run, best: Run, settings: CutSettings, room: Room, before: float) -> Outlook:
@@ -188,12 +188,12 @@ def _trust(harm: float, predicted: float) -> float:
     return min(1.0, harm / predicted) if predicted > 0 else 1.0
 
 
-def _made(run: Run, settings: CutSettings, room: Room, found: Guess, counts: Counter[int]) -> Run | None:
+def _made(run: Run, settings: CutSettings, room: Room, guess: Guess, counts: Counter[int]) -> Run | None:
     """The model with these tokens that fits; none where the format cannot go so low."""
     assert run.data is not None
     with run.timed("vocabulary"):
         documents = first_characters(run.data.countable, REFITTED)
-        smaller = Vocabulary(keep=found.tokens).shrunk(run, counts, documents)
+        smaller = Vocabulary(keep=guess.tokens).shrunk(run, counts, documents)
     same = replace(run.known, provenance=replace(run.known.provenance, fingerprint=fingerprint(smaller.dense)))
     smaller = replace(smaller, statistics=same)
-    return fitting(storing(smaller, found.rounding), settings, room.size, found.share, found.rounding)
+    return fitting(storing(smaller, guess.rounding), settings, room.size, guess.share, guess.rounding)

@@ -114,8 +114,8 @@ class Vocabulary(Step):
     def _documents(self, run: Run) -> list[Document]:
         """Text to refit pieces on: that of the counts, or a few million characters of it."""
         assert run.data is not None
-        found = documents_of(self.data, run.data.reading["columns"]) if self.data else run.data.texts["fit"]
-        return first_characters(found, REFITTED)
+        documents = documents_of(self.data, run.data.reading["columns"]) if self.data else run.data.texts["fit"]
+        return first_characters(documents, REFITTED)
 
     def _counts(self, run: Run) -> Counter[int]:
         if self.data is None:
@@ -134,10 +134,10 @@ class Vocabulary(Step):
         texts = run.data.texts["report"]
         before = list(encoded(texts, run.loaded.processor))
         after = sum(len(numbers) for numbers in encoded(texts, smaller.processor))
-        found = Counter(number for numbers in before for number in numbers)
+        counts = Counter(number for numbers in before for number in numbers)
         return {
-            "kind": pieces.kind, "keep": len(order), "of": len(pieces), "covered": covered(found, order),
-            "texts": len(before), "tokens_per_text": [found.total() / len(before), after / len(before)],
+            "kind": pieces.kind, "keep": len(order), "of": len(pieces), "covered": covered(counts, order),
+            "texts": len(before), "tokens_per_text": [counts.total() / len(before), after / len(before)],
             "bytes": [table_bytes(each.model, run.loaded.dtype) for each in (run.loaded, smaller)],
         }  # fmt: skip
 

@@ -32,12 +32,12 @@ def refitted(
 ) -> tuple[Loaded, dict[str, Any]]:
     """The smaller model with the embeddings that do best, and what was tried. Cost: five passes over some texts."""
     texts = first_characters(data.texts["select"], CHARACTERS * CHOOSING)
-    found = rewritten(documents, dense.processor, small.processor, order)
+    result = rewritten(documents, dense.processor, small.processor, order)
     table: Any = dense.model.get_input_embeddings()
-    E, written = table.weight.detach().cpu(), list(found.words)
+    E, written = table.weight.detach().cpu(), list(result.words)
     M = shares([pieces for _, pieces in written], len(order))
-    f = np.array([found.words[word] for word in written], dtype=np.float64)
-    n = np.array([found.pieces[piece] for piece in range(len(order))], dtype=np.float64)
+    f = np.array([result.words[word] for word in written], dtype=np.float64)
+    n = np.array([result.pieces[piece] for piece in range(len(order))], dtype=np.float64)
     words, pieces = E[torch.tensor([token for token, _ in written], dtype=torch.long)], E[torch.tensor(list(order))]
     candidates = {"none": small}
     losses = {"none": loss(dense, small, texts, data.seq_len)}

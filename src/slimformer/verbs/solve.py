@@ -117,19 +117,19 @@ def probe(
     head = HeadParameters(kind, shrinkage=given.get("shrinkage", "loo"), class_weight=weight, random_state=seed)
     features = Features(pools, _layers(given.get("layer", "last"), loaded), length, compare)
     train = classify.labelled(loaded, rows)
-    found = classify.probe(loaded, train, features, target=target, head=head, progress=progress)
-    report = {**found.report, "data": str(data), "seed": seed}
+    solved = classify.probe(loaded, train, features, target=target, head=head, progress=progress)
+    report = {**solved.report, "data": str(data), "seed": seed}
     if eval_data is not None:
         held_out = classify.labelled(loaded, replace(rows, source=eval_data, split="evaluation"))
-        report["scores"] = {"data": str(eval_data), **classify.score(loaded, found, held_out, progress=progress)}
+        report["scores"] = {"data": str(eval_data), **classify.score(loaded, solved, held_out, progress=progress)}
         report["warnings"] = classify.seen_before(str(data), str(eval_data))
-    found = replace(found, report=report)
+    solved = replace(solved, report=report)
     if out is None:
-        return found
+        return solved
     progress("save and verify", 0, 1)
-    report["saved"] = _save_probed(loaded, found, Path(out), length, given.get("force", False))
+    report["saved"] = _save_probed(loaded, solved, Path(out), length, given.get("force", False))
     progress("save and verify", 1, 1)
-    return found
+    return solved
 
 
 @check_arguments(model=MODEL_OR_LOADED, source_data=OUT, out=OUT)
@@ -198,14 +198,14 @@ def match(
         _side(side, data, given.get(f"{name}_pool"), given, progress)
         for side, name in ((source, "source"), (target, "target"))
     )
-    found = pairing.fit_and_retrieve(X, Y, methods, seed=seed, progress=progress)
+    fitted = pairing.fit_and_retrieve(X, Y, methods, seed=seed, progress=progress)
     names = {"source": _named(source), "target": _named(target), "data": str(data or "")}
-    found = replace(found, report={**found.report, **names, "seed": seed})
+    fitted = replace(fitted, report={**fitted.report, **names, "seed": seed})
     if out is not None:
         with writing(Path(out), "match", force=given.get("force", False)) as partial:
-            write_match(found.best, partial / "match.safetensors")
-            (partial / "match.json").write_text(json.dumps(found.report, indent=1), encoding="utf-8")
-    return found
+            write_match(fitted.best, partial / "match.safetensors")
+            (partial / "match.json").write_text(json.dumps(fitted.report, indent=1), encoding="utf-8")
+    return fitted
 
 
 def _side(side: Any, data: Any, pool: str | None, given: dict[str, Any], progress: Progress) -> Tensor:
@@ -245,13 +245,13 @@ def _require_place(loaded: Loaded, pools: tuple[str, ...]) -> None:
         )
 
 
-def _save_probed(loaded: Loaded, found: classify.Probed, folder: Path, seq_len: int, force: bool) -> str:
+def _save_probed(loaded: Loaded, solved: classify.Probed, folder: Path, seq_len: int, force: bool) -> str:
     """As a stock classifier where one can say it, else for sentence-transformers; gives the class that opens it."""
-    if found.reading.pool == "mean" and not family_of(loaded.model.config).image:
-        save_sentence_classifier(folder, loaded, found, seq_len=seq_len, force=force)
+    if solved.reading.pool == "mean" and not family_of(loaded.model.config).image:
+        save_sentence_classifier(folder, loaded, solved, seq_len=seq_len, force=force)
         return "SentenceTransformer"
-    classifier = attach(loaded.model, found.head, found.reading, pad=classify.padding(loaded.processor))
-    save_classifier(classifier, folder, loaded, found, force=force)
+    classifier = attach(loaded.model, solved.head, solved.reading, pad=classify.padding(loaded.processor))
+    save_classifier(classifier, folder, loaded, solved, force=force)
     return type(classifier).__name__
 
 

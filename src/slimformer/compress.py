@@ -199,8 +199,8 @@ def compress_streamed(
     >>> slimformer.compress_streamed("llama", "by-blocks", "text.txt", macs=0.6, **how).report.recipe
     'balanced'
     """
-    asked, others = _by_blocks(model, data, memory, recipe, arguments)
-    return stream(asked, folder, **others)
+    request, others = _by_blocks(model, data, memory, recipe, arguments)
+    return stream(request, folder, **others)
 
 
 def foresee_streamed(
@@ -234,11 +234,11 @@ def _by_blocks(
     opening = opening_in(others)
     budget = budget_of(macs=settings.macs, params=settings.params)
     refined = any(isinstance(step, Refine) for step in chosen.steps)
-    asked = Request(
+    request = Request(
         model, data, memory, budget, settings, others.pop("format", "ragged"), length, refined, opening,
         {**reading, "broad": broad},
     )  # fmt: skip
-    return asked, others
+    return request, others
 
 
 @check_arguments(model=MODEL_OR_LOADED)
@@ -349,8 +349,8 @@ def _with_data(run: Run, recipe: Recipe, reading: dict[str, Any], others: Sequen
     how = {**reading, "seq_len": lengths[0] if lengths else None}
 
     def read(source: Source | Tensor, purpose: Purpose = "calibration") -> Data:
-        asked = Reading(purpose=purpose, broad=broad and purpose == "calibration", **how)
-        return gather(source, run.dense, run.loaded.processor, architecture, asked)
+        request = Reading(purpose=purpose, broad=broad and purpose == "calibration", **how)
+        return gather(source, run.dense, run.loaded.processor, architecture, request)
 
     with run.timed("data"):
         data, measured = read(run.source), [read(each, purpose="evaluation") for each in others]

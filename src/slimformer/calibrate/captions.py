@@ -69,8 +69,8 @@ def captioned_batches(
     batches = []
     for part in parts:
         texts = [document.pair or "" for document in part]
-        said = tokenizer(texts, truncation=True, max_length=most, padding=padding, return_tensors="pt")
-        inputs: dict[str, Tensor] = {name: value for name, value in said.items() if isinstance(value, Tensor)}
+        encoded = tokenizer(texts, truncation=True, max_length=most, padding=padding, return_tensors="pt")
+        inputs: dict[str, Tensor] = {name: value for name, value in encoded.items() if isinstance(value, Tensor)}
         inputs |= processed_images([document.text for document in part], processor.image_processor)
         numbers = [start if each.number is None else each.number for start, each in enumerate(part)]
         batches.append(Batch(inputs, None, documents=torch.tensor(numbers)))

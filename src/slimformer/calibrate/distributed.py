@@ -80,11 +80,11 @@ class World:
         width = neurons.width + neurons.outer
         return {split: _moments(block.joint.get(split) or Moments.zero(width)) for split in splits}
 
-    def told(self, found: Mapping[str, Any]) -> dict[str, Any]:
+    def told(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """What all ranks have found, by name, given to everybody. Values are anything JSON can say."""
         if self.size == 1:
-            return dict(found)
-        own = torch.frombuffer(bytearray(json.dumps(dict(found)).encode()), dtype=torch.uint8)
+            return dict(facts)
+        own = torch.frombuffer(bytearray(json.dumps(dict(facts)).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
         _together(distributed.all_gather, lengths, torch.tensor([len(own)]))
         longest = int(max(lengths))

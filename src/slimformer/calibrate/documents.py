@@ -151,9 +151,9 @@ def _is_wrapped(lines: Sequence[str]) -> bool:
 
 def _inner(lines: Iterable[str]) -> list[str]:
     """Lines without blank ones and markers at either end, which separate nothing."""
-    kept = [line.rstrip("\r\n") for line in lines]
-    full = [i for i, line in enumerate(kept) if line.strip() not in ("", END_OF_TEXT)]
-    return "\n".join(kept[full[0] : full[-1] + 1]).strip().split("\n") if full else [""]
+    rows = [line.rstrip("\r\n") for line in lines]
+    full = [i for i, line in enumerate(rows) if line.strip() not in ("", END_OF_TEXT)]
+    return "\n".join(rows[full[0] : full[-1] + 1]).strip().split("\n") if full else [""]
 
 
 def parse_labels(values: Sequence[Any]) -> list[Label]:
@@ -218,9 +218,10 @@ def _read_one(
         if table := open_table(short, columns):
             documents = _table_documents(table, columns, label)
         elif columns or label:
-            asked, flag = (columns[0], "columns") if columns else (label, "label")
+            column, flag = (columns[0], "columns") if columns else (label, "label")
             raise ColumnNotFound(
-                f"column {asked!r} is not in {path.name}; it is plain text and has no columns; leave {option(flag)} out"
+                f"column {column!r} is not in {path.name}; it is plain text and has no columns; leave "
+                f"{option(flag)} out"
             )
         else:
             inner = _inner(read_lines(short))

@@ -88,36 +88,36 @@ class Data(Short):
         return {split: sum(batch.tokens for batch in part) for split, part in self.splits.items()}
 
 
-def sequence_length(model: PreTrainedModel, architecture: Architecture, asked: int | None) -> int:
+def sequence_length(model: PreTrainedModel, architecture: Architecture, length: int | None) -> int:
     """The length to calibrate at and to count MACs for: 512 for decoders, 128 for encoders, patches for images, ten
     seconds (of 50 positions) for encoders of sound, the positions of the text for two towers."""
     config = model.config
     if architecture.family.towers:
         most = int(config.text_config.max_position_embeddings)
-        if asked is not None and asked > most:
+        if length is not None and length > most:
             raise SequenceTooLong(
-                f"a sequence length of {asked:,} was asked for, and the tower of text has {most:,} positions; give "
+                f"a sequence length of {length:,} was asked for, and the tower of text has {most:,} positions; give "
                 f"{most} or less"
             )
-        return asked or most
+        return length or most
     if architecture.family.unit == "positions":
-        return asked or SOUND_POSITIONS
+        return length or SOUND_POSITIONS
     if architecture.family.image:
         height, width = sides(config.image_size)
         rows, columns = sides(config.patch_size)
         patches = (height // rows) * (width // columns) + architecture.family.class_positions(config)
-        if asked not in (None, patches):
+        if length not in (None, patches):
             raise SequenceTooLong(
-                f"a sequence length of {asked:,} was asked for, and an image is always {patches:,} positions to this "
+                f"a sequence length of {length:,} was asked for, and an image is always {patches:,} positions to this "
                 "model; leave it out"
             )
         return patches
     most = positions(config)
-    if asked is not None and asked > most:
+    if length is not None and length > most:
         raise SequenceTooLong(
-            f"a sequence length of {asked:,} was asked for, and the model has {most:,} positions; give {most} or less"
+            f"a sequence length of {length:,} was asked for, and the model has {most:,} positions; give {most} or less"
         )
-    return asked or min(512 if architecture.family.causal else 128, most)
+    return length or min(512 if architecture.family.causal else 128, most)
 
 
 def positions(config: Any) -> int:
@@ -157,29 +157,31 @@ def gather(
     reading: Reading | None = None,
 ) -> Data:
     """Read `source` and deal it to the four splits."""
-    asked = reading or Reading()
+    request = reading or Reading()
     source = source if isinstance(source, str | Path | Tensor) else list(source)  # what gives texts gives them once
     family, windows = architecture.family, reads_windows(model, architecture.family)
     # without a padding token a decoder cannot tell where a row ends, so it reads one at a time
     one_by_one = family.causal and not windows and model.config.pad_token_id is None
-    length = sequence_length(model, architecture, asked.seq_len)
-    reader = Reader(model, processor, architecture, length, 1 if one_by_one else asked.batch_size)
-    data = _from_ids(source, reader, asked) if isinstance(source, Tensor) else _from_documents(source, reader, asked)
+    length = sequence_length(model, architecture, request.seq_len)
+    reader = Reader(model, processor, architecture, length, 1 if one_by_one else request.batch_size)
+    data = (
+        _from_ids(source, reader, request) if isinstance(source, Tensor) else _from_documents(source, reader, request)
+    )
     _require_all(data.splits, least=1 if family.unit != "tokens" else 2)
     _require_readable(data.splits, model, architecture)
     facts = {"sources": places(source), "named": not isinstance(source, Unnamed), "seq_len": length}
-    facts |= {name: getattr(asked, name) for name in ("tokens", "samples", "purpose")}
-    facts |= {"broad": asked.broad and family.unit == "tokens" and not family.sound}
-    return replace(data, reading=facts | {"columns": list(asked.columns) if asked.columns else None})
+    facts |= {name: getattr(request, name) for name in ("tokens", "samples", "purpose")}
+    facts |= {"broad": request.broad and family.unit == "tokens" and not family.sound}
+    return replace(data, reading=facts | {"columns": list(request.columns) if request.columns else None})
 
 
-def _from_documents(source: Source, reader: Reader, asked: Reading) -> Data:
+def _from_documents(source: Source, reader: Reader, request: Reading) -> Data:
     """Texts, images or recordings: whole documents are dealt to the splits."""
     family, notes = reader.architecture.family, list[str]()
     files = family.image or family.sound or family.towers
-    most = asked.tokens or (TOKENS if reader.windows or files else ROW_TOKENS)
-    documents = _documents(source, reader, asked, int(most / SHARES[0]), notes)
-    parts = numbered(split_documents(documents, seed=asked.seed))
+    most = request.tokens or (TOKENS if reader.windows or files else ROW_TOKENS)
+    documents = _documents(source, reader, request, int(most / SHARES[0]), notes)
+    parts = numbered(split_documents(documents, seed=request.seed))
     splits = {split: reader.batches(parts[split], int(share * most)) for split, share in SHARE.items()}
     if not files:
         splits["certify"] = reader.one_row_each(parts, most)
@@ -191,13 +193,13 @@ def _from_documents(source: Source, reader: Reader, asked: Reading) -> Data:
     if pairs and any(document.pair is None for document in documents):
         notes.append(HEARD if family.sound else WRITTEN if writes(reader.model) else REPEATED)
     name, digest = describe_source(source), data_hash(documents)
-    data = Data(splits, name, digest, asked.seed, reader.length, reader.windows, unit, tuple(notes))
+    data = Data(splits, name, digest, request.seed, reader.length, reader.windows, unit, tuple(notes))
     if not files and not pairs:
         texts = {
             split: first_characters(parts[split], int(CHARACTERS * share * most)) for split, share in SHARE.items()
         }
         data = replace(data, texts=texts, countable=first_characters(parts["fit"], COUNTABLE))
-    if not asked.broad or files:
+    if not request.broad or files:
         return data
     _require_all(data.splits, least=2)  # of the user's own text
     names = named_sources(source if isinstance(source, str | Path) else list(source)) or ()
@@ -264,17 +266,19 @@ def _names_no_place(name: str | Path) -> bool:
     return known or not Path(name).exists()
 
 
-def _documents(source: Source, reader: Reader, asked: Reading, wanted: int, notes: list[str]) -> list[Document]:
-    """Documents to deal; `wanted` is how many tokens a model that writes its own should write."""
+def _documents(source: Source, reader: Reader, request: Reading, tokens: int, notes: list[str]) -> list[Document]:
+    """Documents to deal; `tokens` is how many tokens a model that writes its own should write."""
     model, family = reader.model, reader.architecture.family
     if isinstance(source, str):
         require_there(source)
     if family.image:
-        return read_images(_folder(source, model.config, wanted, asked.seed), samples=asked.samples, seed=asked.seed)
+        return read_images(
+            _folder(source, model.config, tokens, request.seed), samples=request.samples, seed=request.seed
+        )
     if family.towers:
-        return read_captioned(source, samples=asked.samples)
+        return read_captioned(source, samples=request.samples)
     if family.sound:
-        return recordings_meant(source, model, reader.processor, wanted, samples=asked.samples, seed=asked.seed)
+        return recordings_meant(source, model, reader.processor, tokens, samples=request.samples, seed=request.seed)
     if reader.processor is None:
         raise DataUnreadable(
             "there is no tokenizer with the model, so it cannot read text; put its tokenizer.json beside config.json "
@@ -282,18 +286,18 @@ def _documents(source: Source, reader: Reader, asked: Reading, wanted: int, note
         )
     rows = reads_examples(model, family)
     read = partial(
-        read_data, columns=asked.columns, limit=asked.samples, split=asked.purpose, rows=rows, say=notes.append
+        read_data, columns=request.columns, limit=request.samples, split=request.purpose, rows=rows, say=notes.append
     )
-    made: dict[str, Callable[[], list[Document]]] = {
-        SELF: partial(own_documents, model, reader.processor, tokens=wanted, seed=asked.seed)
+    sources: dict[str, Callable[[], list[Document]]] = {
+        SELF: partial(own_documents, model, reader.processor, tokens=tokens, seed=request.seed)
     }
     if not reader.windows:
-        made[BUILTIN] = partial(broad_documents, "fit", rows=True)
+        sources[BUILTIN] = partial(broad_documents, "fit", rows=True)
     names = named_sources(source if isinstance(source, str | Path) else list(source)) or []
-    if not any(name in made for name in names):
+    if not any(name in sources for name in names):
         return read(source)
-    parts = [made[name]() if name in made else read(name) for name in names]
-    return spread(mix_documents(parts, weights_of(names)), asked.samples)
+    parts = [sources[name]() if name in sources else read(name) for name in names]
+    return spread(mix_documents(parts, weights_of(names)), request.samples)
 
 
 def _folder(source: Any, config: Any, wanted: int, seed: int) -> str | Path:
@@ -309,7 +313,7 @@ def _folder(source: Any, config: Any, wanted: int, seed: int) -> str | Path:
     return source
 
 
-def _from_ids(ids: Tensor, reader: Reader, asked: Reading) -> Data:
+def _from_ids(ids: Tensor, reader: Reader, request: Reading) -> Data:
     """Token ids, sequences × length: the rows are dealt to the splits."""
     if reader.architecture.family.towers:
         raise DataUnreadable("two towers are calibrated on images with captions; give a table of both")
@@ -324,11 +328,13 @@ def _from_ids(ids: Tensor, reader: Reader, asked: Reading) -> Data:
     length = min(reader.length, ids.shape[1])
     digest = hashlib.sha256(ids.cpu().contiguous().numpy().tobytes()).hexdigest()
     name, ids = describe_source(ids), _each_once(ids)
-    rows = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(asked.seed))][: asked.samples, :length]
+    rows = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(request.seed))][
+        : request.samples, :length
+    ]
     n = len(rows)
     shares = ((1, 0.55), (2, 0.75), (3, 0.9))
     cuts = [0, *(max(i, min(int(share * n), n - len(SPLITS) + i)) for i, share in shares), n]  # no split is empty
-    limit = asked.tokens
+    limit = request.tokens
     most = {split: None if limit is None else max(1, int(share * limit) // length) for split, share in SHARE.items()}
     splits = {
         split: token_batches(rows[a:b][: most[split]], reader.batch_size)
@@ -336,7 +342,7 @@ def _from_ids(ids: Tensor, reader: Reader, asked: Reading) -> Data:
     }
     if reader.architecture.family.reads_pairs:
         splits = {split: [paired(batch, reader.model) for batch in part] for split, part in splits.items()}
-    return Data(splits, name, digest, asked.seed, length)
+    return Data(splits, name, digest, request.seed, length)
 
 
 def _each_once(ids: Tensor) -> Tensor:
@@ -362,12 +368,12 @@ def _require_readable(splits: dict[str, list[Batch]], model: PreTrainedModel, ar
     inputs = [batch.inputs for part in splits.values() for batch in part]
     if architecture.family.image or architecture.family.towers:
         config = getattr(model.config, "vision_config", model.config)
-        asked = (config.num_channels, *sides(config.image_size))
+        expected = (config.num_channels, *sides(config.image_size))
         shapes = {tuple(given["pixel_values"].shape[1:]) for given in inputs}
-        if shapes != {asked}:
-            other = "×".join(map(str, next(iter(shapes - {asked}))))
+        if shapes != {expected}:
+            other = "×".join(map(str, next(iter(shapes - {expected}))))
             raise DataUnreadable(
-                f"the image processor makes images of {other}, the model reads {'×'.join(map(str, asked))}; "
+                f"the image processor makes images of {other}, the model reads {'×'.join(map(str, expected))}; "
                 "use the processor that belongs to the model"
             )
         return

@@ -82,5 +82,5 @@ def _plain(images: Sequence[Any], image_size: int) -> dict[str, Tensor]:
 
 
 def _processed(processor: Any, images: Sequence[Any]) -> dict[str, Tensor]:
-    made = processor(images=list(images), return_tensors="pt")
-    return {name: value for name, value in made.items() if isinstance(value, Tensor)}
+    processed = processor(images=list(images), return_tensors="pt")
+    return {name: value for name, value in processed.items() if isinstance(value, Tensor)}

@@ -25,43 +25,46 @@ def require_same_model(model: PreTrainedModel, statistics: Statistics, known: st
 
     The fingerprint of a model that is not in memory must be `known`.
     """
-    made, found = statistics.provenance, known or fingerprint(model)
-    if found != made.fingerprint:
+    provenance, current = statistics.provenance, known or fingerprint(model)
+    if current != provenance.fingerprint:
         raise PlanDoesNotFit(
-            f"the statistics were made for {made.model} ({made.fingerprint}), this model is {found}; calibrate it anew"
+            f"the statistics were made for {provenance.model} ({provenance.fingerprint}), this model is "
+            f"{current}; calibrate it anew"
         )
     architecture = describe(model)
     try:
-        _require_facts(made, model, architecture)
+        _require_facts(provenance, model, architecture)
     except (ValueError, SequenceTooLong) as error:
         raise PlanDoesNotFit(
             f"{statistics.folder / 'stats.json'}: {error}; make it with `slimformer calibrate`"
         ) from None
 
 
-def _require_facts(made: Provenance, model: PreTrainedModel, architecture: Architecture) -> None:
+def _require_facts(provenance: Provenance, model: PreTrainedModel, architecture: Architecture) -> None:
     for name in ("model_type", "n_blocks"):
-        said, true = getattr(made, name), getattr(architecture, name)
-        if said != true:
-            raise ValueError(f"{name} is said to be {said}, and is {true}")
-    if missing := [split for split in SPLITS if split not in made.tokens]:
+        stated, true = getattr(provenance, name), getattr(architecture, name)
+        if stated != true:
+            raise ValueError(f"{name} is said to be {stated}, and is {true}")
+    if missing := [split for split in SPLITS if split not in provenance.tokens]:
         raise ValueError(f"tokens says nothing of {missing[0]}")
-    sequence_length(model, architecture, made.seq_len)
+    sequence_length(model, architecture, provenance.seq_len)
 
 
 def moments_of(statistics: Statistics, architecture: Architecture, i: int) -> BlockMoments:
     """The moments of block i, if they are those of block i of this model."""
-    block, made = statistics.block(i), statistics.provenance
+    block, provenance = statistics.block(i), statistics.provenance
     # of texts every token is a row, of images every position; once for every run of the block
-    counts = {split: made.tokens[split] * architecture.blocks[i].runs for split in SPLITS if split in made.tokens}
-    rows = {split: {count, count * made.seq_len} for split, count in counts.items()}
+    counts = {
+        split: provenance.tokens[split] * architecture.blocks[i].runs for split in SPLITS if split in provenance.tokens
+    }
+    rows = {split: {count, count * provenance.seq_len} for split, count in counts.items()}
     if (
         i < architecture.stacks[-1].blocks[0].index or architecture.family.towers
     ):  # tokens are those of targets; of sources all sites saw as many
         first = next(iter(block.sites.values()), {})
         rows = {split: {moments.count} for split, moments in first.items()}
     try:
-        require_of_model(block, architecture, rows, made.joint)
+        require_of_model(block, architecture, rows, provenance.joint)
     except ValueError as error:
         raise PlanDoesNotFit(
             f"the statistics in {str(statistics.folder)!r} are not those of block {i} of this model: {error}; "

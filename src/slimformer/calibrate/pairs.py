@@ -57,12 +57,12 @@ def paired(batch: Batch, model: PreTrainedModel) -> Batch:
     return Batch({**batch.inputs, "decoder_input_ids": shifted(ids, model.config)}, batch.mask, targets=ids)
 
 
-def targets_of(found: Sequence[list[int]], config: Any) -> tuple[Tensor, Tensor, Tensor]:
+def targets_of(sequences: Sequence[list[int]], config: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens for the decoder, its targets and which of them are real, padded on the right: no mask is needed, because
     no position looks at one after it."""
     filler = config.pad_token_id if config.pad_token_id is not None else 0
-    targets = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in found], True, float(filler))
-    mask = torch.arange(targets.shape[1]) < torch.tensor([[len(ids)] for ids in found])
+    targets = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in sequences], True, float(filler))
+    mask = torch.arange(targets.shape[1]) < torch.tensor([[len(ids)] for ids in sequences])
     return shifted(targets, config), targets, mask
 
 
@@ -97,8 +97,8 @@ def writes(model: PreTrainedModel) -> bool:
 
 
 def _ends(config: Any) -> set[int]:
-    said = config.eos_token_id
-    return set(said) if isinstance(said, list) else {said}
+    ends = config.eos_token_id
+    return set(ends) if isinstance(ends, list) else {ends}
 
 
 def _pairs(

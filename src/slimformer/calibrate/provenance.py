@@ -72,9 +72,9 @@ def read_provenance(folder: str | Path) -> Provenance:
     return _checked(folder, data)
 
 
-def _require_reading(found: Provenance) -> None:
+def _require_reading(provenance: Provenance) -> None:
     try:
-        checked(Reading, found.reading)
+        checked(Reading, provenance.reading)
     except ValueError as error:
         raise ValueError(f"reading.{error}") from None
 

@@ -35,11 +35,11 @@ def read_again(
         place for place in map(weighted, map(str, sources)) if Path(place).is_absolute() and not Path(place).exists()
     ]:
         raise DataNotFound(f"{owner} was calibrated on {name}, and {gone[0]} is not there any longer; {other}")
-    asked: dict[str, Any] = {part: reading.get(part) for part in ("samples", "columns")}
+    options: dict[str, Any] = {part: reading.get(part) for part in ("samples", "columns")}
     try:
         as_then = Reading(
             seq_len=seq_len or reading.get("seq_len"), tokens=tokens or reading.get("tokens"), seed=int(known["seed"]),
-            purpose=reading.get("purpose", "calibration"), broad=bool(reading.get("broad")), **asked,
+            purpose=reading.get("purpose", "calibration"), broad=bool(reading.get("broad")), **options,
         )  # fmt: skip
         data = gather(",".join(map(str, sources)), model, processor, describe(model), as_then)
     except (SlimformerError, TypeError, ValueError, KeyError) as error:

@@ -46,10 +46,10 @@ def recordings_meant(
 def require_audible(inputs: Sequence[dict[str, Tensor]], config: Any) -> None:
     """Refuse features of another model's extractor, and what is no sound of one wave."""
     name = "input_values" if hasattr(config, "conv_stride") else "input_features"
-    asked = () if name == "input_values" else (config.num_mel_bins, 2 * config.max_source_positions)
-    shapes = {tuple(given[name].shape[1 if asked else 2 :]) for given in inputs if name in given}
-    if shapes != {asked}:
+    expected = () if name == "input_values" else (config.num_mel_bins, 2 * config.max_source_positions)
+    shapes = {tuple(given[name].shape[1 if expected else 2 :]) for given in inputs if name in given}
+    if shapes != {expected}:
         raise DataUnreadable(
             f"the feature extractor does not make the {name} the model reads"
-            f"{f' ({asked[0]} × {asked[1]})' if asked else ''}; use the one that belongs to the model"
+            f"{f' ({expected[0]} × {expected[1]})' if expected else ''}; use the one that belongs to the model"
         )

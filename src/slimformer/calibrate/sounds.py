@@ -198,8 +198,8 @@ def _features(part: Sequence[_Piece], extractor: Any) -> dict[str, Tensor]:
 
 
 def _made(extractor: Any, waves: Sequence[Wave], **how: Any) -> dict[str, Tensor]:
-    made = extractor(list(waves), sampling_rate=extractor.sampling_rate, return_tensors="pt", **how)
-    return {name: value for name, value in made.items() if isinstance(value, Tensor)}
+    features = extractor(list(waves), sampling_rate=extractor.sampling_rate, return_tensors="pt", **how)
+    return {name: value for name, value in features.items() if isinstance(value, Tensor)}
 
 
 def _tokens(processor: Any, transcript: str, model: PreTrainedModel, most: int) -> list[int]:

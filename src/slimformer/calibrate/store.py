@@ -56,11 +56,12 @@ class Statistics(Short):
 
     def facts(self) -> dict[str, str]:
         """Of which model, and on which data."""
-        made = self.provenance
-        tokens = ", ".join(f"{split} {n:,}" for split, n in made.tokens.items())
+        provenance = self.provenance
+        tokens = ", ".join(f"{split} {n:,}" for split, n in provenance.tokens.items())
         return {
-            "": f"{made.model} ({made.model_type}, {made.n_blocks} blocks)", "data": made.data, "tokens": tokens,
-            "sequence length": f"{made.seq_len:,}", "folder": str(self.folder),
+            "": f"{provenance.model} ({provenance.model_type}, {provenance.n_blocks} blocks)", "data": provenance.data,
+            "tokens": tokens,
+            "sequence length": f"{provenance.seq_len:,}", "folder": str(self.folder),
         }  # fmt: skip
 
     def block(self, i: int, splits: Sequence[str] | None = None) -> BlockMoments:

@@ -211,10 +211,10 @@ def _squad_rows(value: Row) -> Iterator[Row]:
     for number, article in enumerate(value["data"]):
         title = article.get("title") or f"article {number}"
         for paragraph in article["paragraphs"]:
-            for asked in paragraph.get("qas", ()):
-                known = {"context": paragraph.get("context"), "title": title, "id": asked.get("id")}
+            for question in paragraph.get("qas", ()):
+                known = {"context": paragraph.get("context"), "title": title, "id": question.get("id")}
                 # no golds and no word about golds are two things: only who evaluates needs them, and will ask
-                yield {**known, **{name: asked[name] for name in ("question", "answers") if name in asked}}
+                yield {**known, **{name: question[name] for name in ("question", "answers") if name in question}}
 
 
 def _parquet_table(path: Path) -> Table:

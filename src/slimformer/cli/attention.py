@@ -36,7 +36,7 @@ def attention(
     if sequences < 2:
         raise SlimformerError("--sequences 1: directions are fitted on a half of the texts and tried on the others")
     name = inputs.joined(data)
-    asked = lengths_of(lengths, [name])
+    chosen_lengths = lengths_of(lengths, [name])
     inputs.require_inputs(model, name, opening)
 
     from slimformer.report.names import source_names
@@ -45,8 +45,8 @@ def attention(
 
     with showing_progress(hidden=shown.hidden) as progress:
         counts = count_keys(
-            model, name, share=share, lengths=asked, sequences=sequences, columns=opt.column_names(columns), seed=seed,
-            progress=progress, **vars(opening.resolve()),
+            model, name, share=share, lengths=chosen_lengths, sequences=sequences, columns=opt.column_names(columns),
+            seed=seed, progress=progress, **vars(opening.resolve()),
         )  # fmt: skip
 
     def tables() -> None:

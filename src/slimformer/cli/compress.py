@@ -97,14 +97,14 @@ def compress(
         inputs.size_in_bytes("--memory", memory)
     place = None if dry_run else _require_out(out_folder, force, model, name, others)
     record = tracker(track)
-    asked = {
+    arguments = {
         "recipe": recipe, **_format(format, runtime), "only_data": only_data, "eval_data": eval_data, "timing": timing,
         **reading.arguments(), **short,
         **vars(_opening_for(model, name, {} if dry_run else others, opening, dtype)),
     }  # fmt: skip
     if place is None:
-        return _show_dry_run(model, name, memory, asked, shown)
-    return record("compress", _make_and_save(model, place, name, memory, asked, force, shown))
+        return _show_dry_run(model, name, memory, arguments, shown)
+    return record("compress", _make_and_save(model, place, name, memory, arguments, force, shown))
 
 
 def _format(format: str, runtime: str | None) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _opening_for(model: str, data: str, others: dict[str, Any], opening: opt.Ope
 
 
 def _make_and_save(
-    model: str, folder: Path, data: str, memory: str | None, asked: dict[str, Any], force: bool, shown: opt.Shown
+    model: str, folder: Path, data: str, memory: str | None, arguments: dict[str, Any], force: bool, shown: opt.Shown
 ) -> dict[str, Any]:
     """Make the smaller model, save it and show its report, which is returned."""
     from slimformer.compress import compress, compress_streamed
@@ -154,10 +154,10 @@ def _make_and_save(
     hidden = shown.hidden
     with showing_progress(hidden=hidden) as progress:
         if memory is None:
-            report = save_result(compress(model, data, progress=progress, **asked), folder, force, progress).report
+            report = save_result(compress(model, data, progress=progress, **arguments), folder, force, progress).report
         else:
             report = compress_streamed(
-                model, folder, data, memory=inputs.size_in_bytes("--memory", memory), **asked, force=force,
+                model, folder, data, memory=inputs.size_in_bytes("--memory", memory), **arguments, force=force,
                 progress=progress, say=lambda line: show_notes([line], hidden=hidden),
             ).report  # fmt: skip
     show_result(report, folder, shown)
@@ -165,19 +165,19 @@ def _make_and_save(
     return content
 
 
-def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, Any], shown: opt.Shown) -> None:
+def _show_dry_run(model: str, data: str, memory: str | None, arguments: dict[str, Any], shown: opt.Shown) -> None:
     """What would be kept, or saved, without reading data and without writing anything; within a memory, what it would
     take, without reading weights either."""
     from slimformer.compress import foresee_streamed, preview
     from slimformer.plan import Plan
     from slimformer.report.console import kept_table, plan_table, savings_table
 
-    if asked.get("bits") is not None:
+    if arguments.get("bits") is not None:
         raise SlimformerError("--dry-run shows which widths are kept, not how they are stored; leave --bits out")
-    if asked.get("vocab") is not None:
+    if arguments.get("vocab") is not None:
         raise SlimformerError("--dry-run reads no data, and tokens are counted on some; leave --vocab out")
     if memory is not None:
-        seen = foresee_streamed(model, data, memory=inputs.size_in_bytes("--memory", memory), **asked)
+        seen = foresee_streamed(model, data, memory=inputs.size_in_bytes("--memory", memory), **arguments)
         line = f"memory: {seen.estimate}; allowed {memory}"
 
         def tables() -> None:
@@ -187,7 +187,7 @@ def _show_dry_run(model: str, data: str, memory: str | None, asked: dict[str, An
 
         content = {**json.loads(seen.plan.to_json()), "memory": seen.estimate.to_json()}
         return emit(content, shown, tables)
-    run, forecast = preview(model, **{name: value for name, value in asked.items() if name not in OF_DATA})
+    run, forecast = preview(model, **{name: value for name, value in arguments.items() if name not in OF_DATA})
     if isinstance(forecast, Plan):
         return _show_forecast(run, forecast, shown)
     return emit({"lossless": forecast}, shown, lambda: out.print(savings_table(forecast)))

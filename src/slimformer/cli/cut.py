@@ -26,13 +26,13 @@ def cut(
 ) -> None:
     """Make a model at any budget from one calibration, without the data: the same bits as compress --no-refine."""
     source = (model, opening)
-    asked = inputs.fraction_asked(macs, params, latency)
+    fraction = inputs.fraction_asked(macs, params, latency)
     inputs.require_place(out_folder, force, stats, inputs.require_calibrated(stats, recipe, format, source))
 
     from slimformer.verbs.budgets import cut as make_smaller
 
     with showing_progress(hidden=shown.hidden) as progress:
         statistics, loaded = inputs.statistics_and_model(stats, source)
-        result = make_smaller(statistics, model=loaded, recipe=recipe, format=format, progress=progress, **asked)
+        result = make_smaller(statistics, model=loaded, recipe=recipe, format=format, progress=progress, **fraction)
         save_result(result, out_folder, force, progress, verify=verify)
     emit(result.report.to_dict(), shown, lambda: show_cut(statistics.provenance, loaded, result, out_folder))

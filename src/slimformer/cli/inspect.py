@@ -54,7 +54,7 @@ def inspect(
     names = list(dict.fromkeys(data or []))
     if len(names) > MOST_SETS:
         raise SlimformerError(f"--data was given {len(names)} times; up to {MOST_SETS} data sets stand side by side")
-    asked = lengths_of(lengths, names)
+    chosen_lengths = lengths_of(lengths, names)
     if figures is not None:
         _require_figures(figures, force)
     inputs.require_model(model, opening)
@@ -66,7 +66,7 @@ def inspect(
 
     with showing_progress(hidden=shown.hidden) as progress:
         portrait = look_at(
-            model, names, lengths=asked, sequences=sequences, columns=opt.column_names(columns), tokens=tokens,
+            model, names, lengths=chosen_lengths, sequences=sequences, columns=opt.column_names(columns), tokens=tokens,
             seq_len=seq_len, weights=verbose or shown.as_json, seed=seed, progress=progress,
             **_figures(figures, force), **vars(opening.resolve()),
         )  # fmt: skip

@@ -74,14 +74,14 @@ def show_result(report: Any, folder: Path, shown: Shown) -> None:
     emit(report.to_dict(), shown, tables)
 
 
-def show_data(made: Any) -> None:
+def show_data(data: Any) -> None:
     """Above a table of what is planned: the text that statistics are of, and that nothing was measured."""
     from rich.text import Text
 
     from slimformer.evaluate.assessment import known_data
     from slimformer.report.names import measured_line
 
-    out.print(Text(measured_line(known_data(made), [])))
+    out.print(Text(measured_line(known_data(data), [])))
 
 
 def show_cut(provenance: Any, loaded: Any, result: Any, folder: Path) -> None:

@@ -37,7 +37,7 @@ def plan(
     from slimformer.files.content import PLAN
 
     source = (model, opening)
-    asked = inputs.fraction_asked(macs, params, latency)
+    fraction = inputs.fraction_asked(macs, params, latency)
     inputs.require_calibrated(stats, recipe, format, source)
     require_free_file(out_file, force, PLAN)
 
@@ -46,7 +46,7 @@ def plan(
 
     with showing_progress(hidden=shown.hidden) as progress:
         statistics, loaded = inputs.statistics_and_model(stats, source)
-        decided = decide(statistics, model=loaded, recipe=recipe, format=format, progress=progress, **asked)
+        decided = decide(statistics, model=loaded, recipe=recipe, format=format, progress=progress, **fraction)
         with writing_file(out_file, force=force, kind=PLAN) as file:
             file.write_text(decided.to_json())
 

@@ -53,13 +53,13 @@ def quantize(
     from slimformer.steps.quantize import grid_of
 
     grid_of(bits, group)
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "bits": bits, "group": group, "method": method, "symmetric": symmetric, "tables": bool(tables)
     }  # fmt: skip
     loaded = load_model(model, opening.resolve())
     with showing_progress(hidden=shown.hidden) as progress:
         smaller = make_smaller(
-            loaded, name, only_data=only_data, timing=timing, progress=progress, **asked, **reading.arguments()
+            loaded, name, only_data=only_data, timing=timing, progress=progress, **settings, **reading.arguments()
         )
         save_result(smaller, out_folder, force, progress, verify=verify)
     show_result(smaller.report, out_folder, shown)

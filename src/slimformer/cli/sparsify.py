@@ -47,11 +47,11 @@ def sparsify(
     from slimformer.steps.sparsify import pattern_of
 
     pattern_of(pattern)
-    asked: dict[str, Any] = {"pattern": pattern, "method": method}
+    settings: dict[str, Any] = {"pattern": pattern, "method": method}
     loaded = load_model(model, opening.resolve())
     with showing_progress(hidden=shown.hidden) as progress:
         smaller = make_smaller(
-            loaded, name, only_data=only_data, timing=timing, progress=progress, **asked, **reading.arguments()
+            loaded, name, only_data=only_data, timing=timing, progress=progress, **settings, **reading.arguments()
         )
         save_result(smaller, out_folder, force, progress, verify=verify)
     show_result(smaller.report, out_folder, shown)

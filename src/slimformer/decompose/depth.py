@@ -63,15 +63,15 @@ def identity(D: int) -> Map:
     return Map(torch.eye(D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64))
 
 
-def relative_error(rows: Rows, found: Map) -> float:
+def relative_error(rows: Rows, fitted: Map) -> float:
     """E ‖l − ĥ‖² / ‖l‖²: errors count relative to the stream they are in."""
-    missed = (rows.l - found.after(rows)).square().sum(1)
+    missed = (rows.l - fitted.after(rows)).square().sum(1)
     return float((missed / rows.l.square().sum(1).clamp_min(1e-30)).mean())
 
 
-def mean_cosine(rows: Rows, found: Map) -> float:
+def mean_cosine(rows: Rows, fitted: Map) -> float:
     """E cos(l, ĥ)."""
-    return float(torch.cosine_similarity(rows.l, found.after(rows), dim=1).mean())
+    return float(torch.cosine_similarity(rows.l, fitted.after(rows), dim=1).mean())
 
 
 def least_squares(fit: Rows, held: Rows, *, bias: bool) -> Map:
@@ -95,8 +95,8 @@ def cosine(fit: Rows, held: Rows, start: Map, *, bias: bool) -> Map:
             s = h.norm(dim=1).clamp_min(1e-30)
             κ = ((u * h).sum(1) / s).clamp_min(LEAST)
             now = _weighted(fit.m, (s / κ)[:, None] * u - fit.y, κ / s.square(), bias=bias, ridge=ridge)
-            if (found := mean_cosine(held, now)) > most:
-                best, most = now, found
+            if (reached := mean_cosine(held, now)) > most:
+                best, most = now, reached
     return best
 
 

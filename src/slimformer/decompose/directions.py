@@ -20,7 +20,7 @@ def directions(C: Float[Tensor, "d d"], k: int) -> tuple[Float[Tensor, "k d"], f
     ([[0.0, 1.0]], 0.75)
     """
     values, vectors = torch.linalg.eigh(C)
-    kept = values.flip(0)[:k].clamp_min(0)
+    leading = values.flip(0)[:k].clamp_min(0)
     V = vectors.flip(1)[:, :k].mT
     signs = V.gather(1, V.abs().argmax(1, keepdim=True)).sign()  # the same on every machine
-    return V * signs, float(kept.sum() / values.clamp_min(0).sum())
+    return V * signs, float(leading.sum() / values.clamp_min(0).sum())

@@ -100,16 +100,16 @@ def reduced_rank(fit: Pairs, *, ridge: float = RIDGE) -> RankMaps:
     return RankMaps(U, U.mT @ A, μ, ν, ℓ, square - float(AB.trace()))
 
 
-def error_of(pairs: Pairs, found: AffineMap) -> float:
+def error_of(pairs: Pairs, fitted: AffineMap) -> float:
     """E ‖y − A x − b‖² on any data, from its sums alone."""
     μ = pairs.x.mean
-    C, B, square = pairs.about(μ, found.A @ μ + found.b)
-    return max(square - 2 * float((found.A.mT * B).sum()) + float(((found.A @ C) * found.A).sum()), 0.0)
+    C, B, square = pairs.about(μ, fitted.A @ μ + fitted.b)
+    return max(square - 2 * float((fitted.A.mT * B).sum()) + float(((fitted.A @ C) * fitted.A).sum()), 0.0)
 
 
-def r_squared(pairs: Pairs, found: AffineMap) -> float:
+def r_squared(pairs: Pairs, fitted: AffineMap) -> float:
     """1 − E ‖y − ŷ‖² / E ‖y − ȳ‖²; 1 where y does not vary and is met, −∞ where it does not and is not."""
-    left, whole = error_of(pairs, found), pairs.variance
+    left, whole = error_of(pairs, fitted), pairs.variance
     if whole > 0:
         return 1 - left / whole
     return 1.0 if left == 0 else -torch.inf

@@ -71,10 +71,10 @@ def value_curve(width: Width, Q: Float[Tensor, "kv d d"], *, ridge: float) -> Cu
 def value_ranks(width: Width, Q: Float[Tensor, "kv d d"], r: int, *, ridge: float) -> Ranks:
     """The reduction to rank r in the bases Q. Cost O((r H)² w)."""
     turned = by_rank(width, Q)
-    kept = select(turned, range(turned.units), r, ridge=ridge)
+    reduction = select(turned, range(turned.units), r, ridge=ridge)
     R = _turn(width, Q)
     columns = torch.arange(r * width.units).reshape(r, width.units).mT.flatten()  # (i, h) to (h, i)
-    return Ranks(Q.mT[:, :r].contiguous(), (R @ kept.E)[:, columns], R @ kept.c)
+    return Ranks(Q.mT[:, :r].contiguous(), (R @ reduction.E)[:, columns], R @ reduction.c)
 
 
 def by_rank(width: Width, Q: Float[Tensor, "kv d d"]) -> Width:

@@ -91,10 +91,10 @@ def legal_sizes(units: int, group: int) -> tuple[tuple[int, ...], tuple[int, ...
     return tuple(sizes), tuple(min(size, heads) for size in sizes)
 
 
-def may_join(kept: Sequence[int], units: int, group: int) -> list[int]:
+def may_join(chosen: Sequence[int], units: int, group: int) -> list[int]:
     """Units that may be kept next: those of the groups that have fewest so far."""
-    rest = [u for u in range(units) if u not in kept]
-    count = [sum(u // group == g for u in kept) for g in range(units // group)]
+    rest = [u for u in range(units) if u not in chosen]
+    count = [sum(u // group == g for u in chosen) for g in range(units // group)]
     fewest = min((count[u // group] for u in rest), default=0)
     return [u for u in rest if count[u // group] == fewest]
 

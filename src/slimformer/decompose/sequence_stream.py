@@ -124,7 +124,7 @@ def stream_attention(
     scale: float,
 ) -> tuple[Float[Tensor, "b hq m p"], Memory]:
     """Attention of m tokens that follow what `memory` has, and the memory after them. Query heads may share keys."""
-    made, start, m = [], 0, K.shape[2]
+    outputs, start, m = [], 0, K.shape[2]
     while start < m:
         if memory.seen % how.block == 0 and memory.K.shape[2] >= how.window:
             memory = _retired(memory, how, scale)
@@ -136,12 +136,12 @@ def stream_attention(
             K=torch.cat([memory.K, k], 2), V=torch.cat([memory.V, v], 2),
             real=torch.cat([memory.real, real[:, start:stop]], 1), seen=memory.seen + stop - start,
         )  # fmt: skip
-        made.append(_attend(folded, memory, stop - start, how, scale).reshape(*q.shape[:3], v.shape[-1]))
+        outputs.append(_attend(folded, memory, stop - start, how, scale).reshape(*q.shape[:3], v.shape[-1]))
         new = real[:, start:stop]
         counted = folded if bool(new.all()) else folded * _rows(new, folded).to(q.dtype)
         memory = replace(memory, C=memory.C + counted.mT @ counted)
         start = stop
-    return torch.cat(made, 2), memory
+    return torch.cat(outputs, 2), memory
 
 
 def _folded(q: Float[Tensor, "b hq m d"], h: int) -> Float[Tensor, "b h gm d"]:

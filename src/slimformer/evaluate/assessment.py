@@ -274,13 +274,13 @@ def _known_places(known: Mapping[str, Any]) -> list[str]:
     return [*(str(place) for place in map(weighted, places) if place not in TASKS), *broad]
 
 
-def _again(known: Sequence[str], asked: Sequence[str]) -> list[str]:
+def _again(known: Sequence[str], chosen: Sequence[str]) -> list[str]:
     """Which of the sources asked for are among the known ones, however either is spelt; of folders all is read."""
     places = [_place(part) for part in known]
     builtin = any(map(names_builtin, known))
     return [
         part
-        for part in asked
+        for part in chosen
         if (builtin and names_builtin(part)) or any(_overlap(_place(part), place) for place in places)
     ]
 

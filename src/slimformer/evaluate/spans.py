@@ -75,8 +75,8 @@ def parts_of(questions: Sequence[Question], tokenizer: Any, how: Reading) -> lis
     """Rows of at most `seq_len` tokens; every token of a context is in one of them."""
     if not getattr(tokenizer, "is_fast", False):
         raise DataUnreadable("marking answers needs a fast tokenizer, which knows where in the text a token stands")
-    asked = [question.question.lstrip() for question in questions]  # some tokenizers cut after spaces in front
-    longest = max((len(ids) for ids in tokenizer(asked)["input_ids"]), default=0)
+    stems = [question.question.lstrip() for question in questions]  # some tokenizers cut after spaces in front
+    longest = max((len(ids) for ids in tokenizer(stems)["input_ids"]), default=0)
     room = how.seq_len - longest - tokenizer.num_special_tokens_to_add(pair=True)
     if room <= how.stride:
         raise SequenceTooLong(
@@ -84,7 +84,7 @@ def parts_of(questions: Sequence[Question], tokenizer: Any, how: Reading) -> lis
             f"raise {option('seq_len')} or lower {option('stride')}"
         )
     encoding = tokenizer(
-        asked, [question.context for question in questions], truncation="only_second", max_length=how.seq_len,
+        stems, [question.context for question in questions], truncation="only_second", max_length=how.seq_len,
         stride=how.stride, return_overflowing_tokens=True, return_offsets_mapping=True, verbose=False,
     )  # fmt: skip
     owners, offsets = encoding.pop("overflow_to_sample_mapping"), encoding.pop("offset_mapping")

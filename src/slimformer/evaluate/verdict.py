@@ -97,14 +97,14 @@ def _colour(report: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]])
         return ("green", "no output changes") if exact else ("grey", "nothing was measured")
     name, value = losses
     limits = THRESHOLDS[name]
-    worst, said = 0, []
+    worst, words = 0, []
     for where, loss in value.items():
         green, amber = limits[where]
         worst = max(worst, (loss > green) + (loss > amber))
-        said.append(f"{loss:.3f} {where}")
+        words.append(f"{loss:.3f} {where}")
     allowed = [" and ".join(f"{limits[where][n]:g} {where}" for where in value) for n in (0, 1)]
     unknown = "" if "elsewhere" in value else "; elsewhere was not measured"
-    return COLOURS[worst], f"{name} {', '.join(said)}; green to {allowed[0]}, amber to {allowed[1]}{unknown}"
+    return COLOURS[worst], f"{name} {', '.join(words)}; green to {allowed[0]}, amber to {allowed[1]}{unknown}"
 
 
 def _losses(report: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, float]] | None:

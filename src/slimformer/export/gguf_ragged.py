@@ -65,10 +65,10 @@ def require_same_words(folder: Path, rounded: PreTrainedModel, quant: str) -> st
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, rounded.config.vocab_size, (1, PROMPT), generator=generator)
     try:
-        (said,) = run_llama_cpp(folder / FILE, ids.tolist(), new_tokens=GREEDY)
+        (answer,) = run_llama_cpp(folder / FILE, ids.tolist(), new_tokens=GREEDY)
     except RuntimeError as error:
         raise ExportFailed(f"llama.cpp does not open the GGUF file: {error}; it was not kept") from error
-    for token in said["tokens"] if quant != "q8_0" else []:
+    for token in answer["tokens"] if quant != "q8_0" else []:
         likely = rounded(input_ids=ids.to(rounded.device)).logits[0, -1].log_softmax(-1).topk(2)
         if float(likely.values[0] - likely.values[1]) < MARGIN:
             break

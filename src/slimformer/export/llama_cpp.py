@@ -35,12 +35,12 @@ def run_llama_cpp(
     a token that ends in the middle of a character. RuntimeError with the last words of llama.cpp where it does not open
     the file.
     """
-    asked = {
+    request = {
         "file": str(file), "prompts": [list(map(int, prompt)) for prompt in prompts], "forced": list(map(int, forced)),
         "new_tokens": new_tokens, "threads": threads, "path": sys.path,
     }  # fmt: skip
     child = subprocess.run(
-        [sys.executable, "-P", __file__], input=json.dumps(asked), capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-P", __file__], input=json.dumps(request), capture_output=True, text=True, timeout=PATIENCE
     )
     answer = next((line for line in child.stdout.splitlines() if line.startswith(ANSWERS)), None)
     if answer is None:
@@ -52,27 +52,27 @@ def run_llama_cpp(
 
 
 def _main() -> None:
-    asked = json.loads(sys.stdin.read())
-    sys.path[:] = asked["path"]
+    request = json.loads(sys.stdin.read())
+    sys.path[:] = request["path"]
     import xllamacpp
 
     params: Any = xllamacpp.CommonParams()
-    params.model.path = asked["file"]
-    longest = max(len(prompt) for prompt in asked["prompts"]) + asked["new_tokens"]
+    params.model.path = request["file"]
+    longest = max(len(prompt) for prompt in request["prompts"]) + request["new_tokens"]
     params.n_ctx, params.n_parallel, params.warmup = max(256, longest + 8), 1, False
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = asked["threads"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = request["threads"]
     params.n_gpu_layers, params.offline, params.port = 0, True, 0
     server = xllamacpp.Server(params)  # on this machine alone, at a port that is free
     how = {"temperature": 0.0, "seed": 0, "ignore_eos": True, "return_tokens": True, "cache_prompt": True}
     answers = []
-    for prompt, force in zip(asked["prompts"], asked["forced"] or [None] * len(asked["prompts"]), strict=True):
-        body = {"prompt": prompt, "n_predict": asked["new_tokens"], **how}
+    for prompt, force in zip(request["prompts"], request["forced"] or [None] * len(request["prompts"]), strict=True):
+        body = {"prompt": prompt, "n_predict": request["new_tokens"], **how}
         if force is not None:
             body |= {"n_probs": 1, "logit_bias": [[force, 1e6]]}
-        said = _said(server.listening_address, body)
-        steps = said.get("completion_probabilities", [])
+        answer = _said(server.listening_address, body)
+        steps = answer.get("completion_probabilities", [])
         answers.append({
-            "tokens": said["tokens"], "timings": said["timings"], "logprob": steps[0]["logprob"] if steps else None,
+            "tokens": answer["tokens"], "timings": answer["timings"], "logprob": steps[0]["logprob"] if steps else None,
         })  # fmt: skip
     print(ANSWERS + json.dumps(answers), flush=True)
 

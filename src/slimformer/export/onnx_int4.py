@@ -44,8 +44,10 @@ def matrices_of(graph: Any) -> dict[str, Weight]:
     return {name: W for name, W in matrices.items() if _fits(W)}
 
 
-def to_four_bits(path: Path, tables: dict[str, Weight], matrices: dict[str, Weight], beside: str | None = None) -> None:
-    """Rewrite an int8 file with these weights in four bits; `beside` is the file that holds large weights."""
+def to_four_bits(
+    path: Path, tables: dict[str, Weight], matrices: dict[str, Weight], weights_file: str | None = None
+) -> None:
+    """Rewrite an int8 file with these weights in four bits; `weights_file` is the file that holds large weights."""
     import onnx
 
     model = onnx.load(str(path))
@@ -64,16 +66,16 @@ def to_four_bits(path: Path, tables: dict[str, Weight], matrices: dict[str, Weig
     rest = list(graph.node)
     del graph.node[:]
     graph.node.extend([*opened, *rest])
-    made = {node.output[0] for node in opened}
+    outputs = {node.output[0] for node in opened}
     read = {name for node in graph.node for name in node.input}
     for tensor in list(graph.initializer):
-        if tensor.name not in read or tensor.name in made:
+        if tensor.name not in read or tensor.name in outputs:
             graph.initializer.remove(tensor)
     for each in model.opset_import:
         each.version = max(each.version, FOUR_BITS) if each.domain == "" else each.version
     if all(each.domain != RUNTIME for each in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(RUNTIME, 1))
-    onnx.save(model, str(path), save_as_external_data=beside is not None, location=beside)
+    onnx.save(model, str(path), save_as_external_data=weights_file is not None, location=weights_file)
 
 
 def codes_and_scales(W: Weight) -> tuple[NDArray[np.int8], Weight]:

@@ -64,10 +64,10 @@ def constrained(given: dict[str, Any], *, cuts: bool) -> dict[str, Any]:
         )
     settings = dict(others.get("settings") or {})
     for key, value in place.cut.items() if cuts else ():
-        asked = settings.setdefault(f"cut.{key}", value)
-        if asked != value and key in WHOLE:
+        setting = settings.setdefault(f"cut.{key}", value)
+        if setting != value and key in WHOLE:
             raise CannotExport(
-                f"{option('runtime', runtime)} needs cut.{key}={value}, and {asked} was asked for; leave one out"
+                f"{option('runtime', runtime)} needs cut.{key}={value}, and {setting} was asked for; leave one out"
             )
     return {**others, "format": others.get("format") or place.format, "settings": settings}
 

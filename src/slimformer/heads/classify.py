@@ -79,12 +79,12 @@ def labelled(loaded: Loaded, rows: LabelledRows) -> Iterator[Document]:
     return require_labels(iter(documents), str(rows.source))
 
 
-def target_of(documents: Iterator[Document], asked: str) -> tuple[str, Iterator[Document]]:
+def target_of(documents: Iterator[Document], name: str) -> tuple[str, Iterator[Document]]:
     """Classes or numbers: labels with a fraction are numbers. Gives the documents back whole."""
     first = list(islice(documents, LOOKED_AT))
     whole = chain(first, documents)
-    if asked != "auto":
-        return asked, whole
+    if name != "auto":
+        return name, whole
     try:
         values = [float(d.label) for d in first if d.label is not None]
     except ValueError:

@@ -83,11 +83,11 @@ def heal(student: Student, text: Text, settings: HealSettings, work: Work, progr
         distilled = _global(student, text, settings, before, work, progress)
     round_weights(small, student.dtype, but=dense.parameters())
     after = text.held_out.losses(dense, small)
-    kept = score(after, before) < 1
-    if not kept:
+    better = score(after, before) < 1
+    if not better:
         put_back(own, original)
         after = before
-    return Healed(before, after, kept, local, distilled, blocks)
+    return Healed(before, after, better, local, distilled, blocks)
 
 
 def _local(

@@ -89,13 +89,13 @@ class Walk:
         return {name: p for name, p in trained_parameters(self.small, self.kind).items() if name.startswith(path)}
 
 
-def spans_of(kept: Sequence[int], blocks: int) -> tuple[int, ...]:
+def spans_of(blocks_left: Sequence[int], blocks: int) -> tuple[int, ...]:
     """For every block that was kept of so many, the number of dense blocks from where it starts to where the next does.
 
     >>> spans_of((0, 1, 4), 6)
     (1, 3, 2)
     """
-    starts = (0, *kept[1:])
+    starts = (0, *blocks_left[1:])
     return tuple(end - start for start, end in zip(starts, (*starts[1:], blocks), strict=True))
 
 

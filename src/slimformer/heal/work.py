@@ -66,14 +66,14 @@ def agreed(value: Any) -> Any:
 
 
 @contextmanager
-def work_for(target: Path, asked: Mapping[str, Any]) -> Iterator[Work]:
+def work_for(target: Path, facts: Mapping[str, Any]) -> Iterator[Work]:
     """The work folder for a result; one of an earlier run that was asked for the same is gone on with.
 
     When the block ends well the folder is removed. A second process for the same result is refused.
     """
     target = Path(target)
     folder = target.parent.resolve() / f".{target.name}.healing"
-    wanted = {"slimformer_heal": FORMAT, **json.loads(json.dumps(dict(asked)))}
+    wanted = {"slimformer_heal": FORMAT, **json.loads(json.dumps(dict(facts)))}
     if is_follower():
         yield Work(folder)
         return
@@ -113,6 +113,6 @@ def _clear(folder: Path) -> None:
     """Remove notes, checkpoints and what the teacher said."""
     for note in folder.glob(f"*{NOTE}"):
         note.unlink()
-    for kept in (TRAINER, TEACHER):
-        if (folder / kept).is_dir():
-            shutil.rmtree(folder / kept)
+    for folder_name in (TRAINER, TEACHER):
+        if (folder / folder_name).is_dir():
+            shutil.rmtree(folder / folder_name)

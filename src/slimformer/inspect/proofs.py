@@ -170,17 +170,17 @@ def _folder(model: PreTrainedModel, architecture: Architecture, *, fresh: bool) 
     return [Proof(stack, part, "folder", not seen, seen) for stack, part in sorted(names)]
 
 
-def keep(model: PreTrainedModel, site: Site, kept: list[int], merged: dict[int, int] | None = None) -> None:
+def keep(model: PreTrainedModel, site: Site, units: list[int], merged: dict[int, int] | None = None) -> None:
     """Keep these units in place; what the reader had for those `merged` into others is added to theirs."""
-    E = torch.zeros(site.width, len(kept) * site.unit, dtype=torch.float64)
-    at = {unit: i for i, unit in enumerate(kept)}
-    for unit, other in {**{unit: unit for unit in kept}, **(merged or {})}.items():
+    E = torch.zeros(site.width, len(units) * site.unit, dtype=torch.float64)
+    at = {unit: i for i, unit in enumerate(units)}
+    for unit, other in {**{unit: unit for unit in units}, **(merged or {})}.items():
         for i in range(site.unit):
             E[unit * site.unit + i, at[other] * site.unit + i] = 1
     stand_in(model, site)
     for name in dict.fromkeys(writer.module for writer in site.writers):
-        surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, kept))
-    J = torch.tensor([unit * site.unit + i for unit in kept for i in range(site.unit)], dtype=torch.long)
+        surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, units))
+    J = torch.tensor([unit * site.unit + i for unit in units for i in range(site.unit)], dtype=torch.long)
     surgery.read(model.get_submodule(site.reader), Selection(J, E, torch.zeros(site.width, dtype=torch.float64)))
     if site.kind == HEADS:
         keep_attributes_true(model)

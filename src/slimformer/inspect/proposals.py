@@ -62,11 +62,11 @@ def find_blocks(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> tupl
         if any(len(each) != 1 for each in calls.values()):
             reasons.append(f"{name}: its blocks do not run once each")
             continue
-        made = [calls[path][0] for path in paths]
-        if not all(_hands_on(call) for call in made):
+        first_calls = [calls[path][0] for path in paths]
+        if not all(_hands_on(call) for call in first_calls):
             reasons.append(f"{name}: its blocks do not hand on a stream of one width")
             continue
-        stacks.append(Blocks(name, tuple(made), blocks))
+        stacks.append(Blocks(name, tuple(first_calls), blocks))
     return stacks, reasons
 
 

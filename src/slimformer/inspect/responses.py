@@ -67,10 +67,10 @@ def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
 
 def run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Any:
     """A forward pass that keeps nothing for later ones."""
-    kept = {"use_cache": False} if getattr(model.config, "use_cache", None) is not None else {}
+    options = {"use_cache": False} if getattr(model.config, "use_cache", None) is not None else {}
     precision = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     here = {name: x.to(model.device, precision if x.is_floating_point() else None) for name, x in inputs.items()}
-    return model.base_model(**here, **kept)
+    return model.base_model(**here, **options)
 
 
 @torch.no_grad()

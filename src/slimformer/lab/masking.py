@@ -35,9 +35,9 @@ class Masking:
     def __call__(self, ids: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         """Ids with some hidden, and labels: the hidden ids, −100 elsewhere."""
         ids = ids.long()
-        asked = (torch.rand(ids.shape, generator=draw) < self.share) & ~self.is_mark[ids]
-        labels = torch.where(asked, ids, IGNORED)
+        masked = (torch.rand(ids.shape, generator=draw) < self.share) & ~self.is_mark[ids]
+        labels = torch.where(masked, ids, IGNORED)
         fate = torch.rand(ids.shape, generator=draw)
         others = self.ordinary[torch.randint(len(self.ordinary), ids.shape, generator=draw)]
-        shown = torch.where(asked & (fate < MASKED), self.mask, ids)
-        return torch.where(asked & (fate >= MASKED) & (fate < MASKED + SWAPPED), others, shown), labels
+        shown = torch.where(masked & (fate < MASKED), self.mask, ids)
+        return torch.where(masked & (fate >= MASKED) & (fate < MASKED + SWAPPED), others, shown), labels

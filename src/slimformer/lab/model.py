@@ -46,9 +46,9 @@ def build(task: Task, fields: dict[str, Any], facts: dict[str, Any], start: Path
 
 
 def _require_classes(fields: dict[str, Any], facts: dict[str, Any]) -> None:
-    asked, classes = fields.get("num_labels"), facts.get("id2label")
-    if asked is not None and classes is not None and asked != len(classes):
-        raise BadExperiment(f"num_labels is {asked} and the data have {len(classes)} classes; leave it out")
+    stated, classes = fields.get("num_labels"), facts.get("id2label")
+    if stated is not None and classes is not None and stated != len(classes):
+        raise BadExperiment(f"num_labels is {stated} and the data have {len(classes)} classes; leave it out")
 
 
 def require_known(fields: dict[str, Any]) -> None:

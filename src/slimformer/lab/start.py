@@ -34,7 +34,7 @@ def started(auto: Any, folder: Path, fields: dict[str, Any], facts: dict[str, An
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         _require_fit(config, fields, facts, folder)
-        model, told = auto.from_pretrained(
+        model, info = auto.from_pretrained(
             folder, config=_changed(config, changes, folder), dtype=torch.float32, trust_remote_code=False,
             ignore_mismatched_sizes=True, output_loading_info=True, use_safetensors=True,
         )  # fmt: skip
@@ -42,7 +42,7 @@ def started(auto: Any, folder: Path, fields: dict[str, Any], facts: dict[str, An
         raise
     except Exception as error:  # configs, weights and models raise whatever they do
         raise BadExperiment(f"start: no {auto.__name__} opens {folder}: {in_one_line(error)}") from error
-    _require_its_own(model, told, folder, len(facts.get("id2label", ())))
+    _require_its_own(model, info, folder, len(facts.get("id2label", ())))
     return model
 
 
@@ -65,15 +65,15 @@ def _require_fit(config: Any, fields: dict[str, Any], facts: dict[str, Any], fol
             raise BadExperiment(f"start: {folder} has a {name} of {held:,}, and {what} needs {wanted:,}")
 
 
-def _require_its_own(model: PreTrainedModel, told: dict[str, Any], folder: Path, classes: int) -> None:
+def _require_its_own(model: PreTrainedModel, info: dict[str, Any], folder: Path, classes: int) -> None:
     """Refuse weights that do not fit, and folders that hold too few of them."""
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    other = [each[0] if isinstance(each, tuple) else each for each in told["mismatched_keys"]]
+    other = [each[0] if isinstance(each, tuple) else each for each in info["mismatched_keys"]]
     wrong = [name for name in other if name in shapes and shapes[name][0] != classes]
     if wrong:
         raise BadExperiment(f"start: {wrong[0]} in {folder} is not {' × '.join(map(str, shapes[wrong[0]]))}")
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    fresh = sum(sizes.get(name, 0) for name in {*told["missing_keys"], *other})
+    fresh = sum(sizes.get(name, 0) for name in {*info["missing_keys"], *other})
     if fresh > (1 - ENOUGH) * sum(sizes.values()):
         raise BadExperiment(f"start: {folder} has hardly any weights of a {type(model).__name__}")
 

@@ -170,8 +170,8 @@ def evaluate(model: PreTrainedModel, feed: Feed, part: Part, task: str, most: in
             if feed.causal:
                 logits, labels = logits[:, :-1], labels[:, 1:]
             logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
-            asked = labels != IGNORED
-            logits, labels = logits[asked], labels[asked]
+            labelled = labels != IGNORED
+            logits, labels = logits[labelled], labels[labelled]
             loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
             right += int((logits.argmax(-1) == labels).sum())
             count += len(labels)

@@ -43,17 +43,17 @@ def eliminate(
         dropped, cost, F, G = _drop_block(H, M, min(BLOCK, len(alive)))
         gone.append(alive[dropped])
         costs.append(cost)
-        kept = torch.ones(len(alive), dtype=torch.bool, device=H.device)
-        kept[dropped] = False
-        (kept,) = kept.nonzero(as_tuple=True)
-        alive, F, G = alive[kept], F[:, kept], G[:, kept]
-        H = _shrunk(H, kept).addmm_(F.mT, F, alpha=-1)
-        M = _shrunk(M, kept).addmm_(torch.cat([F, G]).mT, torch.cat([G, F]), alpha=-1)
+        is_left = torch.ones(len(alive), dtype=torch.bool, device=H.device)
+        is_left[dropped] = False
+        (is_left,) = is_left.nonzero(as_tuple=True)
+        alive, F, G = alive[is_left], F[:, is_left], G[:, is_left]
+        H = _shrunk(H, is_left).addmm_(F.mT, F, alpha=-1)
+        M = _shrunk(M, is_left).addmm_(torch.cat([F, G]).mT, torch.cat([G, F]), alpha=-1)
     return torch.cat(gone).flip(0), torch.cat(costs).flip(0)
 
 
-def _shrunk(A: Float[Tensor, "a a"], kept: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
-    return A.index_select(0, kept).index_select(1, kept)
+def _shrunk(A: Float[Tensor, "a a"], rows: Int[Tensor, " b"]) -> Float[Tensor, "b b"]:
+    return A.index_select(0, rows).index_select(1, rows)
 
 
 def _inverse(C: Float[Tensor, "d d"], ridge: float) -> Float[Tensor, "d d"]:

@@ -55,8 +55,8 @@ def symmetry_errors(W_q: Float[Tensor, "h d D"], W_k: Float[Tensor, "h d D"]) ->
     whole = half.square().sum((1, 2)).clamp_min(TINY)
     by_size = λ.square().sort(dim=1, descending=True).values
     positive = λ.clamp_min(0).square().sort(dim=1, descending=True).values
-    kept = (by_size.sum(1), by_size[:, :d].sum(1), positive[:, :d].sum(1))
-    return SymmetryErrors(*((1 - part / whole).clamp(0, 1).sqrt() for part in kept))
+    energies = (by_size.sum(1), by_size[:, :d].sum(1), positive[:, :d].sum(1))
+    return SymmetryErrors(*((1 - part / whole).clamp(0, 1).sqrt() for part in energies))
 
 
 def shared_basis(

@@ -17,13 +17,13 @@ def silent(_stage: str, _done: int, _total: int) -> None:
 
 
 @contextmanager
-def shown(asked: bool | Progress) -> Iterator[Progress]:
+def shown(choice: bool | Progress) -> Iterator[Progress]:
     """What a caller of the library asked for, as a function: True are bars of tqdm, False is nothing, a function stays.
 
     Bars that are not full when the work ends are closed where they stand.
     """
-    if asked is not True:
-        yield asked or silent
+    if choice is not True:
+        yield choice or silent
         return
     bars = _Bars()
     try:

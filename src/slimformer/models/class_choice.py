@@ -52,12 +52,12 @@ class Fit:
     moved: int
 
 
-def choose_class(config: Any, weights: Iterable[str], asked: str | None, where: object) -> Choice:
+def choose_class(config: Any, weights: Iterable[str], class_name: str | None, where: object) -> Choice:
     """The class that was asked for, else the one config.json names, else the one whose weights these are."""
-    if asked is not None:
-        return Choice(class_asked(asked, config))
-    said = getattr(config, "architectures", None)
-    name = said[0] if isinstance(said, list) and said else said
+    if class_name is not None:
+        return Choice(class_asked(class_name, config))
+    architectures = getattr(config, "architectures", None)
+    name = architectures[0] if isinstance(architectures, list) and architectures else architectures
     stated = class_named(name)
     if stated is not None and _opens(stated, config):
         return Choice(stated)

@@ -81,8 +81,8 @@ class Pieces:
     def _is_single(self, token: str) -> bool:
         """Is it one character, with or without what marks the inside or the end of a word?"""
         prefix, suffix = self._affixes
-        bare = [token, token.removeprefix(prefix), token.removesuffix(suffix)]
-        return any(len(each) == 1 for each in (*bare, bare[1].removesuffix(suffix)))
+        stripped = [token, token.removeprefix(prefix), token.removesuffix(suffix)]
+        return any(len(each) == 1 for each in (*stripped, stripped[1].removesuffix(suffix)))
 
     def _writable(self, token: str) -> bool:
         """Could its characters be written without it?"""

@@ -92,8 +92,8 @@ def read_weights(
             f"{name}: {len(missing)} weights that config.json promises are missing, the first is {missing[0]}; "
             "use an intact checkpoint"
         )
-    asked = opening.model_class is not None
-    notes = require_place_for_all(model, info["unexpected_keys"], asked=asked, where=name)
+    class_is_given = opening.model_class is not None
+    notes = require_place_for_all(model, info["unexpected_keys"], asked=class_is_given, where=name)
     if not checkpoint.place.local:
         model.config.name_or_path = name  # not where the copy of it lies
     return model, [*checkpoint.notes, *notes]
@@ -107,10 +107,10 @@ def _require_room(checkpoint: Checkpoint) -> None:
     weights, packed = checkpoint.weights, is_packed(checkpoint.config)
     held = 8 * weights.size(weights.files) if packed else sum(map(math.prod, weights.shapes.values()))
     for model in on_meta(checkpoint.config, [checkpoint.choice.model_class]):
-        asked = sum(parameter.numel() for parameter in model.parameters())
-        if asked > 2 * held + SPARE:
+        needed = sum(parameter.numel() for parameter in model.parameters())
+        if needed > 2 * held + SPARE:
             raise ModelBroken(
-                f"{checkpoint.place.name}: config.json describes a model of {asked:,} weights, and its files cannot "
+                f"{checkpoint.place.name}: config.json describes a model of {needed:,} weights, and its files cannot "
                 f"hold more than {held:,}; use the config.json that belongs to these weights"
             )
 
@@ -157,8 +157,12 @@ def _config(place: Place, opening: Opening, *, supported: bool) -> Any:
 
 def _foreign_code(checkpoint: Checkpoint) -> str:
     """A note where a checkpoint brings code for its model, because another forward pass is not seen in the weights."""
-    said = getattr(checkpoint.config, "auto_map", None)
-    codes = [str(code) for auto, code in said.items() if auto.startswith("AutoModel")] if isinstance(said, dict) else []
+    auto_map = getattr(checkpoint.config, "auto_map", None)
+    codes = (
+        [str(code) for auto, code in auto_map.items() if auto.startswith("AutoModel")]
+        if isinstance(auto_map, dict)
+        else []
+    )
     if all(code.startswith(OWN_CODE) for code in codes):
         return ""
     kind = checkpoint.choice.model_class.__name__

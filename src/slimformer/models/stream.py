@@ -116,8 +116,8 @@ def sketch(name: str | Path, opening: Opening = Opening()) -> Skeleton:  # noqa:
     weights = stored.known_as(names)
     _require_all(place.name, model, weights)
     left_out = unexpected(model, stored.files.keys() - names.keys())
-    asked = opening.model_class is not None
-    notes = [*checkpoint.notes, *require_place_for_all(model, left_out, asked=asked, where=place.name)]
+    class_is_given = opening.model_class is not None
+    notes = [*checkpoint.notes, *require_place_for_all(model, left_out, asked=class_is_given, where=place.name)]
     say(notes)
     facts = opening_facts(opening, place.commit)
     loaded = Loaded(

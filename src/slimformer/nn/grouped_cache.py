@@ -87,9 +87,9 @@ def memory_of(key: Tensor) -> GroupedLayer | None:
 
 def grouped_cache(groupings: list[Grouping | None], cache: DynamicCache | None = None) -> DynamicCache:
     """An empty cache, its layers of groups where there is a grouping; `cache` itself if it is given."""
-    made = DynamicCache() if cache is None else cache
-    made.layers = [DynamicLayer() if how is None else GroupedLayer() for how in groupings]
-    return made
+    grouped = DynamicCache() if cache is None else cache
+    grouped.layers = [DynamicLayer() if how is None else GroupedLayer() for how in groupings]
+    return grouped
 
 
 def cache_bytes(cache: DynamicCache) -> int:

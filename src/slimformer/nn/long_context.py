@@ -90,8 +90,8 @@ def install(model: PreTrainedModel) -> None:
         module.grouping = grouping_of(table, i)  # type: ignore[assignment]
         if table["kind"] in FIXED and module.grouping is not None and not hasattr(module, "projected"):
             heads = int(model.config.num_attention_heads)
-            made = ProjectedKeys(table["kind"], heads, table["k"], table["length"])
-            module.projected = made.to(next(module.parameters()))
+            projected = ProjectedKeys(table["kind"], heads, table["k"], table["length"])
+            module.projected = projected.to(next(module.parameters()))
     if not modules:
         return
     model.config._attn_implementation = NAME
@@ -144,11 +144,11 @@ def require_every_key(model: PreTrainedModel) -> None:
 
 def grouping_of(table: dict[str, Any], layer: int) -> Grouping | None:
     """How layer `layer` groups its keys; None where it looks at all of them."""
-    said = table["layers"].get(str(layer))
-    if said is None:
+    layer_settings = table["layers"].get(str(layer))
+    if layer_settings is None:
         return None
     fields = {name: table[name] for name in ("k", "window", "sweeps", "sinks", "kind") if name in table}
-    return Grouping(**fields, second_order=bool(said.get("second_order", False)))
+    return Grouping(**fields, second_order=bool(layer_settings.get("second_order", False)))
 
 
 def attention_modules(model: PreTrainedModel, family: Family) -> list[nn.Module]:
@@ -272,9 +272,9 @@ def _with_own_cache(model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
     """Before the blocks run: a new cache becomes one of groups, in the layers that have them."""
     if model.config._attn_implementation != NAME or not getattr(model.config, FIELD, None):
         return args, kwargs
-    cache, asked = kwargs.get("past_key_values"), kwargs.get("use_cache")
-    asked = getattr(model.config, "use_cache", True) if asked is None else asked
-    new = cache is None and asked and not model.training
+    cache, use_cache = kwargs.get("past_key_values"), kwargs.get("use_cache")
+    use_cache = getattr(model.config, "use_cache", True) if use_cache is None else use_cache
+    new = cache is None and use_cache and not model.training
     if new or (type(cache) is DynamicCache and cache.get_seq_length() == 0):
         groupings = [module.grouping for module in model.modules() if hasattr(module, "grouping")]
         kwargs["past_key_values"] = grouped_cache(groupings, cache)

@@ -20,10 +20,10 @@ from slimformer.nn.stand_ins import StandIn
 
 def stand_in(fitted: AffineMap, features: Features | None = None, *, by: str, bias: bool = True) -> StandIn:
     """ŷ = A [x, φ(s)] + b as a module that can be saved, in single precision."""
-    said: dict[str, Any] = {"by": by, "bias": bias}
+    settings: dict[str, Any] = {"by": by, "bias": bias}
     if features is not None:
-        said |= {"kind": features.kind, "count": len(features.W), "degree": features.degree}
-    module = StandIn(len(fitted.A), said)
+        settings |= {"kind": features.kind, "count": len(features.W), "degree": features.degree}
+    module = StandIn(len(fitted.A), settings)
     with torch.no_grad():
         for name in ("W", "a", "gain", "shift") if features else ():
             getattr(module, name).copy_(getattr(features, name))
@@ -48,8 +48,8 @@ def replaced_parts(model: PreTrainedModel, blocks: Iterable[Block]) -> dict[str,
     for i, block in enumerate(blocks):
         for site in block.neurons:
             module = model.get_submodule(site.root).get_submodule(site.feed_forward.mlp or site.part.out)
-            if said := getattr(module, "stands_in", None):
-                parts[str(i)] = dict(said)
+            if settings := getattr(module, "stands_in", None):
+                parts[str(i)] = dict(settings)
     return parts
 
 

@@ -49,8 +49,8 @@ def even(ladders: Sequence[Ladder], *, budget: int) -> Sizes:
         at_neurons = _fill(neurons, shares, left)
         if at_neurons is None:
             continue
-        kept = sum(ladder.sizes[i].units for ladder, i in zip(neurons, at_neurons, strict=True))
-        distance = abs(kept / max(1, sum(ladder.site.units for ladder in neurons)) - share)
+        neurons_left = sum(ladder.sizes[i].units for ladder, i in zip(neurons, at_neurons, strict=True))
+        distance = abs(neurons_left / max(1, sum(ladder.site.units for ladder in neurons)) - share)
         if best is None or distance < best[0]:
             best = distance, _sizes([*heads, *neurons], [*at_heads, *at_neurons])
     assert best is not None, "the smallest sizes were checked against the budget"

@@ -18,11 +18,11 @@ FORMATS = ("ragged", "plain")
 
 def require_one(given: Mapping[str, object]) -> str:
     """The name of the one budget that was given; refused where there is none, or more than one."""
-    asked = [name for name, value in given.items() if value is not None]
-    if len(asked) != 1:
-        given_names = " and ".join(option(name, given[name]) for name in asked) or "none"
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        given_names = " and ".join(option(name, given[name]) for name in names) or "none"
         raise BudgetOutOfReach(f"one budget is needed: {either(*given)} (found {given_names})")
-    return asked[0]
+    return names[0]
 
 
 def one_fraction(given: Mapping[str, float | None]) -> tuple[str, float]:

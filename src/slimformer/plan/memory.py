@@ -66,9 +66,9 @@ class Estimate:
     @property
     def enough(self) -> int:
         """An amount that will do although a process has never quite the same in use: rounded up, with a margin."""
-        wanted = math.ceil(MARGIN * self.peak) + KEPT // 2
-        step = int(10 ** max(0, len(str(wanted)) - 3))  # three digits are said, so that what is said is what is meant
-        return math.ceil(wanted / step) * step
+        needed = math.ceil(MARGIN * self.peak) + KEPT // 2
+        step = int(10 ** max(0, len(str(needed)) - 3))  # three digits are said, so that what is said is what is meant
+        return math.ceil(needed / step) * step
 
 
 @dataclass(frozen=True)

@@ -87,11 +87,11 @@ class Plan(Short):
         kinds: dict[str, list[Edit]] = {}
         for edit in self.edits:
             kinds.setdefault(".".join(edit.site.split(".")[2:]), []).append(edit)
-        kept = {kind: f"{sum(e.keep for e in some):,} of {sum(e.of for e in some):,}" for kind, some in kinds.items()}
-        asked = f"{self.budget:g} of {self.by}, at sequence length {self.seq_len:,}"
+        units = {kind: f"{sum(e.keep for e in some):,} of {sum(e.of for e in some):,}" for kind, some in kinds.items()}
+        budget = f"{self.budget:g} of {self.by}, at sequence length {self.seq_len:,}"
         return {
-            "": f"{self.recipe} · {self.format}", "budget": asked,
-            "keeps": f"{self.macs:.3f} of the block MACs, {self.params:.3f} of the blocks' parameters", **kept,
+            "": f"{self.recipe} · {self.format}", "budget": budget,
+            "keeps": f"{self.macs:.3f} of the block MACs, {self.params:.3f} of the blocks' parameters", **units,
         }  # fmt: skip
 
     @property

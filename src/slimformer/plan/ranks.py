@@ -73,11 +73,11 @@ def rank_ways(
     """For every attention the ways it may be cut: by heads, by ranks, or either."""
     known = [site for site in sites if site.name in curves]
     cut = {site.block for site in known if site.kind == "attn.qk"}
-    made = {site.name: _ladder(site, curves[site.name], prices, empty=site.block in cut) for site in known}
+    ladders = {site.name: _ladder(site, curves[site.name], prices, empty=site.block in cut) for site in known}
     parts: list[list[Way]] = []
     for ladder in heads:
         scores, values = (ladder.site.rank_name(rank) for rank in ("qk", "vo"))
-        by_rank = [made.get(scores, _whole(ladder.site, prices)), made[values]] if values in made else None
+        by_rank = [ladders.get(scores, _whole(ladder.site, prices)), ladders[values]] if values in ladders else None
         ways: list[Way] = [] if attention == "ranks" and by_rank else [(ladder,)]
         parts.append([*ways, *([tuple(by_rank)] if by_rank else [])])
     return parts

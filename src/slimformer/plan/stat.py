@@ -102,14 +102,14 @@ def _thresholds(
         n = int((budget - spent) / per_neuron)
         if n < sum(ladder.sizes[0].units for ladder in neurons):
             continue
-        kept, _ = _take(neuron_steps, n, len(neurons))
-        tails = [tail_weight[l] * ladder.curve.tail[kept[l]] for l, ladder in enumerate(neurons)]
+        keep, _ = _take(neuron_steps, n, len(neurons))
+        tails = [tail_weight[l] * ladder.curve.tail[keep[l]] for l, ladder in enumerate(neurons)]
         gap = abs(cutoff - 2 * float(np.mean(tails)))
         if best is None or gap < best[0]:
             best = (
                 gap,
                 at_heads,
-                [_round_down(ladder, units) for ladder, units in zip(neurons, kept, strict=True)],
+                [_round_down(ladder, units) for ladder, units in zip(neurons, keep, strict=True)],
             )
     if best is None:  # the budget leaves room for the smallest sizes only
         return top_up(ladders, {ladder.site.name: ladder.sizes[0] for ladder in ladders}, budget)
@@ -119,13 +119,13 @@ def _thresholds(
 
 def _take(steps: Sequence[Step], units: int, n: int) -> tuple[list[int], float]:
     """Units kept in each of n blocks, and the last score taken, when the best `units` of all are kept."""
-    kept, total, cutoff = [0] * n, 0, 0.0
+    keep, total, cutoff = [0] * n, 0, 0.0
     for score, l, reached in steps:
         if total >= units:
             break
-        total += reached - kept[l]
-        kept[l], cutoff = reached, score
-    return kept, cutoff
+        total += reached - keep[l]
+        keep[l], cutoff = reached, score
+    return keep, cutoff
 
 
 def _round_down(ladder: Ladder, units: int) -> int:

@@ -105,13 +105,13 @@ def cut_by_rank(
 
 def cut_site(model: PreTrainedModel, site: Site, edit: Edit, order: tuple[int, ...], selection: Selection) -> None:
     """Carry out one edit in place: writers lose rows, the reader is refitted."""
-    kept = sorted(order[: edit.keep])
+    chosen = sorted(order[: edit.keep])
     stand_in(model, site)
     for name in dict.fromkeys(writer.module for writer in site.writers):
-        surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, kept))
+        surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, chosen))
     surgery.read(model.get_submodule(site.reader), selection)
     if site.kind == "attn.heads":
-        keep_planes(model, site, kept)
+        keep_planes(model, site, chosen)
 
 
 def keep_planes(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
@@ -122,11 +122,11 @@ def keep_planes(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
         attention.planes = [planes[group] for group in sorted({unit // site.group for unit in kept})]
 
 
-def writer_rows(site: Site, module: str, kept: list[int]) -> torch.Tensor:
+def writer_rows(site: Site, module: str, chosen: list[int]) -> torch.Tensor:
     """Rows of a matrix that belong to the kept units; a fused one has rows of several writers."""
     rows = []
     for writer in site.writers:
         if writer.module == module:
-            units = list(dict.fromkeys(unit // writer.shared for unit in kept))
+            units = list(dict.fromkeys(unit // writer.shared for unit in chosen))
             rows.append(own_rows(site, writer)[units].flatten())
     return torch.cat(rows).sort().values

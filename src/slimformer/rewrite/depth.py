@@ -31,14 +31,14 @@ def drop_blocks(model: PreTrainedModel, architecture: Architecture, gone: Collec
     if getattr(model.config, "slimformer", None):
         raise PlanDoesNotFit("blocks of this model have sizes of their own; drop blocks of the dense model first")
     (stack,) = architecture.stacks
-    kept = [model.get_submodule(block.path) for block in stack.blocks if block.index not in gone]
-    model.set_submodule(stack.path, nn.ModuleList(kept))
-    for i, block in enumerate(kept):
+    blocks_left = [model.get_submodule(block.path) for block in stack.blocks if block.index not in gone]
+    model.set_submodule(stack.path, nn.ModuleList(blocks_left))
+    for i, block in enumerate(blocks_left):
         for module in block.modules():
             if hasattr(module, "layer_idx"):
                 module.layer_idx = i  # type: ignore[assignment]
     for name in OF_EACH_BLOCK:
-        said = getattr(model.config, name, None)
-        if said:
-            setattr(model.config, name, [each for i, each in enumerate(said) if i not in gone])
-    model.config.num_hidden_layers = len(kept)
+        per_block = getattr(model.config, name, None)
+        if per_block:
+            setattr(model.config, name, [each for i, each in enumerate(per_block) if i not in gone])
+    model.config.num_hidden_layers = len(blocks_left)

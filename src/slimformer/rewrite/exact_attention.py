@@ -50,13 +50,13 @@ def silent(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> 
         if not site.units or not site.writers[2].rows:
             continue
         null = silent_heads(_output(model, site), _augmented(model, site, 2), rtol=scope.rtol)
-        kept = _equal_groups(null.reshape(-1, site.group))
-        if 0 < len(kept) < site.units:
-            group = len(kept) // len({unit // site.group for unit in kept})
+        heads_left = _equal_groups(null.reshape(-1, site.group))
+        if 0 < len(heads_left) < site.units:
+            group = len(heads_left) // len({unit // site.group for unit in heads_left})
             query, key, value = site.writers
             writers = (query, replace(key, shared=group), replace(value, shared=group))
-            after = replace(site, units=len(kept), group=group, writers=writers)
-            yield Change(after, lambda site=site, kept=kept: _keep_heads(model, site, kept))  # type: ignore[misc]
+            after = replace(site, units=len(heads_left), group=group, writers=writers)
+            yield Change(after, lambda site=site, heads_left=heads_left: _keep_heads(model, site, heads_left))  # type: ignore[misc]
 
 
 def value_ranks(model: PreTrainedModel, architecture: Architecture, scope: Scope) -> Iterator[Change]:
@@ -163,13 +163,13 @@ def _equal_groups(null: Tensor) -> list[int]:
     return kept
 
 
-def _keep_heads(model: PreTrainedModel, site: Site, kept: list[int]) -> None:
+def _keep_heads(model: PreTrainedModel, site: Site, heads_left: list[int]) -> None:
     stand_in(model, site)
     for name in dict.fromkeys(writer.module for writer in site.writers):
-        surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, kept))
-    columns = torch.tensor(kept)[:, None] * site.unit + torch.arange(site.unit)
+        surgery.keep_rows(model.get_submodule(name), writer_rows(site, name, heads_left))
+    columns = torch.tensor(heads_left)[:, None] * site.unit + torch.arange(site.unit)
     surgery.keep_columns(model.get_submodule(site.reader), columns.flatten())
-    keep_planes(model, site, kept)
+    keep_planes(model, site, heads_left)
 
 
 def _live_planes(Q: Tensor, K: Tensor) -> Tensor:

@@ -113,10 +113,10 @@ def _remove(model: PreTrainedModel, superfluous: Superfluous, gone: Tensor) -> N
     superfluous.absorb(gone)
     stay = torch.ones(superfluous.site.units, dtype=torch.bool)
     stay[gone] = False
-    kept = stay.nonzero()[:, 0]
+    rows = stay.nonzero()[:, 0]
     for name in dict.fromkeys(writer.module for writer in superfluous.site.writers):
-        surgery.keep_rows(model.get_submodule(name), writer_rows(superfluous.site, name, kept.tolist()))
-    surgery.keep_columns(model.get_submodule(superfluous.site.reader), kept)
+        surgery.keep_rows(model.get_submodule(name), writer_rows(superfluous.site, name, rows.tolist()))
+    surgery.keep_columns(model.get_submodule(superfluous.site.reader), rows)
 
 
 def _scale(model: PreTrainedModel, site: Site) -> None:

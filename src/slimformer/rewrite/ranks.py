@@ -108,15 +108,15 @@ def _planes(model: PreTrainedModel, site: Site, kept: Tensor, width: int) -> lis
     return frequencies[0].tolist() if same else frequencies.tolist()
 
 
-def _rows(site: Site, module: str, kept: Sequence[Tensor]) -> Tensor:
+def _rows(site: Site, module: str, rows: Sequence[Tensor]) -> Tensor:
     """Rows of a matrix that holds one or all three of queries, keys and values, part after part."""
-    pairs = [pair for pair in zip(site.writers, kept, strict=True) if pair[0].module == module]
+    pairs = [pair for pair in zip(site.writers, rows, strict=True) if pair[0].module == module]
     return torch.cat([own_rows(site, writer).gather(1, each).flatten() for writer, each in pairs])
 
 
-def _numbered(kept: Tensor, width: int) -> Tensor:
+def _numbered(planes: Tensor, width: int) -> Tensor:
     """Rows within heads (heads × k) as rows of the whole matrix."""
-    return (torch.arange(len(kept))[:, None] * width + kept).flatten()
+    return (torch.arange(len(planes))[:, None] * width + planes).flatten()
 
 
 def _dropping(columns: Tensor, width: int) -> Selection:

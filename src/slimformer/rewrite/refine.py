@@ -156,17 +156,17 @@ def _parameters(norm: nn.Module) -> tuple[Tensor, ...]:
 
 
 def _least_squares(teacher: nn.Module, student: nn.Module, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor | None]:
-    bare: Any = copy.deepcopy(student)
-    affine = getattr(bare, "bias", None) is not None
-    bare.weight.fill_(1.0)
+    plain_norm: Any = copy.deepcopy(student)
+    affine = getattr(plain_norm, "bias", None) is not None
+    plain_norm.weight.fill_(1.0)
     if affine:
-        bare.bias.zero_()
-    sums = torch.zeros(4, bare.weight.numel(), dtype=torch.float64)  # n², o n, n, o
+        plain_norm.bias.zero_()
+    sums = torch.zeros(4, plain_norm.weight.numel(), dtype=torch.float64)  # n², o n, n, o
     count = 0
     for pair in pairs:
         n, o = (
             to_double(real_rows(norm(X), pair.rows))
-            for norm, X in ((bare, pair.student.state), (teacher, pair.teacher.state))
+            for norm, X in ((plain_norm, pair.student.state), (teacher, pair.teacher.state))
         )
         sums += torch.stack([(n * n).sum(0), (o * n).sum(0), n.sum(0), o.sum(0)]).cpu()
         count += len(n)

@@ -189,8 +189,8 @@ def _harmonics(part: Part, count: int) -> Features:
 
 def with_features(part: Part, features: Features, how: How) -> StandIn:
     """Features beside the linear map, fitted together as they will be stored."""
-    said = {name: getattr(features, name).to(part.dtype).double() for name in ("W", "a", "gain", "shift")}
-    stored = replace(features, **said)
+    tensors = {name: getattr(features, name).to(part.dtype).double() for name in ("W", "a", "gain", "shift")}
+    stored = replace(features, **tensors)
     both = torch.cat([part.fit.x.double(), stored(part.fit.x.double())], 1)
     solution = linear_map(Pairs.of(both, part.fit.y.double()), ridge=RIDGE, bias=how.bias, standardise=True)
     return stand_in(solution, stored, by=how.by, bias=how.bias)
@@ -223,12 +223,12 @@ def rows_of(visit: Visit, streams: Sequence[Stream]) -> Rows:
 @torch.no_grad()
 def left(module: nn.Module, held: Rows, *, post_norm: bool) -> tuple[float, float]:
     """R² of what is written, and the mean cosine of what reads it: of the normed sum, or, pre-norm, of the output."""
-    made = module(held.x).float()
+    output = module(held.x).float()
     y, whole = held.y, (held.y - held.y.mean(0)).square().sum()
-    r2 = 1 - float((y - made).square().sum() / whole) if whole > 0 else 1.0
+    r2 = 1 - float((y - output).square().sum() / whole) if whole > 0 else 1.0
     if not post_norm:
-        return r2, float((normalize(made, dim=1) * normalize(y, dim=1)).sum(1).mean())
-    written, true = ((rows - rows.mean(1, keepdim=True)) for rows in (held.h + made, held.h + y))
+        return r2, float((normalize(output, dim=1) * normalize(y, dim=1)).sum(1).mean())
+    written, true = ((rows - rows.mean(1, keepdim=True)) for rows in (held.h + output, held.h + y))
     return r2, float((normalize(written, dim=1) * normalize(true, dim=1)).sum(1).mean())
 
 

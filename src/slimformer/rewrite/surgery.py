@@ -33,8 +33,8 @@ def keep_entries(modules: Iterable[nn.Module], rows: Tensor, size: int) -> None:
     for module in modules:
         for name, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if old not in smaller and len(old) == size and all(old is not new for new in smaller.values()):
-                kept = old.detach()[rows.to(old.device)].clone()
-                smaller[old] = nn.Parameter(kept, requires_grad=old.requires_grad)
+                entries = old.detach()[rows.to(old.device)].clone()
+                smaller[old] = nn.Parameter(entries, requires_grad=old.requires_grad)
             if old in smaller:
                 setattr(module, name, smaller[old])
         for count in ("num_embeddings", "out_features"):

@@ -91,9 +91,9 @@ class Cut(CutSettings, Step):
     def _require_unhealed(self, run: Run) -> None:
         """A search makes many models, and a certificate needs text that nobody learned from."""
         if any(isinstance(step, Heal) for step in run.after):
-            asked = option("max_kl") if self.max_kl is not None else option("size")
+            flag = option("max_kl") if self.max_kl is not None else option("size")
             raise BudgetOutOfReach(
-                f"{asked} tries many budgets, and heal takes minutes for each; leave heal out, and run "
+                f"{flag} tries many budgets, and heal takes minutes for each; leave heal out, and run "
                 "`slimformer heal` on the result"
             )
 

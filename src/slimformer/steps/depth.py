@@ -160,13 +160,13 @@ def blocks_to_drop(architecture: Architecture, budget: Budget) -> int:
         raise UnknownMethod(f"{architecture.model_type} runs one block many times, and the step depth drops blocks")
     if not architecture.blocks_alike or len({site.beside for site in architecture.neurons}) > 1:
         raise BudgetOutOfReach("the blocks of this model differ in size; drop blocks of the dense model first")
-    kept = math.floor(budget.fraction * architecture.n_blocks + 1e-9)
-    if not kept:
+    keep = math.floor(budget.fraction * architecture.n_blocks + 1e-9)
+    if not keep:
         raise BudgetOutOfReach(
             f"{budget} leaves none of {architecture.n_blocks} blocks: the minimum for this model is "
             f"{math.ceil(1000 / architecture.n_blocks) / 1000:.3f}"
         )
-    return architecture.n_blocks - kept
+    return architecture.n_blocks - keep
 
 
 class _Streams:
@@ -216,7 +216,7 @@ def _walk(model: PreTrainedModel, architecture: Architecture, batches: Sequence[
 def _plan(model: PreTrainedModel, after: Architecture, settings: Depth, seq_len: int, dropped: Sequence[int]) -> Plan:
     """Which blocks stay, in the words of a plan: of the others nothing is kept."""
     before, budget = describe(model), settings.budget
-    dense, kept = block_cost(before, seq_len), block_cost(after, seq_len)
+    dense, small = block_cost(before, seq_len), block_cost(after, seq_len)
     edits = tuple(
         Edit(site.name, "depth", 0, site.units, 0)
         if site.block in dropped
@@ -224,7 +224,7 @@ def _plan(model: PreTrainedModel, after: Architecture, settings: Depth, seq_len:
         for site in before
     )
     return Plan(
-        recipe=settings.name, budget=budget.fraction, by=budget.by, macs=kept.macs / dense.macs,
-        params=kept.params / dense.params, seq_len=seq_len, format="plain", ridge=RIDGE,
+        recipe=settings.name, budget=budget.fraction, by=budget.by, macs=small.macs / dense.macs,
+        params=small.params / dense.params, seq_len=seq_len, format="plain", ridge=RIDGE,
         absorb_mean=True, fingerprint=fingerprint(model), edits=edits,
     )  # fmt: skip

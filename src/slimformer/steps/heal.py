@@ -120,13 +120,13 @@ def spans(run: Run) -> tuple[int, ...]:
     """How many dense blocks each block stands for; told by the plan where some are gone."""
     dense, small = describe(run.dense).n_blocks, describe(run.model).n_blocks
     gone = dropped_blocks(run.decided.sizes) if run.plan is not None and small < dense else set()
-    kept = [i for i in range(dense) if i not in gone]
-    if len(kept) != small:
+    left = [i for i in range(dense) if i not in gone]
+    if len(left) != small:
         raise PlanDoesNotFit(
             f"the model has {small} blocks and its teacher {dense}, and its plan does not say which are gone; give the "
             f"model it came from with {option('teacher')}, or heal.phases=global"
         )
-    return spans_of(kept, dense)
+    return spans_of(left, dense)
 
 
 def text_to_learn(run: Run, settings: HealSettings) -> list[Batch]:
@@ -151,8 +151,8 @@ def _gathered(run: Run, data: Data, tokens: int) -> Data:
     model: PreTrainedModel = run.dense
     how = {name: data.reading[name] for name in ("samples", "columns", "purpose", "broad")}
     rows = max(1, min(MOST_ROWS, POSITIONS // data.seq_len))
-    asked = Reading(seq_len=_length(run, data), tokens=tokens, seed=data.seed, batch_size=rows, **how)
-    return gather(run.source, model, run.loaded.processor, describe(model), asked)
+    request = Reading(seq_len=_length(run, data), tokens=tokens, seed=data.seed, batch_size=rows, **how)
+    return gather(run.source, model, run.loaded.processor, describe(model), request)
 
 
 def _length(run: Run, data: Data) -> int | None:

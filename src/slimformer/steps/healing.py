@@ -45,11 +45,11 @@ def healing_work(run: Run, step: Step, out: str | Path | None) -> Iterator[Path]
             yield Path(scratch)
         return
     assert run.data is not None
-    asked = {
+    facts = {
         "settings": step.model_dump(mode="json"), "model": fingerprint(run.model), "teacher": fingerprint(run.dense),
         "data": run.data.hash, "seed": run.data.seed, "seq_len": run.data.seq_len, "mixed": run.data.mixed,
     }  # fmt: skip
-    with work_for(Path(out), asked) as work:
+    with work_for(Path(out), facts) as work:
         yield work.folder
 
 

@@ -108,15 +108,15 @@ class LongContext(Step):
 
 
 def sequence_length_for(
-    model: PreTrainedModel, architecture: Architecture, wanted: LongContext, asked: int | None
+    model: PreTrainedModel, architecture: Architecture, settings: LongContext, asked: int | None
 ) -> int:
     """The length to choose and measure at: where none is given, four times what would still be exact."""
     causal = architecture.family.causal
-    exact = wanted.k + (wanted.window if causal else 0)
+    exact = settings.k + (settings.window if causal else 0)
     most = positions(model.config)
     length = min(4 * exact, most) if asked is None else asked
     if length <= exact:
-        keys = f"k {wanted.k} and a window of {wanted.window}" if causal else f"k {wanted.k}"
+        keys = f"k {settings.k} and a window of {settings.window}" if causal else f"k {settings.k}"
         raise CannotGroup(
             f"texts of {length:,} tokens are exact with {keys}, so there is nothing to gain; give a "
             f"smaller {option('k')} "
@@ -125,19 +125,19 @@ def sequence_length_for(
     return length
 
 
-def require_groupable(model: PreTrainedModel, architecture: Architecture, wanted: LongContext) -> None:
+def require_groupable(model: PreTrainedModel, architecture: Architecture, settings: LongContext) -> None:
     """Refuse what cannot be done, before any work."""
     config, family = model.config, architecture.family
-    if wanted.kind not in KINDS:
-        raise CannotGroup(f"there is no kind {wanted.kind!r} of fewer keys; choose from {', '.join(KINDS)}")
-    if wanted.k < 2:
-        raise CannotGroup(f"k {wanted.k}: attention needs two groups of keys at least; 128 is a start")
-    if wanted.window < 0 or (wanted.keep_exact or 0) < 0:
-        raise CannotGroup(f"window {wanted.window} and keep_exact {wanted.keep_exact} are numbers from 0 on")
-    if wanted.keep_exact is not None and wanted.max_kl is not None:
+    if settings.kind not in KINDS:
+        raise CannotGroup(f"there is no kind {settings.kind!r} of fewer keys; choose from {', '.join(KINDS)}")
+    if settings.k < 2:
+        raise CannotGroup(f"k {settings.k}: attention needs two groups of keys at least; 128 is a start")
+    if settings.window < 0 or (settings.keep_exact or 0) < 0:
+        raise CannotGroup(f"window {settings.window} and keep_exact {settings.keep_exact} are numbers from 0 on")
+    if settings.keep_exact is not None and settings.max_kl is not None:
         raise CannotGroup("keep_exact says how many layers stay, max_kl lets that follow; give one of them")
-    if wanted.max_kl is not None and not wanted.max_kl > 0:
-        raise CannotGroup(f"max_kl {wanted.max_kl} is not a positive number")
+    if settings.max_kl is not None and not settings.max_kl > 0:
+        raise CannotGroup(f"max_kl {settings.max_kl} is not a positive number")
     if len(architecture.stacks) > 1 or any(len(block.heads) != 1 for block in architecture.blocks):
         raise CannotGroup(f"{config.model_type}: keys are grouped in models of one stack with one attention in a block")
     if architecture.n_layers > architecture.n_blocks:
@@ -151,19 +151,20 @@ def require_groupable(model: PreTrainedModel, architecture: Architecture, wanted
         raise CannotGroup(f"{config.model_type} as a decoder is not supported; give an encoder")
     if getattr(config, "slimformer", None) or getattr(config, FIELD, None):
         raise CannotGroup("this model was cut or grouped before; start from the dense model")
-    if family.causal and wanted.kind in FIXED:
+    if family.causal and settings.kind in FIXED:
         raise CannotGroup(
-            f"{wanted.kind} projections are the same for every text and mix all its tokens, so a decoder would see the "
-            "future; choose cluster or mean"
+            f"{settings.kind} projections are the same for every text and mix all its tokens, so a decoder would see "
+            "the future; choose cluster or mean"
         )
-    if family.causal and math.gcd(wanted.k, wanted.window // 2) < SMALLEST_BLOCK:
+    if family.causal and math.gcd(settings.k, settings.window // 2) < SMALLEST_BLOCK:
         raise CannotGroup(
-            f"k {wanted.k} and a window of {wanted.window} have no common block; give multiples of 2·{SMALLEST_BLOCK}"
+            f"k {settings.k} and a window of {settings.window} have no common block; give "
+            f"multiples of 2·{SMALLEST_BLOCK}"
         )
 
 
 def make_long_context(
-    model: PreTrainedModel, data: Data, wanted: LongContext, *, progress: Progress = silent
+    model: PreTrainedModel, data: Data, settings: LongContext, *, progress: Progress = silent
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A copy with grouped keys in the layers where they do least harm, and what was chosen and measured.
 
@@ -171,40 +172,44 @@ def make_long_context(
     projections a fit before.
     """
     architecture = describe(model)
-    require_groupable(model, architecture, wanted)
+    require_groupable(model, architecture, settings)
     select = first_tokens(data.splits["select"], TOKENS)
-    _require_long(select, wanted, causal=architecture.family.causal)
+    _require_long(select, settings, causal=architecture.family.causal)
     small = deepcopy(model).eval()
-    _state(small, wanted, data.seq_len, [Layer(i, 0.0, False, True) for i in range(architecture.n_blocks)])
-    if wanted.kind in FIXED:
-        fit_projections(small, wanted.kind, data.splits["fit"], steps=wanted.steps, progress=progress)
+    _state(small, settings, data.seq_len, [Layer(i, 0.0, False, True) for i in range(architecture.n_blocks)])
+    if settings.kind in FIXED:
+        fit_projections(small, settings.kind, data.splits["fit"], steps=settings.steps, progress=progress)
     layers = layer_errors(small, select, progress=progress)
     trials: list[dict[str, float]] = []
 
     def harm(count: int) -> float:
-        _state(small, wanted, data.seq_len, _mildest(layers, count))
+        _state(small, settings, data.seq_len, _mildest(layers, count))
         harms = document_harms(model, small, select)
         trials.append({"layers": count, "harm": math.fsum(harms) / len(harms)})
         progress("choose layers", len(trials), len(trials))
         return trials[-1]["harm"]
 
-    count = len(layers) - wanted.keep_exact if wanted.keep_exact is not None else _most(harm, len(layers), wanted.limit)
+    count = (
+        len(layers) - settings.keep_exact
+        if settings.keep_exact is not None
+        else _most(harm, len(layers), settings.limit)
+    )
     if count < 1:
         least = min(trials, key=lambda trial: trial["layers"])["harm"] if trials else math.nan
         raise CannotGroup(
-            f"no layer can be grouped: the mildest alone changes outputs by {least:.3g} (limit {wanted.limit:g}); give "
-            f"a larger {option('k')} or {option('max_kl')}"
+            f"no layer can be grouped: the mildest alone changes outputs by {least:.3g} (limit {settings.limit:g}); "
+            f"give a larger {option('k')} or {option('max_kl')}"
             if trials
-            else f"{option('keep_exact', wanted.keep_exact)} leaves none of {len(layers)} layers to group"
+            else f"{option('keep_exact', settings.keep_exact)} leaves none of {len(layers)} layers to group"
         )
-    if wanted.keep_exact is not None:
+    if settings.keep_exact is not None:
         harm(count)
     chosen = _mildest(layers, count)
-    _state(small, wanted, data.seq_len, chosen)
+    _state(small, settings, data.seq_len, chosen)
     for module in attention_modules(small, architecture.family):
         if hasattr(module, "projected") and module.grouping is None:
             del module.projected
-    return small, _told(model, small, data, wanted, chosen, trials)
+    return small, _told(model, small, data, settings, chosen, trials)
 
 
 def layer_errors(small: PreTrainedModel, batches: Sequence[Batch], *, progress: Progress = silent) -> list[Layer]:
@@ -240,13 +245,13 @@ def _squares(x: Tensor) -> Tensor:
     return to_double(x).square().sum().cpu()
 
 
-def _state(small: PreTrainedModel, wanted: LongContext, length: int, layers: Sequence[Layer]) -> None:
+def _state(small: PreTrainedModel, settings: LongContext, length: int, layers: Sequence[Layer]) -> None:
     """Write into the config what is grouped, and let the model run by it."""
-    how = Grouping(wanted.k, wanted.window, wanted.kind)
-    table: dict[str, Any] = {"format": FORMAT, "kind": wanted.kind, "k": wanted.k}
+    how = Grouping(settings.k, settings.window, settings.kind)
+    table: dict[str, Any] = {"format": FORMAT, "kind": settings.kind, "k": settings.k}
     if describe(small).family.causal:
-        table |= {"window": wanted.window}
-    if wanted.kind in FIXED:
+        table |= {"window": settings.window}
+    if settings.kind in FIXED:
         table |= {"length": length}
     else:
         table |= {"sweeps": how.sweeps, "sinks": how.sinks}
@@ -272,8 +277,8 @@ def _most(harm: Callable[[int], float], total: int, limit: float) -> int:
     return low
 
 
-def _require_long(batches: Sequence[Batch], wanted: LongContext, *, causal: bool) -> None:
-    exact = wanted.k + (wanted.window if causal else 0)
+def _require_long(batches: Sequence[Batch], settings: LongContext, *, causal: bool) -> None:
+    exact = settings.k + (settings.window if causal else 0)
     longest = max(
         int(batch.mask.sum(1).max()) if batch.mask is not None else next(iter(batch.inputs.values())).shape[1]
         for batch in batches
@@ -286,16 +291,16 @@ def _require_long(batches: Sequence[Batch], wanted: LongContext, *, causal: bool
 
 
 def _told(
-    model: PreTrainedModel, small: PreTrainedModel, data: Data, wanted: LongContext, layers: Sequence[Layer],
+    model: PreTrainedModel, small: PreTrainedModel, data: Data, settings: LongContext, layers: Sequence[Layer],
     trials: Sequence[dict[str, float]],
 ) -> dict[str, Any]:  # fmt: skip
     """For the report: what was chosen on the select split, and the harm on documents that took no part in it."""
     held = first_tokens(data.splits["report"], TOKENS)
     harms = document_harms(model, small, held)
     return {
-        "kind": wanted.kind, "k": wanted.k, "window": wanted.window if describe(model).family.causal else None,
+        "kind": settings.kind, "k": settings.k, "window": settings.window if describe(model).family.causal else None,
         "layers": [asdict(each) for each in layers], "harm_is": harm_name(model, held),
-        "limit": None if wanted.keep_exact is not None else wanted.limit, "trials": list(trials),
+        "limit": None if settings.keep_exact is not None else settings.limit, "trials": list(trials),
         "harm_select": next(t["harm"] for t in reversed(trials) if t["layers"] == sum(e.grouped for e in layers)),
         "harm_report": math.fsum(harms) / len(harms), "tokens_report": sum(batch.tokens for batch in held),
     }  # fmt: skip

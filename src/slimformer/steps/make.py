@@ -48,12 +48,12 @@ def make(run: Run, budget: Budget, settings: CutSettings) -> Run:
         model = carry_out(
             plan, run.dense, run.known, run.curves, residence=run.residence, progress=run.progress
         )  # fmt: skip
-    made = replace(run, model=model, plan=plan)
+    result = replace(run, model=model, plan=plan)
     for step in run.after:
-        made = step.run(made)
-    if made.quantized is None:
-        _round(made)
-    return made
+        result = step.run(result)
+    if result.quantized is None:
+        _round(result)
+    return result
 
 
 def storable(run: Run, settings: CutSettings) -> CutSettings:
@@ -66,9 +66,9 @@ def storable(run: Run, settings: CutSettings) -> CutSettings:
     if group is None:
         return settings
     instead = {"attention": {"best": "heads"}, "ffn": {"best": "neurons"}}
-    said = {name: ways.get(getattr(settings, name), getattr(settings, name)) for name, ways in instead.items()}
+    values = {name: ways.get(getattr(settings, name), getattr(settings, name)) for name, ways in instead.items()}
     multiple = math.lcm(settings.multiple_of, group)
-    return settings.model_copy(update={**said, "multiple_of": multiple, "columns": group})
+    return settings.model_copy(update={**values, "multiple_of": multiple, "columns": group})
 
 
 def _round(run: Run) -> None:
@@ -214,12 +214,12 @@ def settings_of(plan: Plan) -> CutSettings:
             f"the plan has methods {', '.join(sorted(methods)) or 'none'}, format {plan.format!r} and sequence length "
             f"{plan.seq_len}; it needs one method, format {' or '.join(FORMATS)} and a positive length"
         )
-    said: dict[str, Any] = {"selector": methods.pop(), "ridge": plan.ridge, "absorb_mean": plan.absorb_mean}
-    said["metric"] = plan.metric
-    said["attention"] = "best" if any(edit.site.endswith(RANKS) for edit in plan.edits) else "heads"
-    said["ffn"] = "best" if any(edit.rank for edit in plan.edits) else "neurons"
+    values: dict[str, Any] = {"selector": methods.pop(), "ridge": plan.ridge, "absorb_mean": plan.absorb_mean}
+    values["metric"] = plan.metric
+    values["attention"] = "best" if any(edit.site.endswith(RANKS) for edit in plan.edits) else "heads"
+    values["ffn"] = "best" if any(edit.rank for edit in plan.edits) else "neurons"
     try:
-        return CutSettings.model_validate({"name": plan.recipe, **said})
+        return CutSettings.model_validate({"name": plan.recipe, **values})
     except ValidationError as error:
         first = error.errors()[0]
         raise PlanDoesNotFit(f"the plan's {first['loc'][0]} cannot be used: {first['msg']}") from None

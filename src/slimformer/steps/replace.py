@@ -101,36 +101,36 @@ class Replace(Step):
         return changed(run, model=small, plan=plan).reporting(replaced=section)
 
 
-def require_replaceable(model: PreTrainedModel, architecture: Architecture, wanted: Replace) -> None:
+def require_replaceable(model: PreTrainedModel, architecture: Architecture, settings: Replace) -> None:
     """Refuse what cannot be done, before any work."""
     n, kind = architecture.n_blocks, architecture.model_type
     if len(architecture.stacks) > 1:
         raise UnknownMethod(f"{kind} has several stacks of blocks; the step replace knows models of one")
-    for i in wanted.blocks or ():
+    for i in settings.blocks or ():
         if not 0 <= i < n:
             raise PlanDoesNotFit(f"replace.blocks names block {i}, and the model has blocks 0 … {n - 1}")
-    if wanted.worst is not None and wanted.worst > n:
-        raise PlanDoesNotFit(f"replace.worst {wanted.worst}: the model has {n} blocks")
-    for i in wanted.blocks or range(n):
+    if settings.worst is not None and settings.worst > n:
+        raise PlanDoesNotFit(f"replace.worst {settings.worst}: the model has {n} blocks")
+    for i in settings.blocks or range(n):
         site = architecture.blocks[i].one(NEURONS)
         if not site.feed_forward.mlp:
             raise UnknownMethod(
                 f"nothing can stand for the feed-forward part of a {kind}: its family names no module of it (`mlp`)"
             )
-        if wanted.by == "scale-free":
+        if settings.by == "scale-free":
             require_scale_free(model, architecture, i)
 
 
 @torch.no_grad()
 def make_replaced(
-    model: PreTrainedModel, data: Data, wanted: Replace, dtype: torch.dtype, *, progress: Progress = silent
+    model: PreTrainedModel, data: Data, settings: Replace, dtype: torch.dtype, *, progress: Progress = silent
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A copy with the parts replaced, and what the report says. Cost: one walk over some tokens, a fit for every
     block that is looked at, and a pass over the select split for each."""
     model.eval()
     architecture = describe(model)
-    how = How(wanted.by, wanted.scale, wanted.features, wanted.bias, data.seed)
-    looked = list(range(architecture.n_blocks)) if wanted.blocks is None else sorted(wanted.blocks)
+    how = How(settings.by, settings.scale, settings.features, settings.bias, data.seed)
+    looked = list(range(architecture.n_blocks)) if settings.blocks is None else sorted(settings.blocks)
     held = first_tokens(data.splits["select"], TOKENS)
     room = max(1, int(BYTES / (12 * architecture.hidden)))
     walks = [list(rehearse(model, architecture, first_tokens(data.splits["fit"], room)))]
@@ -153,12 +153,12 @@ def make_replaced(
     for i, each in replaced.items():
         with standing_in(small, describe(small).blocks[i].one(NEURONS), each.module):
             replaced[i] = changed(each, harm=_harm(model, small, held))
-    chosen = sorted(sorted(replaced, key=lambda i: replaced[i].harm)[: wanted.worst or len(replaced)])
+    chosen = sorted(sorted(replaced, key=lambda i: replaced[i].harm)[: settings.worst or len(replaced)])
     for i in chosen:
         put_mlp(small, describe(small), i, replaced[i].module)
     state_sizes(small, "ragged")
     section: dict[str, Any] = {
-        "by": wanted.by, "scale": wanted.scale if wanted.by == "scale-free" else None, "bias": wanted.bias,
+        "by": settings.by, "scale": settings.scale if settings.by == "scale-free" else None, "bias": settings.bias,
         "blocks": [_told(architecture, i, replaced[i], i in chosen) for i in looked],
         "harm_is": harm_name(model, held), "harm": _harm(model, small, held),
         "tokens": sum(batch.tokens for batch in held),
@@ -173,12 +173,12 @@ def _harm(model: PreTrainedModel, small: PreTrainedModel, batches: Sequence[Batc
 
 def _told(architecture: Architecture, i: int, replaced: Found, chosen: bool) -> dict[str, Any]:
     site = architecture.blocks[i].one(NEURONS)
-    cost, said = site_cost(site, full_size(site), 0), replaced.module.stands_in
+    cost, stand_in_facts = site_cost(site, full_size(site), 0), replaced.module.stands_in
     return {
         "block": i, "replaced": chosen, "r2": replaced.r2, "cosine": replaced.cosine, "harm": replaced.harm,
         "macs": replaced.module.macs, "of_macs": cost.macs,
         "params": sum(parameter.numel() for parameter in replaced.module.parameters()), "of_params": cost.params,
-        **{name: said[name] for name in ("kind", "count", "degree") if name in said},
+        **{name: stand_in_facts[name] for name in ("kind", "count", "degree") if name in stand_in_facts},
     }  # fmt: skip
 
 

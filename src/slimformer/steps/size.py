@@ -104,9 +104,9 @@ def ways_that_fit(run: Run, room: Room) -> list[Choice]:
 
 def _ways(run: Run, room: Room) -> Sequence[Quantize | None]:
     """How weights may be stored, the finest first: as asked for, else in any number of bits."""
-    asked = next((step for step in run.after if isinstance(step, Quantize)), None)
-    if asked is not None:
-        return [asked]
+    quantize = next((step for step in run.after if isinstance(step, Quantize)), None)
+    if quantize is not None:
+        return [quantize]
     possible = (False, True) if tables_of(run.dense) else (False,)
     choices = possible if room.tables is None else (room.tables,)
     pairs = [(bits, tables) for tables in choices for bits in BITS]

@@ -94,7 +94,7 @@ class Request:
 
 
 def stream(
-    asked: Request,
+    request: Request,
     folder: str | Path,
     *,
     force: bool = False,
@@ -110,37 +110,39 @@ def stream(
     once for every walk.
     """
     folder, seconds = Path(folder), dict[str, float]()
-    require_apart(folder, asked.model if isinstance(asked.model, Path) or Path(asked.model).exists() else None)
+    require_apart(folder, request.model if isinstance(request.model, Path) or Path(request.model).exists() else None)
     require_free(folder, force)
     with timed(seconds, "load"):
-        skeleton = asked.sketched()
+        skeleton = request.sketched()
     model, architecture = skeleton.loaded.model, skeleton.architecture
     require_uncut(model)
-    limit = asked.limit(skeleton)
-    check_budget(architecture, asked.budget, seq_len=limit.work.seq_len, settings=asked.settings, format=asked.format)
-    rows = limit.before_opening(asked.data, asked_before(folder).get("batch_size")).batch_size
+    limit = request.limit(skeleton)
+    check_budget(
+        architecture, request.budget, seq_len=limit.work.seq_len, settings=request.settings, format=request.format
+    )
+    rows = limit.before_opening(request.data, asked_before(folder).get("batch_size")).batch_size
     with timed(seconds, "load"):
         skeleton.read_outside()
     with timed(seconds, "data"):
-        reading = Reading(seq_len=asked.seq_len, batch_size=rows, **asked.reading)
-        data = gather(asked.data, model, skeleton.loaded.processor, architecture, reading)
+        reading = Reading(seq_len=request.seq_len, batch_size=rows, **request.reading)
+        data = gather(request.data, model, skeleton.loaded.processor, architecture, reading)
     estimate = limit.before_work(data, rows)
-    say(f"memory: {estimate}; allowed {in_words(asked.memory)}")
-    require_disk(limit.disk(data, asked.budget.fraction), work_folder(folder))
+    say(f"memory: {estimate}; allowed {in_words(request.memory)}")
+    require_disk(limit.disk(data, request.budget.fraction), work_folder(folder))
     with timed(seconds, "read"):
         mark = _fingerprint(skeleton, progress)
     run = Run(
-        skeleton.loaded, model, asked.format, asked.seq_len, asked.data, data, progress=progress, seconds=seconds,
-        after=(Refine(name=asked.settings.name),) if asked.refine else (),
+        skeleton.loaded, model, request.format, request.seq_len, request.data, data, progress=progress, seconds=seconds,
+        after=(Refine(name=request.settings.name),) if request.refine else (),
     )  # fmt: skip
-    same = {"fingerprint": mark, "batch_size": estimate.batch_size, "refine": asked.refine}
-    with job_for(folder, same | _asked(run, skeleton, asked.budget, asked.settings)) as job:
+    same = {"fingerprint": mark, "batch_size": estimate.batch_size, "refine": request.refine}
+    with job_for(folder, same | _asked(run, skeleton, request.budget, request.settings)) as job:
         say(f"{'going on with' if job.resumed else 'working in'} {work_folder(folder)}; if it is stopped, the same "
             "command goes on from there")  # fmt: skip
-        task = _Task(run, skeleton, job, mark, asked.budget, asked.settings)
+        task = _Task(run, skeleton, job, mark, request.budget, request.settings)
         smaller, report = _carry_on(task, say)
         progress("save and verify", 0, 1)
-        _save(smaller, report, task, folder, force=force, whole=asked.memory if verify else 0)
+        _save(smaller, report, task, folder, force=force, whole=request.memory if verify else 0)
         progress("save and verify", 1, 1)
     return Streamed(folder, smaller.decided, report, estimate)
 
@@ -154,13 +156,17 @@ class Foreseen:
     estimate: Estimate
 
 
-def foresee(asked: Request) -> Foreseen:
+def foresee(request: Request) -> Foreseen:
     """Look without doing: refused where `stream` would be. Cost: reading config, tokenizer and headers."""
-    skeleton = asked.sketched()
+    skeleton = request.sketched()
     plan = even_plan(
-        skeleton.loaded.model, budget=asked.budget, settings=asked.settings, format=asked.format, seq_len=asked.seq_len
+        skeleton.loaded.model,
+        budget=request.budget,
+        settings=request.settings,
+        format=request.format,
+        seq_len=request.seq_len,
     )
-    return Foreseen(skeleton.architecture, plan, asked.limit(skeleton).before_opening(asked.data))
+    return Foreseen(skeleton.architecture, plan, request.limit(skeleton).before_opening(request.data))
 
 
 def _fingerprint(skeleton: Skeleton, progress: Progress) -> str:

@@ -121,13 +121,13 @@ def require_whole(*paths: Path) -> None:
 
 
 @contextmanager
-def job_for(target: Path, asked: dict[str, Any]) -> Iterator[Job]:
+def job_for(target: Path, facts: dict[str, Any]) -> Iterator[Job]:
     """The work folder for a result; one of an earlier run that was asked for the same is resumed.
 
     When the block ends well the folder is removed. A second process for the same result is refused.
     """
     folder = work_folder(target)
-    wanted = {"slimformer_stream": FORMAT, **json.loads(json.dumps(asked))}
+    wanted = {"slimformer_stream": FORMAT, **json.loads(json.dumps(facts))}
     with one_clear_line(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder / "lock", f"another process is making the same result (it works in {folder})"):

@@ -44,13 +44,13 @@ def require_streamable(recipe: str, steps: Sequence[str]) -> None:
         )
 
 
-def require_streaming_possible(asked: dict[str, Any]) -> None:
+def require_streaming_possible(arguments: dict[str, Any]) -> None:
     """Refuse what is not possible block by block."""
-    if not {"macs", "params"} & asked.keys():
+    if not {"macs", "params"} & arguments.keys():
         raise BudgetOutOfReach(
             f"with {option('memory')} give {either('macs', 'params')}; other budgets need the whole model"
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UnknownMethod(f"{option('memory')} is for one process; leave it or torchrun out")
-    if given := [name for name in NEED_ALL if asked.get(name)]:
+    if given := [name for name in NEED_ALL if arguments.get(name)]:
         raise UnknownMethod(f"{option(given[0])} needs the whole model; leave it or {option('memory')} out")

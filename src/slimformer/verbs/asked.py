@@ -71,8 +71,8 @@ def read_for(
 ) -> Data:  # fmt: skip
     """Data for a model; how they are read is taken from arguments given by name, which stay."""
     reading = {name: given[name] for name in READING if name in given}
-    asked = Reading(purpose=purpose, broad=broad, **reading)
-    return gather(data, loaded.model, loaded.processor, describe(loaded.model), asked)
+    request = Reading(purpose=purpose, broad=broad, **reading)
+    return gather(data, loaded.model, loaded.processor, describe(loaded.model), request)
 
 
 def opened_statistics(stats: str | Path | Statistics) -> Statistics:
@@ -82,12 +82,12 @@ def opened_statistics(stats: str | Path | Statistics) -> Statistics:
 
 def model_of(statistics: Statistics, moved: Model | None, given: dict[str, Any]) -> Loaded:
     """The model the statistics are of, in the precision they were made in: then every route gives the same bits."""
-    made = statistics.provenance
-    dtype: torch.dtype = getattr(torch, made.dtype)
+    provenance = statistics.provenance
+    dtype: torch.dtype = getattr(torch, provenance.dtype)
     if moved is not None and not isinstance(moved, str | Path):
         return open_for_work(moved, given.get("processor"))
     # not `open_for_work`: half precision of an accelerator is slow here, and still gives what was calibrated
-    return load_model(made.model if moved is None else moved, replace(opening_in(given), dtype=dtype))
+    return load_model(provenance.model if moved is None else moved, replace(opening_in(given), dtype=dtype))
 
 
 def started_from(

@@ -60,7 +60,7 @@ def budget_in(given: dict[str, Any]) -> dict[str, float]:
 @check_arguments(stats=STATS, model=MOVED, recipe=RECIPE)
 def plan(
     stats: str | Path | Statistics, *, model: Model | None = None, progress: Progress = silent,
-    **asked: Unpack[CutOptions],
+    **options: Unpack[CutOptions],
 ) -> Plan:  # fmt: skip
     """Decide what every block keeps at one budget: `macs`, `params` or `latency`, as a fraction. Needs no data.
 
@@ -71,7 +71,7 @@ def plan(
     >>> slimformer.plan("stats", macs=0.6).macs <= 0.6
     True
     """
-    given: dict[str, Any] = dict(asked)
+    given: dict[str, Any] = dict(options)
     budget = budget_of(**budget_in(given))
     run, settings = started_from(stats, model, given, progress)
     return make_plan(run, priced(run, budget), settings)
@@ -101,7 +101,7 @@ def apply(
 @torch.inference_mode(False)
 def cut(
     stats: str | Path | Statistics, *, model: Model | None = None, progress: Progress = silent,
-    **asked: Unpack[CutOptions],
+    **options: Unpack[CutOptions],
 ) -> Result:  # fmt: skip
     """Make the model of one budget, without the data: the same bits as `compress(…, refine=False)`.
 
@@ -110,20 +110,20 @@ def cut(
     >>> slimformer.cut("stats", macs=0.5).plan.macs <= 0.5
     True
     """
-    given: dict[str, Any] = dict(asked)
+    given: dict[str, Any] = dict(options)
     share = budget_of(**budget_in(given))
     run, settings = started_from(stats, model, given, progress)
     budget = priced(run, share)
-    made = make(run, budget, settings)
-    report = describe_result(run.loaded, made.model, made.decided, run.known.provenance)
+    result = make(run, budget, settings)
+    report = describe_result(run.loaded, result.model, result.decided, run.known.provenance)
     report = replace(report, front=alternatives(run, budget, settings))
-    return Result(made.model, made.decided, report, run.loaded)
+    return Result(result.model, result.decided, report, run.loaded)
 
 
 @check_arguments(stats=STATS, budgets=FRACTIONS, model=MOVED, recipe=RECIPE)
 def frontier(
     stats: str | Path | Statistics, budgets: Iterable[float] = (), *, model: Model | None = None,
-    progress: Progress = silent, **asked: Unpack[FrontOptions],
+    progress: Progress = silent, **options: Unpack[FrontOptions],
 ) -> list[FrontPoint]:  # fmt: skip
     """Plan every budget, planned and not made: what is kept, and the KL divergence (in nats) the probes predict.
 
@@ -135,5 +135,5 @@ def frontier(
     shares = list(budgets)
     for share in shares:
         require_fraction(share)
-    run, settings = started_from(stats, model, dict(asked), progress)
+    run, settings = started_from(stats, model, dict(options), progress)
     return front.frontier(run, settings, shares)

@@ -156,7 +156,7 @@ def _read(loaded: Loaded, given: dict[str, Any], name: str, length: int, tokens:
 
 
 def _attention_rows(
-    read: Callable[[str, int, int], Data], names: Sequence[str], asked: Sequence[int], how: tuple[int, int, int]
+    read: Callable[[str, int, int], Data], names: Sequence[str], lengths: Sequence[int], how: tuple[int, int, int]
 ) -> dict[str, Rows]:
     """For every data set sequences of every length asked for; else of the longest that all of them have, by halving."""
     length, sequences, tokens = how
@@ -165,8 +165,8 @@ def _attention_rows(
         splits = read(name, n, max(tokens, 4 * n * sequences)).splits.values()
         return full_rows([batch for part in splits for batch in part], n, sequences)
 
-    if asked:
-        return {name: {n: rows(name, n) for n in asked} for name in names}
+    if lengths:
+        return {name: {n: rows(name, n) for n in lengths} for name in names}
     while True:
         try:
             return {name: {length: rows(name, length)} for name in names}

@@ -228,11 +228,11 @@ def _named(side: Any) -> str:
     return side.name if isinstance(side, Loaded) else str(side) if isinstance(side, str | Path) else type(side).__name__
 
 
-def _layers(asked: str | Sequence[int], loaded: Loaded) -> tuple[int, ...]:
+def _layers(choice: str | Sequence[int], loaded: Loaded) -> tuple[int, ...]:
     n_blocks = describe(loaded.model).n_layers
-    if isinstance(asked, str):
-        return (n_blocks,) if asked == "last" else tuple(range(1, n_blocks + 1))
-    return tuple(asked)
+    if isinstance(choice, str):
+        return (n_blocks,) if choice == "last" else tuple(range(1, n_blocks + 1))
+    return tuple(choice)
 
 
 def _require_place(loaded: Loaded, pools: tuple[str, ...]) -> None:

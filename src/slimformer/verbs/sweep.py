@@ -55,7 +55,7 @@ class Sweep:
 @torch.inference_mode(False)
 def sweep(
     stats: str | Path | Statistics, budgets: Iterable[float] = BUDGETS, *, data: Source | Tensor | None = None,
-    model: Model | None = None, progress: Progress = silent, **asked: Unpack[SweepOptions],
+    model: Model | None = None, progress: Progress = silent, **options: Unpack[SweepOptions],
 ) -> Sweep:  # fmt: skip
     """Make and measure the models of `budgets`, fractions of the block MACs, one after the other.
 
@@ -66,7 +66,7 @@ def sweep(
     >>> [row["macs"] <= row["budget"] for row in found.points]
     [True, True]
     """
-    shares, given = list(budgets), dict[str, Any](asked)
+    shares, given = list(budgets), dict[str, Any](options)
     for share in shares:
         require_fraction(share)
     run, settings = started_from(stats, model, given, progress)

@@ -77,9 +77,9 @@ class LinformerPreTrainedModel(PreTrainedModel):
 
     def _encoded(self, ids: Tensor | None, mask: Tensor | None, embeds: Tensor | None, kwargs: dict[str, Any]) -> Any:
         """The encoder's output, as an output whatever the config says of tuples."""
-        asked = {name: kwargs.pop(name, None) for name in ("output_hidden_states", "output_attentions")}
+        options = {name: kwargs.pop(name, None) for name in ("output_hidden_states", "output_attentions")}
         encoder: Any = self.encoder
-        return encoder(ids, mask, embeds, return_dict=True, **asked)
+        return encoder(ids, mask, embeds, return_dict=True, **options)
 
 
 class LinformerModel(LinformerPreTrainedModel):

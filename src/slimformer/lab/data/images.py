@@ -126,12 +126,12 @@ def _hub(settings: DataSettings) -> Read:
     return Images(*train), None if validation is None else Images(*validation), classes
 
 
-def _channels(images: Images, asked: int | None) -> Images:
+def _channels(images: Images, channels: int | None) -> Images:
     """Grey repeated thrice, or colours mixed as television did (ITU-R BT.601)."""
     have = images.pixels.shape[1]
-    if asked is None or asked == have:
+    if channels is None or channels == have:
         return images
-    if asked == 3:
+    if channels == 3:
         return Images(images.pixels.expand(-1, 3, -1, -1).contiguous(), images.labels)
     weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
     parts = [(part * weights).sum(1, keepdim=True).round().to(torch.uint8) for part in images.pixels.split(1024)]

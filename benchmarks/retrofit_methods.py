@@ -94,8 +94,8 @@ def grouped(how: Grouping, *, only_window: bool = False) -> Attend:
             return whole_attention(x.query, x.key, x.value, x.real(), how, scale=x.scale)
         if only_window:
             return _sinks_and_window(x, how)
-        memory = Memory.empty(x.key, x.value)
-        return stream_attention(x.query, x.key, x.value, x.real(), memory, how, scale=x.scale)[0]
+        memory = Memory.empty(x.key, x.value, x.scale)
+        return stream_attention(x.query, x.key, x.value, x.real(), memory, how)[0]
 
     return attend
 

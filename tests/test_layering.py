@@ -136,3 +136,20 @@ def test_files_and_public_functions_say_what_they_are_for():
         public = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
         silent = [n.name for n in public if not ast.get_docstring(n) and n.end_lineno - n.lineno > 6]
         assert not silent, f"{file}: {', '.join(silent)}: no docstring"
+
+
+def test_the_top_holds_six_files_and_functions_take_six_parameters():
+    """Not counted: options of commands, and signatures that transformers and scikit-learn give."""
+    assert len(list(SRC.glob("*.py"))) <= 6
+    for file in FILES:
+        if layer_of(module_name(file)) in ("cli", "nn") or file.parent.name == "architectures":
+            continue
+        for node in functions(file):
+            names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            assert len([name for name in names if name not in ("self", "cls")]) <= 6, f"{file}: {node.name}"
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest refuses the second."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)

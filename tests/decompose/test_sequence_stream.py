@@ -22,7 +22,7 @@ def tokens(n: int, seed: int = 0):
 
 def run(Q, K, V, how=HOW, real=None, memory=None):
     real = torch.ones(B, K.shape[2], dtype=torch.bool) if real is None else real
-    return stream_attention(Q, K, V, real, memory or Memory.empty(K, V), how, scale=D**-0.5)
+    return stream_attention(Q, K, V, real, memory or Memory.empty(K, V, D**-0.5), how)
 
 
 def exact(Q, K, V, real=None):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from slimformer.calibrate.builtin import BUILTIN, builtin_documents, builtin_kinds, names_builtin
 from slimformer.calibrate.document import Document, Label, mix_documents
@@ -74,6 +74,15 @@ def weighted(name: Any) -> Any:
 def weights_of(names: Iterable[Any]) -> list[float]:
     """How much of each source is drawn, next to the others."""
     return [name.weight if isinstance(name, Weighted) else 1.0 for name in names]
+
+
+class HowRead(TypedDict, total=False):
+    """What `read_documents` takes besides a source."""
+
+    columns: Sequence[str] | None
+    label: str | None
+    rows: bool
+    say: Callable[[str], None]
 
 
 def read_documents(

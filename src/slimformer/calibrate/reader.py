@@ -14,7 +14,7 @@ from slimformer.calibrate.images import image_batches
 from slimformer.calibrate.pairs import pair_batches
 from slimformer.calibrate.sounds import feature_batches, wave_batches
 from slimformer.calibrate.splits import cut_documents, one_of_each
-from slimformer.calibrate.text import Batch, packed_batches, padded_batches, unread
+from slimformer.calibrate.text import Batch, label_numbers, packed_batches, padded_batches, unread
 from slimformer.models import Architecture
 from slimformer.models.architecture import reads_windows
 from slimformer.models.description import sides as sides
@@ -41,8 +41,7 @@ class Reader:
     @property
     def label_ids(self) -> dict[str, int]:
         """The numbers of named labels."""
-        known = getattr(self.model.config, "label2id", None) or {}
-        return {str(name): int(i) for name, i in known.items()}
+        return label_numbers(self.model)
 
     def batches(self, documents: Sequence[Document], tokens: int) -> list[Batch]:
         """One split, of so many tokens (positions of images and sounds) at most."""
@@ -58,10 +57,7 @@ class Reader:
                 documents[: max(2, tokens // length)], self.model, self.processor, batch_size=max(size, TOGETHER)
             )
         if self.architecture.family.unit == "positions":
-            return wave_batches(
-                documents, self.model, self.processor, positions=length, tokens=tokens, batch_size=size,
-                label_ids=self.label_ids,
-            )  # fmt: skip
+            return wave_batches(documents, self.model, self.processor, positions=length, tokens=tokens, batch_size=size)
         if self.architecture.family.sound:
             return feature_batches(
                 documents, self.model, self.processor, seq_len=length, tokens=tokens, batch_size=size
@@ -75,7 +71,12 @@ class Reader:
             return packed_batches(documents, self.processor, seq_len=length, tokens=tokens, batch_size=size)
         passages = cut_documents(documents, size=length * CHARACTERS)
         return padded_batches(
-            passages, self.processor, seq_len=length, tokens=tokens, batch_size=size, label_ids=self.label_ids
+            passages,
+            self.processor,
+            seq_len=length,
+            tokens=tokens,
+            batch_size=size,
+            label_ids=self.label_ids,
         )
 
     def one_row_each(self, parts: dict[str, list[Document]], tokens: int) -> list[Batch]:

@@ -27,7 +27,7 @@ from slimformer.calibrate.document import Document, Label
 from slimformer.calibrate.documents import SOUNDS
 from slimformer.calibrate.folder import documents_below
 from slimformer.calibrate.pairs import targets_of, writes, written
-from slimformer.calibrate.text import LIKE, label_tensor
+from slimformer.calibrate.text import LIKE, label_numbers, label_tensor
 from slimformer.errors import DataNotFound, DataUnreadable
 from slimformer.models.batch import Batch
 from slimformer.models.sample_inputs import positions_of, samples_of, start_token
@@ -53,7 +53,7 @@ def read_sounds(folder: str | Path, *, samples: int | None = None, seed: int = 0
 
 def wave_batches(
     documents: Sequence[Document], model: PreTrainedModel, processor: Any, *, positions: int, tokens: int,
-    batch_size: int = 8, label_ids: Mapping[str, int] | None = None,
+    batch_size: int = 8,
 ) -> list[Batch]:  # fmt: skip
     """Waves for an encoder, at most so many `positions` of each and `tokens` of all.
 
@@ -68,7 +68,7 @@ def wave_batches(
         if (left := left - length) < 0 and pieces:
             break
         pieces.append(piece)
-    return [_waves(part, config, extractor, label_ids) for part in _alike(pieces, batch_size)]
+    return [_waves(part, config, extractor, label_numbers(model)) for part in _alike(pieces, batch_size)]
 
 
 def feature_batches(

@@ -8,16 +8,17 @@ import importlib
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from slimformer.calibrate.builtin import BUILTIN, names_builtin
 from slimformer.calibrate.documents import (
     SELF,
     Document,
+    HowRead,
     Source,
     mix_documents,
     read_documents,
@@ -98,25 +99,16 @@ def read_task(
 
 
 def read_data(
-    source: Source,
-    *,
-    columns: Sequence[str] | None = None,
-    label: str | None = None,
-    split: Purpose = "calibration",
-    limit: int | None = None,
-    rows: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    source: Source, *, split: Purpose = "calibration", limit: int | None = None, **how: Unpack[HowRead]
 ) -> list[Document]:
     """Whatever `--data` may say: names of data sets, sources of `read_documents`, or both mixed by commas."""
     names = source_names(source) if isinstance(source, str) else []
     for name in names:
         _require_known(str(name))
     if not any(name in TASKS and not os.path.isfile(name) for name in names):
-        return spread(read_documents(source, columns=columns, label=label, rows=rows, say=say), limit)
+        return spread(read_documents(source, **how), limit)
     parts = [
-        read_task(str(name), split=split, limit=limit)
-        if name in TASKS
-        else read_documents(name, columns=columns, label=label, rows=rows, say=say)
+        read_task(str(name), split=split, limit=limit) if name in TASKS else read_documents(name, **how)
         for name in names
     ]
     return spread(mix_documents(parts, weights_of(names)), limit)

@@ -22,7 +22,7 @@ from slimformer.models.batch import ROWWISE
 from slimformer.models.batch import Batch as Batch
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 POSITIONS = 2048  # of a batch of short rows: work of one size, whatever their length
 LIKE = 0.9  # as long as the longest of their batch, rows are alike
@@ -127,6 +127,11 @@ def token_batches(ids: Tensor, batch_size: int = 8) -> list[Batch]:
         for part in ids.long().split(batch_size)
         if part.numel()
     ]
+
+
+def label_numbers(model: PreTrainedModel) -> dict[str, int]:
+    """The numbers of named labels."""
+    return {str(name): int(i) for name, i in (getattr(model.config, "label2id", None) or {}).items()}
 
 
 def label_tensor(labels: Sequence[Label], label_ids: Mapping[str, int] | None = None) -> Tensor | None:

@@ -48,7 +48,7 @@ def lab_speed(
     try:
         with showing_progress(hidden=shown.hidden) as progress:
             mode: Any = "training" if training else "forward"
-            rows_of_table = table(sizes, rows, heads, width, mode, room * 2**20, progress)
+            rows_of_table = table(sizes, rows, (heads, width), mode, room * 2**20, progress)
     finally:
         torch.set_num_threads(before)
 

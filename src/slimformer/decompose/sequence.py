@@ -104,7 +104,6 @@ def least_squares_values(
     *,
     ridge: float = RIDGE,
     steps: int = STEPS,
-    rtol: float = RTOL,
 ) -> Float[Tensor, "h k n"]:
     """F = argmin Σ_s ‖Y_s − P_s F V_s‖² + λ ‖F − E‖², by conjugate gradients, P_s attention over the k projected keys.
 
@@ -123,7 +122,7 @@ def least_squares_values(
     right = (P.mT @ Y @ V.mT).sum(0) + λ * F
     r = right - left(F)
     direction, rr = r.clone(), _squares(r)
-    enough = rtol**2 * _squares(right)
+    enough = RTOL**2 * _squares(right)
     for _ in range(steps):
         if bool((rr <= enough).all()):
             break

@@ -90,17 +90,19 @@ class Memory:
     V: Float[Tensor, "b h r p"]
     real: Bool[Tensor, "b r"]
     C: Float[Tensor, "b h d d"]
+    scale: float  # of the scores
     seen: int = 0
 
     @classmethod
-    def empty(cls, K: Float[Tensor, "b h n d"], V: Float[Tensor, "b h n p"]) -> Memory:
+    def empty(cls, K: Float[Tensor, "b h n d"], V: Float[Tensor, "b h n p"], scale: float) -> Memory:
         b, h, _, d = K.shape
-        return cls(None, K[:, :, :0], V[:, :, :0], K.new_ones(b, 0).bool(), K.new_zeros(b, h, d, d))
+        return cls(None, K[:, :, :0], V[:, :, :0], K.new_ones(b, 0).bool(), K.new_zeros(b, h, d, d), scale)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Memory:
         """The same for other sequences of the batch: every part has the batch as its first side."""
         groups = None if self.groups is None else Groups(*(change(part) for part in self.groups.parts()))
-        return Memory(groups, change(self.K), change(self.V), change(self.real), change(self.C), self.seen)
+        K, V, real, C = (change(part) for part in (self.K, self.V, self.real, self.C))
+        return replace(self, groups=groups, K=K, V=V, real=real, C=C)
 
     def parts(self) -> list[Tensor]:
         """Everything that is kept."""
@@ -120,14 +122,12 @@ def stream_attention(
     real: Bool[Tensor, "b m"],
     memory: Memory,
     how: Grouping,
-    *,
-    scale: float,
 ) -> tuple[Float[Tensor, "b hq m p"], Memory]:
     """Attention of m tokens that follow what `memory` has, and the memory after them. Query heads may share keys."""
     outputs, start, m = [], 0, K.shape[2]
     while start < m:
         if memory.seen % how.block == 0 and memory.K.shape[2] >= how.window:
-            memory = _retired(memory, how, scale)
+            memory = _retired(memory, how)
         stop = min(m, start + how.block - memory.seen % how.block)
         q, k, v = (x[:, :, start:stop] for x in (Q, K, V))
         folded = _folded(q, K.shape[1])
@@ -136,7 +136,7 @@ def stream_attention(
             K=torch.cat([memory.K, k], 2), V=torch.cat([memory.V, v], 2),
             real=torch.cat([memory.real, real[:, start:stop]], 1), seen=memory.seen + stop - start,
         )  # fmt: skip
-        outputs.append(_attend(folded, memory, stop - start, how, scale).reshape(*q.shape[:3], v.shape[-1]))
+        outputs.append(_attend(folded, memory, stop - start, how).reshape(*q.shape[:3], v.shape[-1]))
         new = real[:, start:stop]
         counted = folded if bool(new.all()) else folded * _rows(new, folded).to(q.dtype)
         memory = replace(memory, C=memory.C + counted.mT @ counted)
@@ -154,9 +154,7 @@ def _rows(real: Bool[Tensor, "b m"], folded: Float[Tensor, "b h gm d"]) -> Bool[
     return real.repeat(1, folded.shape[2] // real.shape[1])[:, None, :, None]
 
 
-def _attend(
-    q: Float[Tensor, "b h gm d"], memory: Memory, m: int, how: Grouping, scale: float
-) -> Float[Tensor, "b h gm p"]:
+def _attend(q: Float[Tensor, "b h gm d"], memory: Memory, m: int, how: Grouping) -> Float[Tensor, "b h gm p"]:
     """Softmax over groups and window together, in one fused call: what is not q·k goes in as a bias of the scores.
 
     What may not be seen gets a bias so low that it counts for nothing, not −∞: a pad that sees no real token must stay
@@ -169,9 +167,9 @@ def _attend(
     bias = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill(hidden, never)
     bias, K, V = bias.expand(*q.shape[:3], r), memory.K, memory.V
     if past is not None:
-        far = _group_bias(q, past, how, scale).expand(*q.shape[:3], -1)
+        far = _group_bias(q, past, how, memory.scale).expand(*q.shape[:3], -1)
         bias, K, V = torch.cat([far, bias], -1), torch.cat([past.K, K], 2), torch.cat([past.V, V], 2)
-    return torch.nn.functional.scaled_dot_product_attention(q, K, V, bias, scale=scale)
+    return torch.nn.functional.scaled_dot_product_attention(q, K, V, bias, scale=memory.scale)
 
 
 def _group_bias(q: Float[Tensor, "b h m d"], groups: Groups, how: Grouping, scale: float) -> Float[Tensor, "b h #m k"]:
@@ -181,13 +179,13 @@ def _group_bias(q: Float[Tensor, "b h m d"], groups: Groups, how: Grouping, scal
     return bias + ((q * scale).square() / 2) @ groups.S.mT if how.second_order else bias
 
 
-def _retired(memory: Memory, how: Grouping, scale: float) -> Memory:
+def _retired(memory: Memory, how: Grouping) -> Memory:
     """The oldest block of the window joins the groups."""
     B = how.block
     old = Groups.of_tokens(memory.K[:, :, :B], memory.V[:, :, :B], memory.real[:, :B])
     groups = old if memory.groups is None else memory.groups.joined(old)
     if groups.K.shape[2] > how.k:
-        groups = condensed(groups, memory.C, how, scale=scale)
+        groups = condensed(groups, memory.C, how, scale=memory.scale)
     return replace(memory, groups=groups, K=memory.K[:, :, B:], V=memory.V[:, :, B:], real=memory.real[:, B:])
 
 

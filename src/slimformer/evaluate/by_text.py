@@ -24,7 +24,7 @@ from torch.nn.functional import cosine_similarity
 from slimformer.calibrate.documents import Document
 from slimformer.calibrate.gather import CHARACTERS, positions, vocabulary
 from slimformer.calibrate.splits import cut_documents
-from slimformer.calibrate.text import Batch, label_tensor, padded_batches
+from slimformer.calibrate.text import Batch, label_numbers, label_tensor, padded_batches
 from slimformer.evaluate.compare import (
     Metric,
     bounds,
@@ -87,8 +87,7 @@ def compare_texts(dense: Loaded, small: Loaded, texts: Sequence[Document], seq_l
     x, y = (_rows(each, passages, seq_len, _scores) for each in (dense, small))
     if regresses(dense.model):
         return [_change(x, y, units)]
-    label_ids = {str(name): int(i) for name, i in (dense.model.config.label2id or {}).items()}
-    labels = label_tensor([each.label for each in passages], label_ids)
+    labels = label_tensor([each.label for each in passages], label_numbers(dense.model))
     right = [_accuracy(x, y, labels, units)] if labels is not None and has_classes(dense.model, labels) else []
     row, _, columns = compared(x[:, None], y[:, None], torch.ones(len(x), 1, dtype=torch.bool))
     return [*right, *divergence_metrics(divergence_of(_summed(units[row], columns)), None, dense.model)]

@@ -70,9 +70,11 @@ def inputs_of(batch: int, n: int, width: int) -> Tensor:
 
 
 def table(
-    lengths: Sequence[int], ks: Sequence[int], heads: int, width: int, mode: Mode, room: int, progress: Progress
+    lengths: Sequence[int], ks: Sequence[int], layer: tuple[int, int], mode: Mode, room: int, progress: Progress
 ) -> list[dict[str, Any]]:
-    """A row for every length and rival; with `room` bytes also the largest batch whose training step fits in them."""
+    """A row for every length and rival of a `layer` of so many heads and this width; with `room` bytes also the largest
+    batch whose training step fits in them."""
+    heads, width = layer
     rows: list[dict[str, Any]] = []
     for n in lengths:
         layers = rivals(n, ks, heads, width)

@@ -249,8 +249,8 @@ def _streamed(given: Given, real: Tensor, layer: GroupedLayer | None, how: Group
     before = layer.memory if layer is not None else None
     dtype = given[2].dtype
     query, key, value = _wide(*given)
-    memory = Memory.empty(key, value) if before is None else before
-    out, memory = stream_attention(query, key, value, real, memory, how, scale=scale)
+    memory = Memory.empty(key, value, scale) if before is None else before
+    out, memory = stream_attention(query, key, value, real, memory, how)
     if layer is not None:
         layer.remember(memory)
     return out.to(dtype)

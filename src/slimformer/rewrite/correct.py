@@ -1,15 +1,17 @@
 """Sequential correction of a smaller model: every reader is refitted on what really reaches it.
 
 Dense and small model are walked side by side, block by block: teacher and student. Of the teacher the streams before
-and after each sublayer are kept for one block (tokens × hidden size); the student is run once for each of its readers,
-so that each sees what the corrected ones before it send. The formulas are in `decompose.sequential`.
+and after each sublayer are kept for one block (tokens × hidden size), of the student what its readers are given (tokens
+× width): each reader sees what the corrected ones before it send, and nothing before a reader is computed twice
+(`rewrite.replay`). Up to the first block that was cut both are one model, and there is nothing to correct. The formulas
+are in `decompose.sequential`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ from slimformer.plan.curves import order_of
 from slimformer.plan.ranks import attention_of
 from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.bypass import Reading
+from slimformer.rewrite.replay import Replay, is_inside, module_of, replay_of, replaying
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,12 @@ def correct(
 ) -> Corrected:
     """Correct the readers of `small` in place; fitted on `data["fit"]`, chosen on `data["select"]`.
 
-    A walk that was stopped goes on at the first block that is not finished ("correct"). Cost: about four forward passes
-    and one Gram matrix per width.
+    A walk that was stopped goes on at the first block that is not finished ("correct"). Cost: a forward pass of each
+    model, one Gram matrix per width and its product with what is missing.
     """
     architecture, home = describe(dense), residence.of_copy
     notes = residence.notes("correct")
+    alike = len(architecture.stacks) == 1 and not any(note["changed"] for note in notes)
     pairs = [
         Pair(stream.fork("dense"), stream.fork("small"))
         for split in ("fit", "select")
@@ -106,8 +110,12 @@ def correct(
     for visit in forward(dense, architecture, residence, first=len(notes)):
         with home.block(visit.i):
             student = Visit(small, architecture, visit.i, home)
-            note, old = _correct_block(student, visit, cut, pairs)
-            home.settle(visit.i)
+            alike = alike and is_same_block(student, visit)
+            if alike:
+                note, old = _go_on_together(visit, pairs), dict[str, Tensor]()
+            else:
+                note, old = _correct_block(student, visit, cut, pairs)
+                home.settle(visit.i)
         notes.append(note)
         residence.finish("correct", note)
         uncorrected |= old
@@ -121,6 +129,21 @@ def _old(name: str) -> str:
     return f"uncorrected.{name}"
 
 
+def is_same_block(small: Visit, dense: Visit) -> bool:
+    """Are all weights of the two blocks the same, bit by bit?"""
+    a, b = (visit.block.state_dict() for visit in (small, dense))
+    return a.keys() == b.keys() and all(a[name].shape == b[name].shape and torch.equal(a[name], b[name]) for name in a)
+
+
+def _go_on_together(dense: Visit, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Let both streams of every pair through a block in which nothing was cut, nor in any before it."""
+    for pair in pairs:
+        dense.advance(pair.teacher)
+        pair.student.state = dense.residence.keep(pair.student.label(dense.i + 1), pair.teacher.state)
+    same = [Correction(site.name, 0.0, None, 0.0, 0.0) for site in dense.sites if not site.stays]
+    return {"corrections": [asdict(each) for each in same], "changed": []}
+
+
 def _correct_block(
     small: Visit, dense: Visit, cut: Cut[Plan], pairs: Sequence[Pair]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -129,33 +152,40 @@ def _correct_block(
     Returned are a note of what was done, and the parameters that were changed as they were before.
     """
     before = dict(small.block.named_parameters(small.path))
-    done = correct_readers(small, dense, cut, pairs)
-    for pair in pairs:
-        small.advance(pair.student)
+    done, replays = correct_readers(small, dense, cut, pairs)
+    for pair, known in zip(pairs, replays, strict=True):
+        with replaying(small.model, known):
+            small.advance(pair.student)
     now = dict(small.block.named_parameters(small.path))
     changed = [name for name, parameter in before.items() if now[name] is not parameter]
     old = {name: dense.residence.keep(_old(name), before[name].detach()) for name in changed}
     return {"corrections": [asdict(each) for each in done], "changed": changed}, old
 
 
-def correct_readers(small: Visit, dense: Visit, cut: Cut[Plan], pairs: Sequence[Pair]) -> list[Correction]:
-    """Correct the readers of a block in place; the streams of the teacher go through it, those of the student stay."""
+def correct_readers(
+    small: Visit, dense: Visit, cut: Cut[Plan], pairs: Sequence[Pair]
+) -> tuple[list[Correction], list[list[Replay]]]:
+    """Correct the readers of a block in place; the streams of the teacher go through it, those of the student stay.
+
+    Returned are what was done, and for every pair what need not run again when the student goes through.
+    """
     plan, of_block = cut.how, cut.moments(dense.i)
     targets = [_targets(dense, pair.teacher) for pair in pairs]
+    replays: list[list[Replay]] = [[] for _ in pairs]
     done = []
     for site in dense.sites:
         if site.stays:
             continue
         size = plan.sizes[site.name]
         reading = Reading(site, size.rank)
-        seen = _compare(small, reading, pairs, [target[site.name] for target in targets])
+        seen = _compare(small, reading, pairs, [target[site.name] for target in targets], replays)
         if reading.rank:
             J = coordinates(sorted(cut.curves[site.name].order[: size.units]), 1)
             kept = reading.moments(small.model, of_block.joint["fit"], J)
         else:
             kept = _kept(dense, site, of_block, cut)
         done.append(_correct(small.model, reading, seen, kept, ridge=plan.ridge))
-    return done
+    return done, replays
 
 
 def _targets(dense: Visit, stream: Stream) -> dict[str, Target]:
@@ -181,32 +211,54 @@ class _Seen(Exception):
     """Raised once a sublayer has given its output: what follows in the block need not run."""
 
 
-def _compare(small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Sequence[Target]) -> dict[str, Residuals]:
-    """What is missing in the student after the sublayer of a site, by split."""
-    residuals: dict[str, Residuals] = {}
-    places = {"stream": reading.site.entry, **reading.heard_at(small.model)}
-    for pair, target in zip(pairs, targets, strict=True):
-        seen: dict[str, Tensor] = {}
+def _compare(
+    small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Sequence[Target], replays: Sequence[list[Replay]]
+) -> dict[str, Residuals]:
+    """What is missing in the student after the sublayer of a site, by split. What was seen is added to `replays`."""
+    found: dict[str, Residuals] = {}
+    for pair, target, known in zip(pairs, targets, replays, strict=True):
         small.enter(pair.student)
-        with (
-            suppress(_Seen),
-            listening(
-                small.model,
-                inputs={place: _note(seen, name) for name, place in places.items()},
-                outputs={reading.exit: _note(seen, "added", last=small.here.runs)},
-            ),
-        ):
-            small.run(pair.student)
+        with replaying(small.model, known):
+            seen, replay = _see(small, reading, pair.student)
+        if replay is not None:
+            known.append(replay)
         X = real_rows(reading.features(seen), pair.rows)
         stream, added = (real_rows(seen[name], pair.rows) for name in ("stream", "added"))
         missing = target.added - added
         before = target.stream - stream if reading.site.part.adds else 0
         split, new = pair.student.split, Residuals.of(X, missing, missing + before)
-        residuals[split] = residuals[split] + new if split in residuals else new
-    return residuals
+        found[split] = found[split] + new if split in found else new
+    return found
 
 
-def _note(seen: dict[str, Tensor], name: str, *, last: int = 0) -> Hook:
+def _see(small: Visit, reading: Reading, stream: Stream) -> tuple[dict[str, Tensor], Replay | None]:
+    """What the sublayer of a site reads and writes, and how to replay it, if it can be."""
+    seen: dict[str, Any] = {}
+    site, runs = reading.site, small.here.runs
+    places = {"stream": site.entry, **reading.heard_at(small.model)}
+    module = module_of(site) if runs == 1 and reading.exit == site.reader else ""
+    last = {module if is_inside(module, site.reader) else reading.exit: runs}
+    outputs = {module: "output"} if module else {}
+    with (
+        suppress(_Seen),
+        listening(
+            small.model,
+            inputs={place: _note(seen, name) for name, place in places.items()},
+            outputs={
+                place: _note(seen, name, last=last.get(place, 0))
+                for place, name in {**outputs, reading.exit: "added"}.items()
+            },
+        ),
+    ):
+        small.run(stream)
+    if not module:
+        return seen, None
+    replay = replay_of(site, seen["features"], seen["added"], seen["output"])
+    name = f"{stream.name}.given.{site.part.name}"
+    return seen, replay and replace(replay, given=small.residence.keep(name, replay.given))
+
+
+def _note(seen: dict[str, Any], name: str, *, last: int = 0) -> Hook:
     """Note X, of several runs one after the other; with the `last` of so many runs, all has been seen."""
     runs: list[Tensor] = []
 

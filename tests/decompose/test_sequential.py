@@ -5,7 +5,7 @@ import torch
 
 from slimformer.decompose.sequential import held_error, sequential_change, solve
 from slimformer.linalg.moments import Moments
-from slimformer.linalg.residuals import Residuals
+from slimformer.linalg.residuals import Residuals, ResidualSums
 
 K, M = 7, 5
 
@@ -22,7 +22,11 @@ def rows(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def seen(n: int, seed: int = 0) -> Residuals:
-    return Residuals.of(*rows(n, seed))
+    return of(*rows(n, seed))
+
+
+def of(X, R0, R1) -> Residuals:
+    return ResidualSums().add(X, R0, R1).residuals()
 
 
 def kept(n: int = 400, seed: int = 5) -> Moments:
@@ -32,11 +36,10 @@ def kept(n: int = 400, seed: int = 5) -> Moments:
 @pytest.mark.parametrize("size", [1, 9, 50])
 def test_residuals_do_not_depend_on_batching(size):
     X, R0, R1 = rows(50)
-    whole = Residuals.of(X, R0, R1)
-    parts = [Residuals.of(*part) for part in zip(X.split(size), R0.split(size), R1.split(size), strict=True)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
+    whole, sums = of(X, R0, R1), ResidualSums()
+    for part in zip(X.split(size), R0.split(size), R1.split(size), strict=True):
+        sums.add(*part)
+    total = sums.residuals()
     assert total.count == whole.count
     torch.testing.assert_close(total.cross, whole.cross)
     torch.testing.assert_close(total.x.gram, whole.x.gram)
@@ -49,7 +52,7 @@ def test_the_solution_is_that_of_the_stacked_regression(ρ, bias):
     X, R0, R1 = rows(300)
     Z = rows(200, seed=3)[0]
     for target, (δW, δb) in zip(
-        (R0, R1), solve(Residuals.of(X, R0, R1), Moments.of(Z), ρ, bias=bias, ridge=1e-12), strict=True
+        (R0, R1), solve(of(X, R0, R1), Moments.of(Z), ρ, bias=bias, ridge=1e-12), strict=True
     ):
         one = torch.ones(1, dtype=torch.float64)
         A = torch.cat([X, one.expand(len(X), 1)], 1) / len(X) ** 0.5
@@ -96,8 +99,8 @@ def test_the_choice_is_the_best_of_a_fine_grid_and_never_loses(bias):
 
 def test_what_cannot_be_learnt_is_left_alone():
     X, R0, R1 = rows(12, seed=4)
-    other = Residuals.of(rows(300, seed=6)[0], *(torch.randn(2, 300, M, dtype=torch.float64)))
-    found = sequential_change(Residuals.of(X, R0, R1), kept(), other, bias=True, ridge=1e-3, rhos=(1e-3,))
+    other = of(rows(300, seed=6)[0], *(torch.randn(2, 300, M, dtype=torch.float64)))
+    found = sequential_change(of(X, R0, R1), kept(), other, bias=True, ridge=1e-3, rhos=(1e-3,))
     assert found.after <= found.before
     if found.after == found.before:
         assert found.ρ == torch.inf

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from slimformer.linalg import moments
-from slimformer.linalg.moments import Moments
+from slimformer.linalg.moments import Moments, Sums
 
 
 def whole_numbers(rows: int, d: int = 6) -> torch.Tensor:
@@ -35,6 +35,22 @@ def test_moments_do_not_depend_on_batching(size):
     X = whole_numbers(40)
     parts = [Moments.of(part) for part in X.split(size)]
     assert same(sum(parts, Moments.zero(6)), Moments.of(X))
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_sums_of_batches_are_those_of_all_rows(size):
+    X = whole_numbers(40)
+    sums = Sums()
+    for part in X.split(size):
+        sums.add(part)
+    assert same(sums.moments(), Moments.of(X))
+
+
+def test_batches_may_have_other_means_than_the_first():
+    first, others = torch.randn(400, 16) + 1002, torch.randn(6000, 16) + 998
+    single, double = Sums().add(first).add(others).moments(), Moments.of(torch.cat([first, others]).double())
+    single, double = single.second(centred=True), double.second(centred=True)
+    assert (single - double).norm() <= 1e-5 * double.norm()
 
 
 def test_moments_do_not_depend_on_order():

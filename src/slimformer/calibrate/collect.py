@@ -16,11 +16,10 @@ from transformers import PreTrainedModel
 
 from slimformer.calibrate.respond import block_response, projections, responding, sequences_of
 from slimformer.calibrate.text import Batch
-from slimformer.decompose.bypass import joined
+from slimformer.decompose.bypass import first_part
 from slimformer.decompose.response import Response
 from slimformer.errors import NotFinite
-from slimformer.linalg.moments import Moments
-from slimformer.linalg.pairs import Pairs
+from slimformer.linalg.moments import Moments, Sums
 from slimformer.messages.words import option
 from slimformer.models import Architecture, Site
 from slimformer.models.hooks import Hook, listening
@@ -49,15 +48,7 @@ class BlockMoments:
         return W if R is None else R @ W.to("cpu", torch.float64)
 
 
-@dataclass
-class _Tally:
-    """Moments of one reader's input, by split, while batches come in."""
-
-    moments: dict[Split, Moments] = field(default_factory=dict)
-
-    def add(self, split: Split, X: Tensor) -> None:
-        new = Moments.of(X)
-        self.moments[split] = self.moments[split] + new if split in self.moments else new
+_Tally = dict[Split, Sums]  # of one reader's input, while batches come in
 
 
 @torch.inference_mode()
@@ -97,24 +88,27 @@ def collect(
 
 def _of_block(visit: Visit, streams: Sequence[Stream], roots: Mapping[str, Tensor], joint: bool) -> BlockMoments:
     """Let all streams through a block and take moments on the way."""
-    tallies = {site.name: _Tally() for site in visit.sites}
+    tallies: dict[str, _Tally] = {site.name: {} for site in visit.sites}
     inverse_energy, tokens = 0.0, 0
     attention = _Attention(visit, roots)
-    neurons, pairs = visit.here.neurons, dict[Split, Pairs]()
+    neurons = visit.here.neurons[0] if joint and len(visit.here.neurons) == 1 else None
     for stream in streams:
         visit.enter(stream)  # before anybody listens: the first block of T5's decoder runs to find its biases
         hooks = {site.reader: _hook(tallies[site.name], stream) for site in visit.sites}
-        if joint and len(neurons) == 1:
-            hooks |= _joint_hooks(neurons[0], tallies[neurons[0].name], pairs, stream)
+        if neurons is not None:
+            hooks |= _joint_hooks(neurons, tallies[neurons.name], stream)
         with listening(visit.model, inputs=hooks, outputs=attention.hooks()):
             visit.advance(stream)
         attention.add(stream)
         energy = real_rows(stream.state, stream.rows).float().square().sum(-1)
         inverse_energy += float((1 / energy.clamp_min(1e-12)).sum())
         tokens += len(energy)
-    moments = {name: tally.moments for name, tally in tallies.items()}
+    moments = {name: {split: sums.moments() for split, sums in tally.items()} for name, tally in tallies.items()}
+    both: dict[Split, Moments] = {}
+    if neurons is not None:
+        both = moments[neurons.name]
+        moments[neurons.name] = {split: first_part(m, neurons.width) for split, m in both.items()}
     _require_finite(moments)
-    both = {split: joined(moments[neurons[0].name][split], sums) for split, sums in pairs.items()}
     return BlockMoments(visit.i, moments, inverse_energy / max(tokens, 1), attention.responses, dict(roots), both)
 
 
@@ -143,18 +137,20 @@ class _Attention:
 
 
 def _hook(tally: _Tally, stream: Stream) -> Hook:
-    return lambda X: tally.add(stream.split, real_rows(X, stream.rows))
+    return lambda X: _add(tally, stream, X)
 
 
-def _joint_hooks(site: Site, tally: _Tally, pairs: dict[Split, Pairs], stream: Stream) -> dict[str, Hook]:
-    """Hooks on the input of neurons, and then on them. Moments of neurons stay what they are without."""
+def _add(tally: _Tally, stream: Stream, X: Tensor) -> None:
+    tally.setdefault(stream.split, Sums()).add(real_rows(X, stream.rows))
+
+
+def _joint_hooks(site: Site, tally: _Tally, stream: Stream) -> dict[str, Hook]:
+    """Hooks on the input of neurons, and then on them: the rows of the tally are both, one after the other."""
     read: list[Tensor] = []
 
     def neurons(H: Tensor) -> None:
-        H, X = (real_rows(rows, stream.rows) for rows in (H, read.pop()))
-        tally.add(stream.split, H)
-        new = Pairs.of(X, H)
-        pairs[stream.split] = pairs[stream.split] + new if stream.split in pairs else new
+        X = read.pop()
+        _add(tally, stream, torch.cat([H.flatten(0, -2), X.flatten(0, -2).to(H)], -1))
 
     return {site.writers[0].module: read.append, site.reader: neurons}
 

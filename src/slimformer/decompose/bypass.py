@@ -33,7 +33,6 @@ from slimformer.decompose.reduction import Curve, coordinates
 from slimformer.errors import RankTooHigh
 from slimformer.linalg.damped import damped
 from slimformer.linalg.moments import Moments
-from slimformer.linalg.pairs import Pairs
 
 WIDTHS = 16  # numbers of neurons for which a path is looked at, evenly spread
 EVEN = 8  # these are multiples of that
@@ -182,10 +181,9 @@ def on_path(joint: Moments, J: Int[Tensor, " k"], A: Float[Tensor, "r D"]) -> Mo
     return Moments(joint.count, T @ joint.sum, T @ joint.gram @ T.mT)
 
 
-def joined(h: Moments, x: Pairs) -> Moments:
-    """Moments of [h; x] from those of h and the sums over pairs (x, h)."""
-    gram = torch.cat([torch.cat([h.gram, x.cross.mT], 1), torch.cat([x.cross, x.x.gram], 1)])
-    return Moments(h.count, torch.cat([h.sum, x.x.sum]), gram)
+def first_part(joint: Moments, n: int) -> Moments:
+    """Moments of h from those of [h; x]."""
+    return Moments(joint.count, joint.sum[:n], joint.gram[:n, :n].contiguous())
 
 
 def _levelled(joint: Joint) -> tuple[Joint, float]:

@@ -32,7 +32,7 @@ from slimformer.evaluate.perplexity import device_of, evaluating, pieces
 from slimformer.evaluate.units import Tally
 from slimformer.linalg.moments import Moments
 from slimformer.linalg.precision import to_double
-from slimformer.models.outputs import POSITIONS, has_outcomes, outcomes, real_positions
+from slimformer.models.outputs import at_once, has_outcomes, outcomes, real_positions
 
 NEAREST = 10  # rows that count as neighbours
 MOST_ROWS = 1000  # rows whose neighbours are looked at
@@ -230,15 +230,27 @@ def compared(p: Tensor, q: Tensor, counted: Tensor) -> tuple[Tensor, Tensor, Ten
         raise ValueError(f"outputs of shape {tuple(p.shape)} and {tuple(q.shape)} are not of the same task")
     parts = [torch.zeros(0, 3, dtype=torch.float64)]
     row, position = counted.nonzero(as_tuple=True)
-    for i, t in zip(row.split(POSITIONS), position.split(POSITIONS), strict=True):
-        # in float32 the KL of near twins would drown
-        log_p = to_double(p[i, t]).log_softmax(-1)
-        log_q = to_double(q[i.to(q.device), t.to(q.device)].to(p.device)).log_softmax(-1)
-        # where p is 0 the term is 0, also if q is 0 there too (−∞ + ∞ would be NaN)
-        kl = torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_q)).sum(-1)
-        agreed = log_p.argmax(-1) == log_q.argmax(-1)
+    few = at_once(p)
+    for i, t in zip(row.split(few), position.split(few), strict=True):
+        a, b = p[i, t], q[i.to(q.device), t.to(q.device)].to(p.device)
+        (top, first), other = a.max(-1), b.amax(-1)
+        agreed = b.gather(-1, first[:, None])[:, 0] == other
+        kl = _kl(a, b, top, other)
         parts.append(torch.stack([kl, agreed.to(kl), torch.ones_like(kl)], 1).cpu().double())
     return row.cpu(), position.cpu(), torch.cat(parts)
+
+
+def _kl(a: Tensor, b: Tensor, top: Tensor, other: Tensor) -> Tensor:
+    """KL(p ‖ q) of scores a and b, the largest of which are known: Σ p (a − b) + log Σ exp b − log Σ exp a.
+
+    In float64: in float32 the KL of near twins would drown.
+    """
+    a, b, top, other = (to_double(each) for each in (a, b, top, other))
+    p, q = (a - top[:, None]).exp_(), (b - other[:, None]).exp_()
+    # where p is 0 the term is 0, also if q is 0 there too (−∞ + ∞ would be NaN)
+    gap = (a - b).masked_fill_(p == 0, 0.0)
+    Z = p.sum(-1)
+    return torch.linalg.vecdot(p, gap) / Z + (q.sum(-1).log() + other) - (Z.log() + top)
 
 
 def _states(output: Any, mask: Tensor | None) -> Tensor:

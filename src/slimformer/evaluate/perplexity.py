@@ -32,9 +32,9 @@ from torch.nn.functional import cross_entropy
 from slimformer.calibrate.text import SEPARATOR, Batch
 from slimformer.errors import NotFinite
 from slimformer.evaluate.units import Tally
+from slimformer.models.outputs import at_once
 
 LOGITS = 2**26  # logits one forward pass may return, unless a single row has more: 256 MB in float32
-POSITIONS = 256  # positions whose logits are copied to float32 at once: 50 MB for a vocabulary of 49k
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ def _of_targets(part: Batch, targets: Tensor, numbering: Tally) -> Windows:
 def nll_of(logits: Tensor, part: Windows) -> Tensor:
     """−log p(target) at every counted position, row after row, in float64."""
     row, position = part.counted.nonzero(as_tuple=True)
-    parts = [torch.zeros(0, dtype=torch.float64)]
-    for i, t in zip(row.split(POSITIONS), position.split(POSITIONS), strict=True):
+    parts, few = [torch.zeros(0, dtype=torch.float64)], at_once(logits)
+    for i, t in zip(row.split(few), position.split(few), strict=True):
         scores = logits[i, t].to(torch.promote_types(logits.dtype, torch.float32))
         parts.append(cross_entropy(scores, part.targets[i, t], reduction="none").cpu().double())
     return torch.cat(parts)

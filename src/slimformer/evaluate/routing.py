@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slimformer.errors import BudgetOutOfReach, NotFinite
+from slimformer.models.outputs import at_once
 
-POSITIONS = 256  # positions whose logits are copied to float32 at once: 50 MB for a vocabulary of 49k
 ROUNDING = 1e-9  # sums over inputs differ by this much with the order they are taken in
 
 Macs = tuple[float, float]  # what the small and the large model cost, as fractions of the dense one's block MACs
@@ -109,8 +109,8 @@ def window_scores(logits: Tensor, ids: Tensor, mask: Tensor) -> WindowScores:
     """
     counted = mask[:, :-1] & mask[:, 1:]
     total = torch.zeros(len(ids), 2, dtype=torch.float64)
-    row, position = counted.nonzero(as_tuple=True)
-    for i, t in zip(row.split(POSITIONS), position.split(POSITIONS), strict=True):
+    (row, position), few = counted.nonzero(as_tuple=True), at_once(logits)
+    for i, t in zip(row.split(few), position.split(few), strict=True):
         scores = logits[i, t].to(torch.promote_types(logits.dtype, torch.float32))
         nats = -scores.log_softmax(-1).gather(-1, ids[i, t + 1, None].long())[:, 0]
         total.index_add_(0, i.cpu(), torch.stack([nats, entropy(scores)], 1).cpu().double())

@@ -41,12 +41,7 @@ class Moments:
         They are taken where X is and kept on the CPU, where there is double precision and room. Cost n d² / 2
         multiplications there.
         """
-        X = X if has_double(X.device.type) else X.cpu()
-        X = X if X.dtype == torch.float64 else X.float()
-        if not len(X):
-            return cls.zero(X.shape[1])
-        total, gram = _about(X, torch.zeros_like(X[0]) if X.dtype == torch.float64 else X.mean(0))
-        return cls(len(X), total.cpu(), gram.cpu())
+        return Sums().add(X).moments()
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(self.count + other.count, self.sum + other.sum, self.gram + other.gram)
@@ -65,29 +60,52 @@ class Moments:
         return G - torch.outer(self.mean, self.mean) if centred else G
 
 
-def _about(X: Float[Tensor, "n d"], s: Float[Tensor, " d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
-    """Σ x and Σ x xᵀ in double precision, from products taken about s.
+class Sums:
+    """Moments of rows that come batch by batch: sums in place, about one point s, put together once.
 
-    With s near the mean these do not drown the covariance in single precision when the mean is large. With y = x − s,
-    whose sum t is small but, s being rounded, not zero:
+    With s near the mean, that of the first batch, products in single precision do not drown the covariance when the
+    mean is large. With y = x − s and t = Σ y, which is small but not zero:
 
         Σ x = n s + t,     Σ x xᵀ = Σ y yᵀ + s tᵀ + t sᵀ + n s sᵀ.
 
-    All of it is symmetric, so only the blocks above the diagonal are computed, and mirrored once.
+    All of it is symmetric, so only the blocks above the diagonal are computed, and mirrored in the end. What a batch
+    costs besides its product is one addition of its d² / 2 numbers.
     """
-    d = len(s)
-    t = torch.zeros(d, dtype=torch.float64, device=X.device)
-    G = torch.zeros(d, d, dtype=torch.float64, device=X.device)
-    for rows in X.split(ROWS):
-        Y = rows - s
-        t += (Y.new_ones(len(Y)) @ Y).double()
-        for a in range(0, d, PANEL):
-            G[a : a + PANEL, a:] += Y[:, a : a + PANEL].mT @ Y[:, a:]
-    s = s.double()
-    u = t + len(X) / 2 * s
-    G.addr_(s, u).addr_(u, s)
-    for a in range(0, d, PANEL):
-        corner = G[a : a + PANEL, a : a + PANEL].triu()
-        G[a : a + PANEL, a : a + PANEL] = corner + corner.triu(1).mT
-        G[a + PANEL :, a : a + PANEL] = G[a : a + PANEL, a + PANEL :].mT
-    return s * len(X) + t, G
+
+    s: Float[Tensor, " d"]
+    t: Float[Tensor, " d"]
+    G: Float[Tensor, "d d"]
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, X: Float[Tensor, "n d"]) -> Sums:
+        """More rows."""
+        X = X if has_double(X.device.type) else X.cpu()
+        X = X if X.dtype == torch.float64 else X.float()
+        if not self.count:
+            self._begin(X)
+        for rows in X.split(ROWS):
+            Y = rows - self.s
+            self.t += Y.new_ones(len(Y)) @ Y
+            for a in range(0, X.shape[1], PANEL):
+                self.G[a : a + PANEL, a:] += Y[:, a : a + PANEL].mT @ Y[:, a:]
+        self.count += len(X)
+        return self
+
+    def _begin(self, X: Float[Tensor, "n d"]) -> None:
+        d = X.shape[1]
+        self.s = X.new_zeros(d) if X.dtype == torch.float64 or not len(X) else X.mean(0)
+        self.t = torch.zeros(d, dtype=torch.float64, device=X.device)
+        self.G = torch.zeros(d, d, dtype=torch.float64, device=X.device)
+
+    def moments(self) -> Moments:
+        """Those of all rows so far; no more can be added."""
+        s, t, G, n = self.s.double(), self.t, self.G, self.count
+        u = t + n / 2 * s
+        G.addr_(s, u).addr_(u, s)
+        for a in range(0, len(s), PANEL):
+            corner = G[a : a + PANEL, a : a + PANEL].triu()
+            G[a : a + PANEL, a : a + PANEL] = corner + corner.triu(1).mT
+            G[a + PANEL :, a : a + PANEL] = G[a : a + PANEL, a + PANEL :].mT
+        return Moments(n, (s * n + t).cpu(), G.cpu())

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from slimformer.linalg.moments import Moments
+from slimformer.linalg.moments import Moments, Sums
 from slimformer.linalg.precision import to_double
 
 
@@ -25,20 +25,35 @@ class Residuals:
     cross: Float[Tensor, "2 d m"]
     square: float
 
-    @classmethod
-    def of(cls, X: Float[Tensor, "n d"], R0: Float[Tensor, "n m"], R1: Float[Tensor, "n m"]) -> Residuals:
-        """Sums over the rows of a batch; products in their precision, kept in double. Cost n d (d/2 + 2 m)."""
-        both = [R0, R1]
-        return cls(
-            Moments.of(X),
-            torch.stack([R.sum(0).cpu().double() for R in both]),
-            torch.stack([(X.mT @ R).cpu().double() for R in both]),
-            float(to_double(R1).square().sum()),
-        )
-
-    def __add__(self, other: Residuals) -> Residuals:
-        return Residuals(self.x + other.x, self.sums + other.sums, self.cross + other.cross, self.square + other.square)
-
     @property
     def count(self) -> int:
         return self.x.count
+
+
+class ResidualSums:
+    """Residuals of rows that come batch by batch: products in their precision, added up in double, in place.
+
+    Cost n d (d/2 + 2 m).
+    """
+
+    sums: Float[Tensor, "2 m"]
+    cross: Float[Tensor, "2 d m"]
+
+    def __init__(self) -> None:
+        self.x, self.square = Sums(), 0.0
+
+    def add(self, X: Float[Tensor, "n d"], R0: Float[Tensor, "n m"], R1: Float[Tensor, "n m"]) -> ResidualSums:
+        """More rows."""
+        if not self.x.count:
+            d, m = X.shape[1], R0.shape[1]
+            self.sums, self.cross = torch.zeros(2, m).double(), torch.zeros(2, d, m).double()
+        for i, R in enumerate((R0, R1)):
+            self.sums[i] += R.sum(0).cpu()
+            self.cross[i] += (X.mT @ R).cpu()
+        self.x.add(X)
+        self.square += float(to_double(R1).square().sum())
+        return self
+
+    def residuals(self) -> Residuals:
+        """Those of all rows so far; no more can be added."""
+        return Residuals(self.x.moments(), self.sums, self.cross, self.square)

@@ -10,7 +10,7 @@ from torch import Tensor
 from slimformer.linalg.precision import to_double
 
 NEVER = -1e4  # a score of no probability in any precision
-POSITIONS = 64  # distributions compared at once, in float64: 25 MB for a vocabulary of 49k
+NUMBERS = 2**17  # of scores compared at once: so many stay in the cache of a core, also in float64
 
 
 def has_outcomes(output: Any) -> bool:
@@ -56,8 +56,7 @@ def harm(dense: Any, small: Any, mask: Tensor | None) -> tuple[float, int]:
         p, counted = outcomes(dense, mask)
         q, _ = outcomes(small, mask)
         places = counted.nonzero()
-        # a few at a time: whole vocabularies of a thousand positions would be fetched from the system again and again
-        kl = torch.cat([_single_kl(p, q, *some.unbind(1)) for some in places.split(POSITIONS)])
+        kl = torch.cat([_single_kl(p, q, *some.unbind(1)) for some in places.split(at_once(p))])
         return float(to_double(kl).mean()), len(kl)
     x, y = (output.logits if "logits" in output else output.last_hidden_state for output in (dense, small))
     if x.ndim == 3:
@@ -76,6 +75,12 @@ def _single_kl(p: Tensor, q: Tensor, row: Tensor, position: Tensor) -> Tensor:
     p, q = (scores[row, position].float() for scores in (p, q))
     shift = torch.linalg.vecdot(p.softmax(-1), p - q)
     return (shift + q.logsumexp(-1) - p.logsumexp(-1)).clamp_min(0)
+
+
+def at_once(scores: Tensor) -> int:
+    """How many distributions are compared at once. A few: passes over whole vocabularies of many positions would fetch
+    them from memory again and again."""
+    return max(1, NUMBERS // scores.shape[-1])
 
 
 def real_positions(mask: Tensor | None, rows: Tensor) -> Tensor:

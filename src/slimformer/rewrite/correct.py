@@ -24,7 +24,7 @@ from slimformer.decompose.low_rank import on_values
 from slimformer.decompose.reduction import coordinates
 from slimformer.decompose.sequential import sequential_change
 from slimformer.linalg.moments import Moments
-from slimformer.linalg.residuals import Residuals
+from slimformer.linalg.residuals import Residuals, ResidualSums
 from slimformer.models import Site, describe
 from slimformer.models.architecture import weight_of
 from slimformer.models.hooks import Hook, listening
@@ -215,7 +215,7 @@ def _compare(
     small: Visit, reading: Reading, pairs: Sequence[Pair], targets: Sequence[Target], replays: Sequence[list[Replay]]
 ) -> dict[str, Residuals]:
     """What is missing in the student after the sublayer of a site, by split. What was seen is added to `replays`."""
-    found: dict[str, Residuals] = {}
+    sums: dict[str, ResidualSums] = {}
     for pair, target, known in zip(pairs, targets, replays, strict=True):
         small.enter(pair.student)
         with replaying(small.model, known):
@@ -226,9 +226,8 @@ def _compare(
         stream, added = (real_rows(seen[name], pair.rows) for name in ("stream", "added"))
         missing = target.added - added
         before = target.stream - stream if reading.site.part.adds else 0
-        split, new = pair.student.split, Residuals.of(X, missing, missing + before)
-        found[split] = found[split] + new if split in found else new
-    return found
+        sums.setdefault(pair.student.split, ResidualSums()).add(X, missing, missing + before)
+    return {split: each.residuals() for split, each in sums.items()}
 
 
 def _see(small: Visit, reading: Reading, stream: Stream) -> tuple[dict[str, Tensor], Replay | None]:

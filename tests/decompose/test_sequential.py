@@ -51,9 +51,7 @@ def test_residuals_do_not_depend_on_batching(size):
 def test_the_solution_is_that_of_the_stacked_regression(ρ, bias):
     X, R0, R1 = rows(300)
     Z = rows(200, seed=3)[0]
-    for target, (δW, δb) in zip(
-        (R0, R1), solve(of(X, R0, R1), Moments.of(Z), ρ, bias=bias, ridge=1e-12), strict=True
-    ):
+    for target, (δW, δb) in zip((R0, R1), solve(of(X, R0, R1), Moments.of(Z), ρ, bias=bias, ridge=1e-12), strict=True):
         one = torch.ones(1, dtype=torch.float64)
         A = torch.cat([X, one.expand(len(X), 1)], 1) / len(X) ** 0.5
         B = torch.cat([Z, one.expand(len(Z), 1)], 1) * (ρ / len(Z)) ** 0.5

@@ -323,7 +323,7 @@ def test_every_budget_comes_from_one_calibration(bench):
     for macs in (0.7, 0.5):
         plan = make_plan(run, Budget(macs), how)
         small = carry_out(plan, loaded.model, statistics, curves)
-        again = replay(type(plan).from_json(plan.to_json()), loaded.model, statistics)
+        again, _ = replay(type(plan).from_json(plan.to_json()), loaded.model, statistics)
         state = again.state_dict()
         assert all(torch.equal(value, state[name]) for name, value in small.state_dict().items())
         found = alternatives(run, Budget(macs), how)

@@ -41,14 +41,14 @@ def same_seed() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def forked_processes() -> Iterator[Any]:
     """What is saved is verified by forked processes, which saves seconds each time; the way to start real ones."""
-    from fresh import Nursery
+    from fresh import NURSERY
     from slimformer.checkpoint import fresh
 
-    nursery, started = Nursery(), fresh.start
+    started = fresh.start
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fresh, "start", nursery.start)
+        patched.setattr(fresh, "start", NURSERY.start)
         yield started
-    nursery.close()
+    NURSERY.close()
 
 
 @pytest.fixture

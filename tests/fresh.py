@@ -2,7 +2,7 @@
 
 What a save is verified by takes five seconds to start and a tenth of one to work. `Nursery` starts once, imports what
 the script would import first, and forks for every script: the child has the libraries and nothing of slimformer or of
-the tests. `tests/checkpoint/test_saving.py` starts real ones.
+the tests. `tests/checkpoint/test_saving.py` starts real ones. `run` does the same for tests of their own.
 """
 
 from __future__ import annotations
@@ -14,32 +14,43 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 LIBRARIES = {
-    "reload.py": ("safetensors.torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
-    "reopen.py": ("safetensors.torch", "torch.export"),  # it must not know transformers
+    "transformers": ("safetensors.torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
+    "torch": ("safetensors.torch", "torch.export"),
 }
+KNOWN = {"reload.py": "transformers", "reopen.py": "torch"}  # by what verifies; the second must not know transformers
 
 
 class Nursery:
-    """A process for every script that is verified with, started when it is first needed."""
+    """A process for every choice of libraries, started when it is first needed."""
 
     def __init__(self) -> None:
         self._parents: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         """What `slimformer.checkpoint.fresh.start` does, for `[python, "-P", script, …]`."""
-        script = Path(command[2]).name
-        if script not in self._parents:
-            parent = [sys.executable, "-P", __file__, *LIBRARIES[script]]
-            self._parents[script] = subprocess.Popen(
-                parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-            )
-        stdin, stdout = self._parents[script].stdin, self._parents[script].stdout
+        return self.run(command[2:], environment, after=KNOWN[Path(command[2]).name])
+
+    def run(
+        self, arguments: Sequence[object], environment: dict[str, str] | None = None, *, after: str = "torch",
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """As a process of `python ARGUMENTS` (a script, `-c` or `-m`) that has imported the libraries `after`."""
+        if after not in self._parents:
+            alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            self._parents[after] = subprocess.Popen(
+                [sys.executable, "-P", __file__, *LIBRARIES[after]],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone,
+            )  # fmt: skip
+        stdin, stdout = self._parents[after].stdin, self._parents[after].stdout
         assert stdin is not None and stdout is not None
-        stdin.write(json.dumps([command[2:], environment]) + "\n")
+        command = list(map(str, arguments))
+        stdin.write(json.dumps([command, dict(environment or os.environ), str(cwd or Path.cwd())]) + "\n")
         stdin.flush()
         code, out, err = json.loads(stdout.readline())
         return subprocess.CompletedProcess(command, code, out, err)
@@ -59,16 +70,16 @@ def _serve(libraries: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever is printed here is no answer
     for line in sys.stdin:
-        argv, environment = json.loads(line)
-        print(json.dumps(_forked(argv, environment)), file=answers, flush=True)
+        print(json.dumps(_forked(*json.loads(line))), file=answers, flush=True)
 
 
-def _forked(argv: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+def _forked(argv: list[str], environment: dict[str, str], cwd: str) -> tuple[int, str, str]:
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         child = os.fork()
         if not child:
             os.dup2(out.fileno(), 1)
             os.dup2(err.fileno(), 2)
+            os.chdir(cwd)
             os._exit(_run(argv, environment))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         texts = []
@@ -84,12 +95,20 @@ def _run(argv: list[str], environment: dict[str, str]) -> int:
     for name in ("transformers.utils.hub", "transformers.utils", "transformers.dynamic_module_utils"):
         module: Any = sys.modules.get(name)
         if module is not None and hasattr(module, "HF_MODULES_CACHE"):  # read from the environment at import
-            module.HF_MODULES_CACHE = environment["HF_MODULES_CACHE"]
-    sys.argv = argv
+            module.HF_MODULES_CACHE = environment.get("HF_MODULES_CACHE", module.HF_MODULES_CACHE)
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     try:
-        runpy.run_path(argv[0], run_name="__main__")
+        if argv[0] == "-m":
+            sys.argv = argv[1:]
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        elif argv[0] == "-c":
+            sys.argv, sys.modules["__main__"] = ["-c", *argv[2:]], types.ModuleType("__main__")
+            exec(compile(argv[1], "<string>", "exec"), vars(sys.modules["__main__"]))
+        else:
+            sys.argv = argv
+            runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as ended:
-        return int(ended.code or 0)
+        return ended.code if isinstance(ended.code, int) else int(bool(ended.code))
     except BaseException:
         traceback.print_exc()
         return 1
@@ -98,6 +117,9 @@ def _run(argv: list[str], environment: dict[str, str]) -> int:
         sys.stderr.flush()
     return 0
 
+
+NURSERY = Nursery()
+run = NURSERY.run
 
 if __name__ == "__main__":
     _serve(sys.argv[1:])

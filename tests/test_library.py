@@ -6,14 +6,14 @@ import ast
 import doctest
 import inspect
 import json
-import subprocess
-import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import slimformer
 from families import tiny, tiny_tokenizer
+from fresh import run
 from slimformer.calibrate.store import Statistics
 from slimformer.cli.app import COMMANDS
 from slimformer.errors import SlimformerError
@@ -105,7 +105,7 @@ assert plan is slimformer.plan and slimformer.plan.__name__ == "plan"
 from slimformer import *
 assert compress is slimformer.compress
 """
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    child = run(["-c", code], cwd=tmp_path)
     assert child.returncode == 0, child.stderr
 
 
@@ -164,7 +164,7 @@ def test_refusals_are_one_line(call, says, place):
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_page_of_the_library_is_what_the_code_says():
-    script = Path(__file__).parents[1] / "benchmarks" / "api.py"
-    child = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
-    assert child.returncode == 0, child.stdout + child.stderr
+def test_the_page_of_the_library_is_what_the_code_says(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    api = import_module("api")
+    assert api.FILE.read_text(encoding="utf-8") == api.page(), "run `python benchmarks/api.py`"

@@ -14,7 +14,7 @@ from slimformer.linalg.moments import Moments
 from slimformer.models import FAMILIES, describe
 from slimformer.models.walk import real_rows
 
-TEXT = [t for t in MODEL_TYPES if not FAMILIES[t].image]
+TEXT = [*(t for t in MODEL_TYPES if not FAMILIES[t].image), "roberta"]
 
 
 def by_hooks(model, batches) -> dict[str, Moments]:

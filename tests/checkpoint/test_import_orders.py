@@ -12,6 +12,7 @@ import pytest
 
 import slimformer
 from families import tiny, tiny_ragged
+from fresh import run
 from slimformer.checkpoint.save import save
 from slimformer.start.after_import import after_import
 from test_layering import MODULES, SRC, imported, module_name, parsed
@@ -40,7 +41,8 @@ def ragged(tmp_path_factory):
 
 
 def python(code: str, *arguments: object) -> str:
-    child = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+    """Code in a process that has imported torch and nothing that imports transformers."""
+    child = run(["-c", code, *arguments])
     assert child.returncode == 0, child.stderr[-3000:]
     return child.stdout
 
@@ -53,7 +55,8 @@ def test_a_ragged_folder_opens_by_auto_classes_in_every_order(order, ragged):
 
 def test_importing_the_package_imports_little():
     code = "import sys, json, slimformer; dir(slimformer); print(json.dumps(sorted(sys.modules)))"
-    found = {name.split(".")[0] for name in json.loads(python(code))}
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = {name.split(".")[0] for name in json.loads(child.stdout)}
     assert not found & {"torch", "transformers", "numpy", "scipy", "datasets", "pydantic", "rich"}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import slimformer
 from families import STOCK_TYPES, tiny, tiny_batches, tiny_ragged
+from fresh import run
 from slimformer.checkpoint import reload
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.pack import NO_ZERO_POINTS, packed, require_reader, stored_bytes, stored_tensors
@@ -210,7 +209,7 @@ def test_plain_from_pretrained_in_a_fresh_process_gives_the_same_logits(tmp_path
             wanted[folder] = found.model(ids).logits
         kind = "AutoModelForMaskedLM" if family == "bert" else "AutoModelForCausalLM"
         asked.append((str(folder), kind, "ragged" in how))
-    subprocess.run([sys.executable, "-c", FRESH, str(tmp_path / "ids"), json.dumps(asked)], check=True)
+    run(["-c", FRESH, tmp_path / "ids", json.dumps(asked)], after="transformers").check_returncode()
     for folder, logits in wanted.items():
         assert torch.allclose(load_file(folder / "found.safetensors_")["out"], logits, atol=1e-5), folder.name
 

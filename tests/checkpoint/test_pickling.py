@@ -3,8 +3,6 @@
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from transformers import PreTrainedModel
 
 import slimformer
 from families import MODEL_TYPES, tiny, tiny_batches, tiny_ragged, tiny_tokenizer
+from fresh import run
 from ranked import ranked
 from slimformer.checkpoint.save import Belongings, save
 from slimformer.heads.features import pool, pooled, readings_of
@@ -83,10 +82,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def sent(who: str, folder: Path, *routes: str) -> dict[str, float]:
     environment = {**os.environ, "HF_MODULES_CACHE": str(folder.parent / "modules")}
-    ran = subprocess.run(
-        [sys.executable, Path(__file__).with_name("pickler.py"), who, folder, *routes],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+    ran = run([Path(__file__).with_name("pickler.py"), who, folder, *routes], environment, after="transformers")
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
     return found

@@ -2,10 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ from families import (
     tiny_ragged,
     tiny_tokenizer,
 )
+from fresh import run
 from slimformer.checkpoint.reload import outputs_of
 from slimformer.checkpoint.save import Belongings, save
 from slimformer.models import FAMILIES, describe
@@ -71,18 +69,14 @@ def visits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
         save_file(sample, root / name / "sample.safetensors")
         save_file(outputs_of(model, sample), root / name / "expected.safetensors")
     who = ("stranger", "friend")
-    with ThreadPoolExecutor() as pool:
-        return root, dict(zip(who, pool.map(_visit, who, (root, root)), strict=True))
+    return root, {each: _visit(each, root) for each in who}
 
 
 def _visit(who: str, root: Path) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_MODULES_CACHE": str(root.parent / f"modules-{who}")}
     if who == "stranger":
         environment.pop("PYTHONPATH", None)
-    child = subprocess.run(
-        [sys.executable, "-P", str(Path(__file__).with_name("visitor.py")), who, str(root)],
-        env=environment, cwd=root, capture_output=True, text=True,
-    )  # fmt: skip
+    child = run([Path(__file__).with_name("visitor.py"), who, root], environment, after="transformers", cwd=root)
     assert child.returncode == 0, child.stderr[-3000:]
     return json.loads((root.parent / f"{who}.json").read_text())
 

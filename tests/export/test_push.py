@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from fresh import run
 from hub_stand_in import TOKEN, standing_in
 from slimformer.export import push as push_file
 from slimformer.export.push import CARD
@@ -37,13 +36,12 @@ def folder(smaller, tmp_path):
 
 
 def pushed(hub, *arguments, **more):
-    """The command in a process of its own, because the address of the hub is read when Python starts."""
+    """The command in a process of its own, because the address of the hub is read when its library is imported."""
     environment = {
         **os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1",
         "HF_DEBUG": "0", "HF_HUB_VERBOSITY": "debug", **more,
     }  # fmt: skip
-    command = [sys.executable, "-m", "slimformer", "push", *map(str, arguments)]
-    child = subprocess.run(command, env=environment, capture_output=True, text=True)
+    child = run(["-m", "slimformer", "push", *arguments], environment)
     assert TOKEN not in child.stdout + child.stderr
     return child
 

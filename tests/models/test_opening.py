@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import slimformer
 from families import MODEL_TYPES, STOCK_TYPES, heads, tiny, tiny_ragged, tiny_tokenizer
+from fresh import run
 from slimformer.checkpoint.pack import packed
 from slimformer.decompose.rounding import Grid
 from slimformer.errors import ModelBroken, ModelNotFound, SlimformerError, UnknownArchitecture, WrongArgument
@@ -231,7 +230,7 @@ def test_a_pickle_is_not_opened_and_the_line_that_converts_it_works(tmp_path):
             opener(folder)
         assert "weights_only=False" not in str(error.value)
     code = str(error.value).split('python -c "')[1].removesuffix('"')
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run(["-c", code]).check_returncode()
     assert all(
         torch.equal(expected[name], weight) for name, weight in load_model(folder, CPU).model.state_dict().items()
     )

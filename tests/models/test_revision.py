@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+from fresh import run
 from hub_stand_in import TOKEN, commit_of, standing_in
 from terminal import files, save_tiny, write_texts
 
@@ -15,28 +15,14 @@ NAME = "me/tiny"
 
 
 def compressed(url: str, place: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, because the address of the hub is read when Python starts."""
+    """The command in a process of its own, because the address of the hub is read when its library is imported."""
     environment = {
         **os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(place / "hub"),
     }  # fmt: skip
     data = ("--data", str(write_texts(place / "text.txt")), "--tokens", "600", "--only-data", "--no-timing", "-q")
-    command = (
-        "compress",
-        NAME,
-        "--macs",
-        "0.6",
-        "--no-refine",
-        "--device",
-        "cpu",
-        *data,
-        "--out",
-        str(place / "out"),
-        *more,
-    )
-    return subprocess.run(
-        [sys.executable, "-m", "slimformer", *command], env=environment, capture_output=True, text=True
-    )
+    command = ("compress", NAME, "--macs", "0.6", "--no-refine", "--device", "cpu", *data, "--out", place / "out")
+    return run(["-m", "slimformer", *command, *more], environment)
 
 
 def test_a_revision_is_opened_and_named_with_the_commit_the_hub_gave(tmp_path):

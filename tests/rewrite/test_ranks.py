@@ -4,8 +4,6 @@ checkpoint finds it."""
 import copy
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from families import (
     tiny_ragged,
     tiny_tokenizer,
 )
+from fresh import run
 from ranked import ALL, DEALT, NONE, SETTINGS, WIDTH, chosen, furthest, logits, padded, settings, tiny_ranked
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.reload import outputs_of
@@ -250,9 +249,7 @@ def _visit(who, root):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_MODULES_CACHE": str(root.parent / f"modules-{who}")}
     if who == "stranger":
         environment.pop("PYTHONPATH", None)
-    child = subprocess.run(
-        [sys.executable, "-P", str(VISITOR), who, str(root)], env=environment, cwd=root, capture_output=True, text=True
-    )
+    child = run([VISITOR, who, root], environment, after="transformers", cwd=root)
     assert child.returncode == 0, child.stderr[-3000:]
     return json.loads((root.parent / f"{who}.json").read_text())
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from transformers import AutoModel, PreTrainedModel
 
 import slimformer
 from families import LENGTH, MODEL_TYPES, OWN_TYPES, VOCABULARY, tiny, tiny_batches
+from fresh import run
 from slimformer.calibrate.gather import Data
 from slimformer.checkpoint.load import load
 from slimformer.checkpoint.reload import outputs_of
@@ -96,7 +95,7 @@ def test_without_the_package_and_pickled_and_trained(tmp_path: Path) -> None:
         f"m.save_pretrained({str(tmp_path / 'again')!r}); torch.manual_seed(0)\n"
         "print(m.generate(ids, max_new_tokens=3, do_sample=False).tolist(), float(x.detach().double().sum()))"
     )
-    ran = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    ran = run(["-c", script], after="transformers", cwd=tmp_path)
     assert not ran.returncode, ran.stderr[-2000:]
     ids = torch.arange(12)[None]
     expected = small.generate(ids, max_new_tokens=3, do_sample=False).tolist()

@@ -36,17 +36,19 @@ def measured(model_type: str) -> dict[str, Any]:
     architecture = describe(model)
     proofs = [proof.to_json() for proof in prove(model)]
     offered = {site.kind for site in rank_sites(model, architecture)}
-    parts = [part for stack in architecture.family.stacks for part in stack.parts]
+    parts = {site.part.name: site.part for site in architecture}
     heads = [site for site in architecture if site.kind == HEADS]
     return {
         "family": architecture.family.name,
         "proofs": proofs,
-        "kinds": {part.name: "heads" if isinstance(part, AttentionPart) else "neurons" for part in parts},
+        "kinds": {name: "heads" if isinstance(part, AttentionPart) else "neurons" for name, part in parts.items()},
         "fixed": {site.part.name: site.stays for site in architecture if site.stays},
         "ranks": sorted(kind.rpartition(".")[2] for kind in offered),
         "no_ranks": next((site.attention.no_ranks for site in heads if site.attention.no_ranks), ""),
         "plain": [
-            part.name for part in parts if (part.plain_heads if isinstance(part, AttentionPart) else bool(part.keys))
+            name
+            for name, part in parts.items()
+            if (part.plain_heads if isinstance(part, AttentionPart) else bool(part.keys))
         ],
     }
 

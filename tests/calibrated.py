@@ -33,8 +33,17 @@ def _norm(self: Any, hidden_states: Tensor) -> Tensor:
     return (self.weight + ("Gemma" in type(self).__name__)) * wide.to(hidden_states.dtype)
 
 
+def _route(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A router whose softmax is of the precision of what it reads."""
+    scores = hidden_states @ self.weight.mT
+    weights, chosen = scores.softmax(-1).topk(self.top_k)
+    return scores, weights / weights.sum(-1, keepdim=True), chosen
+
+
 def exact(model: PreTrainedModel) -> PreTrainedModel:
-    """The model in double precision, norms included."""
+    """The model in double precision, norms and routers included."""
+    for kind in {type(module) for module in model.modules() if type(module).__name__.endswith("TopKRouter")}:
+        kind.forward = _route  # type: ignore[method-assign]
     for kind in {type(module) for module in model.modules() if type(module).__name__.endswith("RMSNorm")}:
         kind.forward = _norm  # type: ignore[method-assign]
     return model.double()

@@ -101,6 +101,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "dropout_rate": 0.0, "pad_token_id": 1, "decoder_start_token_id": 1,
     },
 }  # fmt: skip
+_EXPERTS = {**_LLAMA, "intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+SIZES["mixtral"] = _EXPERTS
+SIZES["qwen3_moe"] = {**_EXPERTS, "head_dim": 8, "moe_intermediate_size": 24, "norm_topk_prob": True}
 _SOUND = {**_BERT, "vocab_size": VOCABULARY, "conv_dim": [8, 8], "conv_kernel": [4, 3], "conv_stride": [4, 2],
           "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16}  # fmt: skip
 for _kind in ("clip", "siglip"):
@@ -125,6 +128,7 @@ _STEM = {
     "deberta-v2": "DebertaV2", "nomic_bert": "NomicBert", "albert": "Albert",
     "clip_text_model": "CLIPText", "clip_vision_model": "CLIPVision", "siglip_vision_model": "SiglipVision",
     "clip": "CLIP", "siglip": "Siglip", "wav2vec2": "Wav2Vec2", "hubert": "Hubert", "whisper": "Whisper",
+    "mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe",
 }  # fmt: skip
 _SUFFIX = {
     "bare": "Model",

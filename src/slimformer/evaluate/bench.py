@@ -27,6 +27,7 @@ from slimformer.evaluate.speed import Latency, Rounds, compare_latency
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models import describe
+from slimformer.models.experts import as_stored
 from slimformer.models.sample_inputs import seen_or_heard, vocabulary_size, with_others
 from slimformer.nn.grouped_cache import cache_bytes
 
@@ -106,7 +107,7 @@ def bench(
     pair = {"dense": dense, "small": small}
     measurements: list[Measurement] = []
     phases = _generation if decoder else _forward
-    with evaluating(dense, small):
+    with as_stored(dense, small), evaluating(dense, small):
         for i, batch in enumerate(batch_sizes):
             progress("bench", i, len(batch_sizes))
             # tokens of the smaller model: it may know fewer, and all of them are known to the other

@@ -29,7 +29,7 @@ from slimformer.evaluate.speed import Rounds, compare_latency
 from slimformer.files.seals import read_sealed_json, sealed_json
 from slimformer.messages.progress import Progress, silent
 from slimformer.models import Architecture, Site, describe
-from slimformer.models.sample_inputs import require_one_stack, seen_or_heard
+from slimformer.models.sample_inputs import require_no_experts, require_one_stack, seen_or_heard
 from slimformer.models.walk import Stream, rehearse, through
 from slimformer.plan import Edit
 from slimformer.plan.budget import LatencyTable, Point, shape
@@ -45,6 +45,7 @@ REPEATS, WARMUP = 9, 2
 def latency_table(model: PreTrainedModel, *, seq_len: int, progress: Progress = silent) -> LatencyTable:
     """The table for this model on this machine at batch size 1: from the cache, or measured now (about a minute)."""
     require_one_stack(model.config, "a budget of latency")
+    require_no_experts(model.config, "a budget of latency")
     architecture = describe(model)
     shapes = sorted({shape(site) for site in architecture})
     machine = hardware(model)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from slimformer.errors import ModelNotFound
 from slimformer.evaluate.fidelity import headless
 from slimformer.evaluate.perplexity import device_of, evaluating
+from slimformer.models.experts import as_stored
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def model_latency(
         raise ValueError(f"the models are on {place} and {device_of(small)}; put both on one device")
     batch = {name: value.to(place) for name, value in inputs.items()}
     models = {"dense": dense, "small": small}
-    with evaluating(dense, small):
+    with as_stored(dense, small), evaluating(dense, small):
         runs = {name: _timed_body(model, paths, batch, place) for name, model in models.items()}
         times = _times(runs, rounds)
     whole, body = (

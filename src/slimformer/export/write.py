@@ -24,7 +24,7 @@ from slimformer.export.graph import Graph, free_sizes, longest
 from slimformer.messages.progress import Progress, silent
 from slimformer.messages.words import option
 from slimformer.models.load import Loaded
-from slimformer.models.sample_inputs import require_one_stack
+from slimformer.models.sample_inputs import require_no_experts, require_one_stack
 from slimformer.nn.long_context import keys_are_grouped
 
 FORMAT = 1
@@ -74,6 +74,7 @@ def export_model(
             "it was made from"
         )
     require_one_stack(loaded.model.config, "export")
+    require_no_experts(loaded.model.config, "export")
     model = in_float32(loaded.model).eval()
     if model.dtype != torch.float32:
         model = copy.deepcopy(model).float()

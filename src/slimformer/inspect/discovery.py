@@ -24,7 +24,7 @@ from slimformer.messages.words import option
 from slimformer.models.architecture import out_in
 from slimformer.models.class_choice import on_meta
 from slimformer.models.families import bring_family, family_of
-from slimformer.models.family import AttentionPart, Family, FeedForwardPart, Part, StackLayout
+from slimformer.models.family import AttentionPart, ExpertsPart, Family, FeedForwardPart, Part, StackLayout
 from slimformer.models.load import Loaded, load_model, open_for_work
 from slimformer.models.opening import Opening, say
 
@@ -155,6 +155,7 @@ def _proved(model: PreTrainedModel, family: Family, parts: list[list[Proposal]])
 
 def _best(model: PreTrainedModel, family: Family, place: tuple[int, int], proposal: Proposal) -> Part:
     part = family.stacks[place[0]].parts[place[1]]
+    assert not isinstance(part, ExpertsPart), "none is proposed"
     tries: list[Part] = [part]
     if isinstance(part, AttentionPart):
         block = model.base_model.get_submodule(f"{family.stacks[place[0]].blocks}.0")

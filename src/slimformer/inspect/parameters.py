@@ -71,6 +71,8 @@ def parameter_formula(model: PreTrainedModel, architecture: Architecture) -> Par
     D, L = architecture.hidden, architecture.n_blocks
     over = "L" if alike else "Σ over blocks"
     symbols = "" if any(site.fixed for site in neurons) else f"{over} {writers + 1} D F"
+    if architecture.family.experts:
+        symbols = f"{over} E ({writers + 1} D F + D)"
     terms = (
         Term("" if heads[0].fixed else f"{over} 2 D d (H + K)", "attention matrices", matrices["attn"], True),
         Term(symbols, "feed-forward matrices", matrices["ffn"], True),

@@ -64,6 +64,19 @@ class Fixed:
 
 
 @dataclass(frozen=True)
+class Expert:
+    """Which of the experts of a block it is, how many there are, and to how many of them a token goes."""
+
+    number: int
+    of: int
+    active: int
+
+    def share(self, macs: int) -> int:
+        """What of it a token costs on average, where all experts are as wide: all shares add up exactly."""
+        return (self.number + 1) * macs * self.active // self.of - self.number * macs * self.active // self.of
+
+
+@dataclass(frozen=True)
 class Site:
     """A width that may shrink. One unit is a neuron or a query head; `unit` is how many coordinates it has."""
 
@@ -89,6 +102,7 @@ class Site:
     looks_at: int = 0  # the same of the stack whose states its keys and values read (cross-attention)
     runs: int = 1  # of its block, in one pass
     distances: int = 0  # rows of tables by distance that every head multiplies its queries or keys with, too
+    expert: Expert | None = None  # where it is one of several parts of which a token goes to some
 
     @property
     def gated(self) -> bool:
@@ -120,6 +134,17 @@ class Site:
     def kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.units // max(1, self.group)
+
+    @property
+    def alike(self) -> str:
+        """What all sites that must keep as many units have in common: its own name, or that of the experts of a
+        block, whose matrices are stored in one tensor."""
+        return f"{self.name.partition('.experts.')[0]}.experts" if self.expert else self.name
+
+    @property
+    def exit(self) -> str:
+        """The module whose output is added to the stream: its reader, or what adds up all experts of a block."""
+        return self.reader.rsplit(".", 2)[0] if self.expert else self.reader
 
     @property
     def crosses(self) -> bool:
@@ -277,7 +302,7 @@ class Architecture(Short):
     def blocks_alike(self) -> bool:
         """Have all blocks of a stack the same sizes?"""
         found = {(self.layout(site).name, site.part.name, site.units, site.group) for site in self}
-        return len(found) == sum(len(stack.layout.parts) for stack in self.stacks)
+        return len(found) == sum(len(stack.blocks[0].sites) for stack in self.stacks)
 
 
 def block_of(site: str) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from slimformer.models.architecture import (
     NEURONS,
     Architecture,
     Block,
+    Expert,
     Fixed,
     Site,
     Stack,
@@ -25,8 +26,9 @@ from slimformer.models.architecture import (
     out_in,
     weight_of,
 )
+from slimformer.models.experts import take_apart
 from slimformer.models.families import family_of
-from slimformer.models.family import AttentionPart, Family, FeedForwardPart, Part, StackLayout
+from slimformer.models.family import AttentionPart, BlockPart, Family, FeedForwardPart, Part, StackLayout
 
 
 def is_pre_norm(model: PreTrainedModel, layout: StackLayout, part: Part) -> bool:
@@ -38,6 +40,8 @@ def is_pre_norm(model: PreTrainedModel, layout: StackLayout, part: Part) -> bool
 def describe(model: PreTrainedModel) -> Architecture:
     """The widths of `model`, read off its modules. Cost: none (no forward pass).
 
+    Experts that are stored in one tensor get modules of their own (`models.experts`); what is saved stays the same.
+
     >>> architecture = slimformer.describe(slimformer.load("smaller"))
     >>> len(architecture.blocks), architecture.model_type
     (3, 'llama')
@@ -46,6 +50,7 @@ def describe(model: PreTrainedModel) -> Architecture:
     stacks: list[Stack] = []
     _require_known(model, family)
     try:
+        take_apart(model, family)
         for layout in family.stacks:
             stacks.append(_stack(model, layout, sum(len(stack.blocks) for stack in stacks), len(family.stacks) > 1))
     except AttributeError as error:  # code of somebody else under a known model_type
@@ -105,14 +110,25 @@ def sides(size: Any) -> tuple[int, int]:
 
 def _sites(model: PreTrainedModel, layout: StackLayout, block: Block) -> tuple[Site, ...]:
     out = []
-    for n, part in enumerate(layout.parts):
-        site = _heads(model, part, block) if isinstance(part, AttentionPart) else _neurons(model, part, block)
+    for n, site in enumerate(site for part in layout.parts for site in _of_part(model, part, block)):
+        part = site.part
         norm = f"{block.path}.{part.norm}" if part.norm and is_pre_norm(model, layout, part) else ""
         first_writer = site.writers[0].module if site.writers else site.module
         looks_at = _positions(model, part.crosses) if isinstance(part, AttentionPart) and part.crosses else 0
         positions, entry = _positions(model, layout.name), block.path if n == 0 else norm or first_writer
         out.append(replace(site, norm=norm, entry=entry, positions=positions, looks_at=looks_at, runs=block.runs))
     return tuple(out)
+
+
+def _of_part(model: PreTrainedModel, part: BlockPart, block: Block) -> tuple[Site, ...]:
+    """The site of a part; of experts one for each."""
+    if isinstance(part, AttentionPart):
+        return (_heads(model, part, block),)
+    if isinstance(part, FeedForwardPart):
+        return (_neurons(model, part, block),)
+    module = model.get_submodule(block.path)
+    count, active = len(list(module.get_submodule(part.experts).children())), _attribute(module, f"{part.router}.top_k")
+    return tuple(replace(_neurons(model, part.expert(n), block), expert=Expert(n, count, active)) for n in range(count))
 
 
 def _heads(model: PreTrainedModel, part: AttentionPart, block: Block) -> Site:

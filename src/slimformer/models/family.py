@@ -121,13 +121,47 @@ class FeedForwardPart:
         return {} if self.neurons_key is None else {"neurons": self.neurons_key}
 
 
-Part = AttentionPart | FeedForwardPart
-KINDS: dict[str, type[Part]] = {"attention": AttentionPart, "feed_forward": FeedForwardPart}
+@dataclass(frozen=True, config=STRICT)
+class ExpertsPart:
+    """Gated feed-forward parts of which a router sends every token to some. All of a block have one width, and each of
+    their two matrices, `gate_up_proj` and `down_proj`, is one tensor of all of them."""
+
+    experts: str  # the module that holds both tensors
+    router: str  # what writes a score for each of them; `top_k` says to how many a token goes
+    neurons_key: str  # of the stock config: the width of one
+    experts_key: str  # of the stock config: how many there are
+    name: str = "experts"
+    norm: str | None = None  # as of an attention
+    norm_after: str | None = None
+    adds: bool = True
+    fixed: str = ""
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """What the config calls its sizes, by role."""
+        return {"neurons": self.neurons_key}
+
+    def expert(self, n: int) -> FeedForwardPart:
+        """One of them, once it has modules of its own (`models.experts`)."""
+        path = f"{self.experts}.{n}"
+        return FeedForwardPart(
+            (f"{path}.gate_up_proj",) * 2, f"{path}.down_proj", self.neurons_key, f"{self.name}.{n}", self.norm,
+            self.norm_after, self.adds, self.fixed, may_be_empty=False,
+        )  # fmt: skip
+
+
+Part = AttentionPart | FeedForwardPart  # of a site
+BlockPart = Part | ExpertsPart
+KINDS: dict[str, type[BlockPart]] = {
+    "attention": AttentionPart,
+    "feed_forward": FeedForwardPart,
+    "experts": ExpertsPart,
+}
 
 
 def _part(said: Any) -> Any:
-    """A part as a file has it, `attention: {…}` or `feed_forward: {…}`."""
-    if isinstance(said, Part):
+    """A part as a file has it: `attention: {…}`, `feed_forward: {…}` or `experts: {…}`."""
+    if isinstance(said, BlockPart):
         return said
     if not isinstance(said, dict) or len(said) != 1 or not said.keys() <= KINDS.keys():
         raise ValueError(f"a part is {' or '.join(f'`{kind}: …`' for kind in KINDS)}")
@@ -140,7 +174,7 @@ class StackLayout:
     """A list of blocks of one layout, in the order a model runs them."""
 
     blocks: str  # from the base model to the list of blocks
-    parts: tuple[Annotated[Part, BeforeValidator(_part)], ...]  # in the order they are added to the stream
+    parts: tuple[Annotated[BlockPart, BeforeValidator(_part)], ...]  # in the order they are added to the stream
     name: str = ""  # needed where there are several stacks
     runs: str | None = None  # key of the config that says how often its one block is run
     final_norm: str | None = None  # from the base model to the norm after the last block
@@ -208,6 +242,11 @@ class Family:
     def sound(self) -> bool:
         """Does it read sounds? What it writes of them may be text (Whisper)."""
         return self.stacks[0].sound
+
+    @property
+    def experts(self) -> bool:
+        """Has it feed-forward parts of which every token is sent to some?"""
+        return any(isinstance(part, ExpertsPart) for stack in self.stacks for part in stack.parts)
 
     @property
     def towers(self) -> bool:

@@ -134,6 +134,8 @@ def find_model(name: str | Path, opening: Opening = Opening()) -> Found:  # noqa
         raise UnknownArchitecture(f"{name} reads sounds, and is walked in memory only; leave {option('memory')} out")
     if family_of(checkpoint.config).towers:
         raise UnknownArchitecture(f"{name} is two towers, and is walked in memory only; leave {option('memory')} out")
+    if family_of(checkpoint.config).experts:
+        raise UnknownArchitecture(f"{name} has experts, and is walked in memory only; leave {option('memory')} out")
     processor = _processor(place, opening, IMAGES if family_of(checkpoint.config).image else "tokenizer")
     return Found(checkpoint, processor, _stored_precision(checkpoint))
 

@@ -108,3 +108,12 @@ def require_one_stack(config: Any, what: str) -> None:
             f"models of type {config.model_type!r} are an encoder and a decoder, and {what} works on models of one "
             "stack"
         )
+
+
+def require_no_experts(config: Any, what: str) -> None:
+    """Refuse, in one line, mixtures of experts where `what` knows one feed-forward part in a block."""
+    if family_of(config).experts:
+        raise UnknownArchitecture(
+            f"models of type {config.model_type!r} have experts, and {what} works on models with one feed-forward part "
+            "in a block"
+        )

@@ -7,7 +7,8 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
 `config.slimformer` says which matrices and attributes of a block hang on which size:
 
     blocks      path from the base model to its list of blocks
-    axes        [module, "out" | "in", size key, factor]        that side of the matrix is factor · size
+    axes        [module, "out" | "in", size key, factor]        that side of the matrix is factor · size; a parameter in
+                                                                place of a module holds matrices of all experts
     attributes  [path, factor, size key, size key or null]      path = factor · size (/ size)
     attention   where a block has its attention, its four projections and its head counts     only beside `ranks`
     ranks       block → qk, vo, planes: queries and keys of width qk, values of width vo, rotary planes kept
@@ -39,7 +40,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import TransformersKwargs
 
 CODE = "modeling_slimformer.py"
-FORMAT = 8  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
+FORMAT = 9  # 1 is what checkpoints without ranks are written in, 2 those with: nothing in them needs a newer reader
 Planes = Sequence[int] | Sequence[Sequence[int]]
 Attended = tuple[Tensor, Tensor | None]  # what attention gives, and its weights where they are known
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families call it; OPT has a number, BERT a layer
@@ -95,7 +96,11 @@ def rank_widths(parts: dict[str, Any], heads: int, kv_heads: int, qk: int, vo: i
 
 
 def _resize_axis(block: nn.Module, path: str, axis: str, size: int) -> None:
-    old: Any = block.get_submodule(path)
+    parent, _, name = path.rpartition(".")
+    old: Any = getattr(block.get_submodule(parent), name)
+    if isinstance(old, nn.Parameter):
+        shape = [*old.shape[:-2], size, old.shape[-1]] if axis == "out" else [*old.shape[:-1], size]
+        return _set(block, path, nn.Parameter(old.new_empty(shape), requires_grad=old.requires_grad))
     flipped, shape = isinstance(old, Conv1D), list(old.weight.shape)
     side = int((axis == "in") != flipped)
     if shape[side] == size:

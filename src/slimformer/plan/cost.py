@@ -6,6 +6,7 @@ MACs are those of the matrix products of the blocks, per token of a sequence of 
     a linear path 2 r D, at most D²; as 2 r neurons without gate  beside the neurons, of rank r
     a query head  (r + d) D + T (r + d)                           q rows and o columns, scores and context (full T × T)
     a kv head     (r + d) D                                       k and v rows
+    an expert     a/E of its neurons, and D                       a of E are active; and the row of the router
 
     scores by distance    N d + N d D / T a query head        N rows of tables, projected once per sequence (DeBERTa)
 
@@ -84,6 +85,8 @@ def site_cost(site: Site, size: Size, seq_len: int) -> Cost:
         macs += seen * size.units * (site.writers[0].rows + site.unit)
         by_distance = size.units * site.unit * site.distances  # the tables are projected once per sequence
         macs += by_distance + by_distance * site.outer // max(1, seq_len)
+    if site.expert:
+        macs, params = site.expert.share(macs) + site.outer, params + site.outer
     here, there = (n / max(1, seq_len) if n else 1 for n in (site.positions, site.looks_at))
     return Cost(round(macs * here + source * there) * site.runs, params)
 

@@ -48,7 +48,9 @@ def joint_of(site: Site, W: Tensor, block: BlockMoments, how: Fitting) -> Joint:
 
 def path_sizes(site: Site, *, ffn: str, multiple_of: int, plain: bool) -> tuple[Size, ...]:
     """Sizes with a path, for a recipe that says `ffn`; a stock config has no word for a path beside gated neurons."""
-    if ffn == "neurons" or site.kind != "ffn.hidden" or site.beside or not site.units or (plain and site.gated):
+    if ffn == "neurons" or site.kind != "ffn.hidden" or site.beside or not site.units or site.expert:
+        return ()
+    if plain and site.gated:
         return ()
     D = site.outer
     sizes = [

@@ -86,7 +86,8 @@ class Plan(Short):
         """What was asked for, what is kept of it, and what of every kind of unit."""
         kinds: dict[str, list[Edit]] = {}
         for edit in self.edits:
-            kinds.setdefault(".".join(edit.site.split(".")[2:]), []).append(edit)
+            kind = ".".join(part for part in edit.site.split(".")[2:] if not part.isdigit())  # without block and expert
+            kinds.setdefault(kind, []).append(edit)
         units = {kind: f"{sum(e.keep for e in some):,} of {sum(e.of for e in some):,}" for kind, some in kinds.items()}
         budget = f"{self.budget:g} of {self.by}, at sequence length {self.seq_len:,}"
         return {
@@ -150,6 +151,13 @@ def check_fits(plan: Plan, architecture: Architecture, fingerprint: str) -> None
                 f"legal are {', '.join(f'{units} in {groups}' for units, groups in legal)}"
             )
         _check_path(edit, site)
+    alike: dict[str, int] = {}
+    for edit in plan.edits:
+        if edit.site in sites and alike.setdefault(sites[edit.site].alike, edit.keep) != edit.keep:
+            raise PlanDoesNotFit(
+                f"{edit.site}: the plan keeps {edit.keep} of {edit.of}, and {alike[sites[edit.site].alike]} of another "
+                "expert of its block; all are stored in one tensor, so they keep as many"
+            )
     if missing := sites.keys() - {edit.site for edit in plan.edits}:
         raise PlanDoesNotFit(f"the plan says nothing about {', '.join(sorted(missing))}")
 

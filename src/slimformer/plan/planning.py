@@ -120,9 +120,9 @@ def spend(options: Choices, budget: int) -> Sizes:
         sizes = greedy_ways(options.fixed, options.parts, budget=budget)
     else:
         sizes = ALLOCATIONS[options.allocation](options.fixed, budget=budget)
-    if options.allocation != "greedy":
-        return sizes
-    return {**sizes, **exchange(options.taken(sizes), sizes, budget)}
+    if options.allocation == "greedy":
+        sizes = {**sizes, **exchange(options.taken(sizes), sizes, budget)}
+    return {**sizes, **{k: v for ladder in options.fixed for k, v in ladder.spread(sizes[ladder.site.name]).items()}}
 
 
 def choices(architecture: Architecture, curves: Mapping[str, Curve], terms: Terms) -> Choices:

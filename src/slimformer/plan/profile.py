@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -59,6 +60,16 @@ class Ladder:
     cost: tuple[int, ...]
     harm: tuple[float, ...]
     curve: Curve
+    others: tuple[Site, ...] = ()  # that must keep as many units: the other experts of its block
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """All that take a size together."""
+        return (self.site, *self.others)
+
+    def spread(self, size: Size) -> dict[str, Size]:
+        """A size for all sites of the ladder."""
+        return {site.name: size for site in self.sites}
 
 
 def site_curves(
@@ -94,7 +105,7 @@ def site_width(site: Site, W: Tensor, moments: Mapping[str, Moments], *, absorb_
 
 
 def ladders(architecture: Architecture, curves: Mapping[str, Curve], prices: Prices, legal: Legal) -> list[Ladder]:
-    """Legal sizes of every site, with their price and their harm to the whole.
+    """Legal sizes of every site, with their price and their harm to the whole; one ladder for all experts of a block.
 
     Where a linear path beside neurons is allowed, every price has the size of least harm.
     """
@@ -112,7 +123,35 @@ def ladders(architecture: Architecture, curves: Mapping[str, Curve], prices: Pri
             rungs = envelope(rungs, plain=legal.plain)
         cost, harm, sizes = zip(*rungs, strict=True)
         out.append(Ladder(site, sizes, rising(cost), harm, curves[site.name]))
-    return out
+    alike: dict[str, list[Ladder]] = {}
+    for ladder in out:
+        alike.setdefault(ladder.site.alike, []).append(ladder)
+    return [each[0] if len(each) == 1 else _together(each) for each in alike.values()]
+
+
+def _together(several: Sequence[Ladder]) -> Ladder:
+    """The ladder of sites that must keep as many units each: prices and harms add up, and so do errors of curves."""
+    first, curves = several[0], [ladder.curve for ladder in several]
+    sizes = [size for size in first.sizes if all(size in ladder.sizes for ladder in several)]
+
+    at = [[ladder.sizes.index(size) for size in sizes] for ladder in several]
+    cost = [[ladder.cost[i] for i in each] for ladder, each in zip(several, at, strict=True)]
+    harm = [[ladder.harm[i] for i in each] for ladder, each in zip(several, at, strict=True)]
+    curve = replace(
+        first.curve,
+        fit=_added([curve.fit for curve in curves], 1),
+        held=_added([curve.held for curve in curves], 1),
+        floor=_added([curve.floor for curve in curves], 1),
+        pivots=_added([curve.pivots for curve in curves], 2),
+        tail=_added([curve.tail for curve in curves], 2),
+    )
+    prices, others = tuple(map(sum, zip(*cost, strict=True))), tuple(ladder.site for ladder in several[1:])
+    return Ladder(first.site, tuple(sizes), prices, _added(harm, 1), curve, others)
+
+
+def _added(rows: Sequence[Sequence[float]], power: int) -> tuple[float, ...]:
+    """Sums of a row and another, value by value; of norms their squares add up."""
+    return tuple(math.pow(sum(x**power for x in values), 1 / power) for values in zip(*rows, strict=True))
 
 
 def _by_price(rungs: Sequence[Rung], *, plain: bool) -> list[Rung]:

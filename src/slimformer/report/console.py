@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from slimformer.report.names import measured_line
 from slimformer.report.tables import number_table
 
 STYLES = {"green": "green", "amber": "yellow", "red": "red", "grey": "dim"}
+MANY = 3  # of one word in a row of words
 
 
 def show(report: Report, console: Console) -> None:
@@ -171,8 +173,14 @@ def kept_table(sites: Sequence[dict[str, Any]]) -> Table:
             [f"{s['keep']}/{s['of']}" + _instead(s) for s in neurons],
         ]
         stack, number = block_of((heads or neurons)[0]["site"])
-        table.add_row(f"{stack} {number}" if stack else str(i), *(", ".join(filter(None, cell)) for cell in cells))
+        table.add_row(f"{stack} {number}" if stack else str(i), *(", ".join(counted(cell)) for cell in cells))
     return table
+
+
+def counted(words: Iterable[str]) -> list[str]:
+    """Words in their order, each once, with how many there are where they are many (experts)."""
+    counts = Counter(filter(None, words))
+    return [word if n < MANY else f"{n} × {word}" for word, n in counts.items() for _ in range(n if n < MANY else 1)]
 
 
 def _instead(site: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slimformer.messages.words import option
-from slimformer.report.console import savings_table
+from slimformer.report.console import counted, savings_table
 
 
 def show_brief(inspection: dict[str, Any], console: Console) -> None:
@@ -19,7 +19,9 @@ def show_brief(inspection: dict[str, Any], console: Console) -> None:
     share = macs["ffn.hidden"] / macs["blocks"] if macs["blocks"] else 0.0
     fixed = sorted({site["fixed"] for site in inspection["sites"] if "fixed" in site})
     free = sum(each["params"] for each in inspection["lossless"] if each["possible"])
-    widths = ", ".join(f"{site['units']:,} {'heads' if '.heads' in site['site'] else 'neurons'}" for site in first)
+    widths = ", ".join(
+        counted(f"{site['units']:,} {'heads' if '.heads' in site['site'] else 'neurons'}" for site in first)
+    )
     cache = inspection["kv_cache_bytes"]
     rows = [
         ("blocks", f"{inspection['blocks']} of width {inspection['hidden']:,}; in the first {widths}"),

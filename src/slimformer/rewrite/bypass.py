@@ -92,7 +92,7 @@ class Reading:
     def exit(self) -> str:
         """The module whose output is added to the stream."""
         beside = self.site.gated and (self.rank or self.site.beside)
-        return self.site.reader.rpartition(".")[0] if beside else self.site.reader
+        return self.site.reader.rpartition(".")[0] if beside else self.site.exit
 
     def heard_at(self, model: nn.Module) -> dict[str, str]:
         """The modules whose inputs are the features, part after part."""

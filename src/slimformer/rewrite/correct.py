@@ -195,16 +195,20 @@ def _targets(dense: Visit, stream: Stream) -> dict[str, Target]:
     dense.enter(stream)  # before anybody listens
     with listening(
         dense.model,
-        inputs={site.entry: _note(before, site.name) for site in dense.sites},
-        outputs={Reading(site).exit: _note(after, site.name) for site in dense.sites},
+        inputs={site.entry: _note(before, site.entry) for site in dense.sites},
+        outputs={exit: _note(after, exit) for exit in {Reading(site).exit for site in dense.sites}},
     ):
         dense.advance(stream)
 
-    def rows(seen: Mapping[str, Tensor], site: Site, what: str) -> Tensor:
-        name = f"{stream.name}.target.{site.part.name}.{what}"
-        return dense.residence.keep(name, real_rows(seen[site.name], stream.rows))
+    def rows(X: Tensor, site: Site, what: str) -> Tensor:
+        return dense.residence.keep(f"{stream.name}.target.{site.part.name}.{what}", real_rows(X, stream.rows))
 
-    return {site.name: Target(rows(before, site, "before"), rows(after, site, "after")) for site in dense.sites}
+    of: dict[tuple[str, str], Target] = {}  # experts of a block have one
+    for site in dense.sites:
+        place = site.entry, Reading(site).exit
+        if place not in of:
+            of[place] = Target(rows(before[place[0]], site, "before"), rows(after[place[1]], site, "after"))
+    return {site.name: of[site.entry, Reading(site).exit] for site in dense.sites}
 
 
 class _Seen(Exception):

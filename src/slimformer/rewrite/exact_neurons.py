@@ -93,16 +93,19 @@ def _copied(model: PreTrainedModel, site: Site, scope: Scope) -> Superfluous:
 
 
 def _removed(model: PreTrainedModel, superfluous: list[Superfluous], scope: Scope) -> Iterator[Change]:
-    """As many neurons as the format and the multiple allow: at least one stays, and in a plain model as many in each
-    block."""
-    keeps = [_multiple(each.site.units, len(each.units), scope.multiple_of) for each in superfluous]
-    if scope.format == "plain":
-        keeps = [max(keeps)] * len(keeps)
-    for each, keep in zip(superfluous, keeps, strict=True):
-        count = each.site.units - keep
+    """As many neurons as the format and the multiple allow: at least one stays, in a plain model as many in each block,
+    and of all experts of a block as many."""
+    keep: dict[str, int] = {}
+    for each in superfluous:
+        alike = "" if scope.format == "plain" else each.site.alike
+        least = _multiple(each.site.units, len(each.units), scope.multiple_of)
+        keep[alike] = max(least, keep.get(alike, 0))
+    for each in superfluous:
+        units = keep["" if scope.format == "plain" else each.site.alike]
+        count = each.site.units - units
         if count > 0:
             gone = each.units[-count:]
-            yield Change(replace(each.site, units=keep), lambda each=each, gone=gone: _remove(model, each, gone))  # type: ignore[misc]
+            yield Change(replace(each.site, units=units), lambda each=each, gone=gone: _remove(model, each, gone))  # type: ignore[misc]
 
 
 def _multiple(units: int, gone: int, of: int) -> int:

@@ -13,7 +13,7 @@ from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import HEADS, Block, Stack, has_bias
 from slimformer.models.class_choice import on_meta
 from slimformer.models.description import dense_head_dim
-from slimformer.models.family import AttentionPart, Family, Part
+from slimformer.models.family import AttentionPart, ExpertsPart, Family, Part
 from slimformer.models.registered import travels
 from slimformer.nn.replaced import replaced_parts
 from slimformer.nn.stand_ins import KEY
@@ -221,7 +221,10 @@ def ragged_table(model: PreTrainedModel, stack: Stack, *, own: bool = False) -> 
     first, ranks = stack.blocks[0], block_ranks(model, stack.blocks)
     axes, formats = list[list[Any]](), [1]
     table: dict[str, Any] = {"format": 1, "blocks": stack.layout.blocks, "axes": axes, "attributes": []}
-    for site in first.sites:
+    for experts in (part for part in stack.layout.parts if isinstance(part, ExpertsPart)):
+        formats.append(9)
+        axes += [[f"{experts.experts}.{name}", axis, experts.neurons_key, n] for name, axis, n in EXPERTS_AXES]
+    for site in (site for site in first.sites if not site.expert):
         keys = _keys(site.part, own=own)
         if not isinstance(site.part, AttentionPart):
             modules = dict.fromkeys(site.part.writers)
@@ -256,6 +259,9 @@ def ragged_table(model: PreTrainedModel, stack: Stack, *, own: bool = False) -> 
     if own:
         table["sizes"] = [_sizes(block, own=True) for block in stack.blocks]
     return table
+
+
+EXPERTS_AXES = (("gate_up_proj", "out", 2), ("down_proj", "in", 1))
 
 
 def _dense_group(config: Any, part: AttentionPart) -> int:

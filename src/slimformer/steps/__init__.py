@@ -47,10 +47,12 @@ APART: dict[tuple[str, str], str] = {
 # What is done to an encoder and a decoder that looks at it. The others would need to know which of them they change.
 FOR_PAIRS = ("cut", "refine")
 FOR_SOUNDS = ("lossless", "depth", "cut", "refine", "sparsify", "quantize")
+FOR_EXPERTS = ("vocabulary", "lossless", "cut", "refine")
 
 
 def require_known_stacks(steps: tuple[Step, ...], architecture: Architecture) -> None:
-    """Refuse steps for models of one stack where there is an encoder and a decoder, and those that read text."""
+    """Refuse steps for models of one stack where there is an encoder and a decoder, those that read text where there
+    are sounds, and those for one feed-forward part in a block where there are experts."""
     unknown = [NAMES[type(step)] for step in steps if NAMES[type(step)] not in FOR_PAIRS]
     if unknown and architecture.family.reads_pairs:
         raise UnknownMethod(
@@ -67,6 +69,12 @@ def require_known_stacks(steps: tuple[Step, ...], architecture: Architecture) ->
         raise UnknownMethod(
             f"the step {unknown[0]} is for text and images, and {architecture.model_type} hears sounds; for these "
             f"there are {', '.join(FOR_SOUNDS)}"
+        )
+    unknown = [NAMES[type(step)] for step in steps if NAMES[type(step)] not in FOR_EXPERTS]
+    if unknown and architecture.family.experts:
+        raise UnknownMethod(
+            f"the step {unknown[0]} is for models with one feed-forward part in a block, and {architecture.model_type} "
+            f"has experts; for these there are {', '.join(FOR_EXPERTS)}"
         )
 
 

@@ -89,10 +89,11 @@ class _Tables:
         self.entries: list[dict[str, Any]] = []
 
     def number(self, ladder: Ladder) -> int:
-        costs = [site_cost(ladder.site, size, self.seq_len) for size in ladder.sizes]
+        costs = [[site_cost(site, size, self.seq_len) for site in ladder.sites] for size in ladder.sizes]
         entry: dict[str, Any] = {
             "units": [size.units for size in ladder.sizes], "groups": [size.groups for size in ladder.sizes],
-            "price": list(ladder.cost), "macs": [c.macs for c in costs], "params": [c.params for c in costs],
+            "price": list(ladder.cost), "macs": [sum(cost.macs for cost in each) for each in costs],
+            "params": [sum(cost.params for cost in each) for each in costs],
         }  # fmt: skip
         if any(size.rank for size in ladder.sizes):
             entry["ranks"] = [size.rank for size in ladder.sizes]
@@ -104,20 +105,21 @@ class _Tables:
 
 def _site(ladder: Ladder, number: int, curves: Mapping[str, Curve], probes: Mapping[str, Probe]) -> dict[str, Any]:
     """Harm at every size, and what turns it into the share of error left and into predicted divergence."""
-    site, sizes, curve = ladder.site, ladder.sizes, curves[ladder.site.name]
-    whole = curve.held[0] or 1.0  # curves begin with nothing kept
+    site, sizes, curve, names = ladder.site, ladder.sizes, curves[ladder.site.name], [s.name for s in ladder.sites]
+    whole = sum(curves[name].held[0] for name in names) or 1.0  # curves begin with nothing kept
     width = site.units * (
         2 if site.kind == "attn.qk" and site.attention.rotary else 1
     )  # a plane is two coordinates of a head
-    relative = [error_left(curves, site.name, size) / whole for size in sizes]
-    kl = [predicted_harm(probes, curves, {site.name: size}) for size in sizes]
+    relative = [sum(error_left(curves, name, size) for name in names) / whole for size in sizes]
+    kl = [predicted_harm(probes, curves, ladder.spread(size)) for size in sizes]
     return {
         "site": site.name, "block": site.block, "kind": site.kind, "of": site.units, "width": width,
         "table": number, "harm": list(ladder.harm), "error": _scale(ladder.harm, relative),
         "kl": _scale(ladder.harm, kl) if site.name in probes else None,
-        "floor": [_rounded(_floor(curves, site.name, size) / whole) for size in sizes],
+        "floor": [_rounded(sum(_floor(curves, name, size) for name in names) / whole) for size in sizes],
         "order": list(curve.order) if site.kind == "attn.heads" else None,
         **({"orders": orders} if (orders := _orders(curves, site)) else {}),
+        **({"others": names[1:]} if ladder.others else {}),
     }  # fmt: skip
 
 

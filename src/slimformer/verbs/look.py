@@ -27,7 +27,7 @@ from slimformer.messages.words import option
 from slimformer.models import describe
 from slimformer.models.load import Loaded, open_for_work
 from slimformer.models.opening import opening_in
-from slimformer.models.sample_inputs import require_one_stack
+from slimformer.models.sample_inputs import require_no_experts, require_one_stack
 from slimformer.report.figures import draw, require_plotting
 from slimformer.report.rows import rows_report
 from slimformer.verbs.asked import MODEL_OR_LOADED, Model, ReadingOptions, read_for
@@ -91,13 +91,14 @@ def inspect(
     architecture, tokens = describe(loaded.model), given.pop("tokens", TOKENS)
     if names or figures is not None:  # they show spectra, of blocks with one attention
         require_one_stack(loaded.model.config, "inspect with data or figures")
+        require_no_experts(loaded.model.config, "inspect with data or figures")
     length = sequence_length(loaded.model, architecture, given.pop("seq_len", None))
     read = partial(_read, loaded, given)
     rows = _attention_rows(read, names, sorted(set(lengths)), (length, sequences, tokens)) if names else {}
     texts = [read(name, length, tokens) for name in names]  # before the work: data may be refused
     portrait, whole = inspection(loaded, architecture, length), bool(names) or figures is not None
     portrait["weights"] = []
-    if (whole or spectra) and not architecture.family.reads_pairs:
+    if (whole or spectra) and not (architecture.family.reads_pairs or architecture.family.experts):
         portrait["weights"] = weights_portrait(loaded.model, architecture, values=whole, progress=progress)
     if names:
         portrait["data"] = [_look(loaded, each, rows[each.name], progress) for each in texts]

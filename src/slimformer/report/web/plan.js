@@ -215,7 +215,7 @@ const scaled = (ladder, field, rung) =>
 function planFile(front, ladders, fraction, keep) {
   const { recipe, seq_len, format, ridge, absorb_mean, fingerprint, metric } = front.plan;
   const { macs, params, kl } = consequences(front, ladders, keep);
-  const bySite = new Map(ladders.map((ladder) => [ladder.site, ladder]));
+  const bySite = new Map(ladders.flatMap((ladder) => [ladder.site, ...(ladder.others ?? [])].map((site) => [site, ladder])));
   const edits = front.plan.edits.flatMap(({ site, method, of, groups }) => {
     const ladder = bySite.get(site);
     if (!ladder) return /\.(qk|vo)$/.test(site) ? [] : [{ site, method, keep: of, of, groups, rank: 0 }];

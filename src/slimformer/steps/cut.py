@@ -16,6 +16,7 @@ from pydantic import Field
 from slimformer.errors import BudgetOutOfReach
 from slimformer.messages.words import either, option
 from slimformer.models import describe
+from slimformer.models.sample_inputs import require_no_experts
 from slimformer.nn.replaced import require_uncut
 from slimformer.plan import Budget, Plan, check_budget
 from slimformer.plan.asked import BUDGETS, MEASURES, require_divergence, require_fraction, require_one
@@ -77,6 +78,8 @@ class Cut(CutSettings, Step):
         require_uncut(run.dense)
         if self.budget.by != "latency":
             self._require_affordable(run, self.budget)
+        else:
+            require_no_experts(run.dense.config, "a budget of latency")
         if self.max_kl is not None or self.size is not None:
             self._require_unhealed(run)
         if self._in_turns(run) is not None:

@@ -39,6 +39,11 @@ def same_weights(a, b):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def alike_weights(a, b):
+    one, other = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
+    return one.keys() == other.keys() and all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+
+
 @pytest.mark.parametrize(
     ("recipe", "format"), [("balanced", "ragged"), ("balanced", "plain"), ("stat", "ragged"), ("uniform", "ragged")]
 )
@@ -47,7 +52,10 @@ def test_plan_and_apply_give_the_bits_of_compress(recipe, format, stats, shelf, 
     done(*compress(shelf / "llama", shelf, tmp_path / "one", "-q", "--no-refine", *how))
     done("plan", stats, "--macs", 0.6, "--out", tmp_path / "plan.json", "-q", *how)
     done("apply", stats, tmp_path / "plan.json", "--out", tmp_path / "other", "-q")
-    assert same_weights(tmp_path / "one", tmp_path / "other")
+    if recipe == "balanced":
+        assert same_weights(tmp_path / "one", tmp_path / "other")
+    else:  # `calibrate` has taken moments of neurons with their inputs: wider products, which may be rounded otherwise
+        assert alike_weights(tmp_path / "one", tmp_path / "other")
     one, other = (json.loads(file.read_text()) for file in (tmp_path / "one" / "plan.json", tmp_path / "plan.json"))
     harm, known = one.pop("predicted_kl"), other.pop("predicted_kl")
     assert one == other and harm == (known if recipe == "balanced" else None)  # what goes by no probes makes none
@@ -126,7 +134,7 @@ def test_plans_name_the_text_they_rest_on(stats, shelf, tmp_path):
         (("--params", "half"), "--params 'half' is not a number"),
         (("--latency", 1.5), "give a number above 0, up to 1\n"),
         (("--max-kl", 0.1, "--macs", 0.5), "one budget is needed"),
-        (("--max-kl", 0), "cannot be certified; give a number above 0 with --max-kl"),
+        (("--max-kl", 0), "--max-kl 0 is no bound on a divergence; give nats above 0"),
         (("--max-kl", 1e-4), "documents to certify on"),
         (("--max-kl", 1e-4), "give more data: a larger --tokens, a smaller --seq-len"),
     ],

@@ -34,7 +34,8 @@ ELSEWHERE = {
     "files/reading.py",
     "evaluate/latency_table.py", "heads/waiting_rows.py", "report/card.py", "report/page.py",
     "steps/memory.py", "models/families/__init__.py", "lab/architectures/minimal_family.py", "nn/ragged.py",
-    "nn/travelling.py",
+    "nn/travelling.py", "calibrate/own_sounds.py", "calibrate/excerpt.py", "lab/data/packages.py", "lab/speed.py",
+    "lab/experiments/__init__.py",
 }  # fmt: skip
 READS = {"read_text", "read_bytes", "open", "safe_load"}
 

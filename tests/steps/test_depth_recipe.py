@@ -77,7 +77,9 @@ def test_a_plain_checkpoint_with_fewer_blocks(model_type, tmp_path):
 @pytest.mark.parametrize("model_type", POST_NORM)
 def test_after_norms_blocks_can_only_be_dropped(model_type):
     model = tiny(model_type)
-    assert not is_pre_norm(model, describe(model).sites[-1].part)
+    architecture = describe(model)
+    last = architecture.sites[-1]
+    assert not is_pre_norm(model, architecture.layout(last), last.part)
     with pytest.raises(UnknownMethod, match="a norm comes after"):
         make_shallow(model, data_of(model), how("cosine"))
 

@@ -29,6 +29,7 @@ from slimformer.calibrate.folder import documents_below
 from slimformer.calibrate.pairs import targets_of, writes, written
 from slimformer.calibrate.text import LIKE, label_numbers, label_tensor
 from slimformer.errors import DataNotFound, DataUnreadable
+from slimformer.files.reading import read_text
 from slimformer.models.batch import Batch
 from slimformer.models.sample_inputs import positions_of, samples_of, start_token
 
@@ -133,7 +134,7 @@ def soundfile() -> Any:
 
 def _transcript(path: Path) -> str | None:
     try:
-        return path.with_suffix(".txt").read_text(encoding="utf-8").strip() or None
+        return read_text(path.with_suffix(".txt")).strip() or None
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

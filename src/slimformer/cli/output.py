@@ -14,6 +14,7 @@ from rich.console import Console
 
 from slimformer.cli.options import Shown
 from slimformer.errors import ReportNotFound, SlimformerError
+from slimformer.files.reading import read_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -171,6 +172,6 @@ def _card(report: dict[str, Any], place: Path) -> str:
 def _card_as_made(place: Path, report: dict[str, Any]) -> bool:
     """Is the card in a folder the one its report gives?"""
     try:
-        return (place / "README.md").read_text(encoding="utf-8") == _card(report, place)
+        return read_text(place / "README.md") == _card(report, place)
     except (OSError, ValueError):
         return False

@@ -87,7 +87,7 @@ class Sums:
             self._begin(X)
         for rows in X.split(ROWS):
             Y = rows - self.s
-            self.t += Y.new_ones(len(Y)) @ Y
+            self.t += Y.sum(0, dtype=torch.float64)  # rows of other means than s add up to much
             for a in range(0, X.shape[1], PANEL):
                 self.G[a : a + PANEL, a:] += Y[:, a : a + PANEL].mT @ Y[:, a:]
         self.count += len(X)

@@ -254,7 +254,7 @@ def _see(small: Visit, reading: Reading, stream: Stream) -> tuple[dict[str, Tens
         ),
     ):
         small.run(stream)
-    if not module:
+    if "output" not in seen:  # no such module, or one that holds the writers and is not called itself
         return seen, None
     replay = replay_of(site, seen["features"], seen["added"], seen["output"])
     name = f"{stream.name}.given.{site.part.name}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import slimformer
 from families import tiny, tiny_batches
@@ -46,6 +47,11 @@ def torchrun(*arguments: object) -> None:
     assert found.stdout.count("macs_kept") <= 1  # one of them speaks
 
 
+def require_near(ours: Tensor, theirs: Tensor) -> None:
+    """Products in single precision about other points: each is as good as the largest is rounded."""
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 * float(ours.abs().max()))
+
+
 @pytest.mark.slow
 def test_two_processes_give_the_moments_and_the_plan_of_one(shelf, tmp_path):
     data = ("--data", shelf / "text.txt", "--tokens", 600, "--seq-len", 16)  # several batches of every split
@@ -60,12 +66,12 @@ def test_two_processes_give_the_moments_and_the_plan_of_one(shelf, tmp_path):
             for split, moments in splits.items():
                 other = theirs.sites[name][split]
                 assert moments.count == other.count
-                torch.testing.assert_close(moments.gram, other.gram, rtol=1e-6, atol=1e-6)
+                require_near(moments.gram, other.gram)
         for split, response in ours.responses.items():
             assert response.count == theirs.responses[split].count
             torch.testing.assert_close(response.planes, theirs.responses[split].planes, rtol=1e-6, atol=1e-6)
         for split, moments in ours.joint.items():
-            torch.testing.assert_close(moments.gram, theirs.joint[split].gram, rtol=1e-6, atol=1e-6)
+            require_near(moments.gram, theirs.joint[split].gram)
     how = (*data, "--macs", 0.6, "--no-timing", "--json")
     done("compress", shelf / "llama", *how, "--out", tmp_path / "small-one")
     torchrun("compress", shelf / "llama", *how, "--out", tmp_path / "small-two")
@@ -105,8 +111,7 @@ def test_shares_add_up_to_the_whole():
         for site, splits in block.sites.items():
             total = parts[0][i].sites[site]["fit"] + parts[1][i].sites[site]["fit"]
             assert total.count == splits["fit"].count
-            rounding = 1e-6 * float(total.gram.abs().max())  # products in single precision, about other points
-            torch.testing.assert_close(total.gram, splits["fit"].gram, rtol=1e-6, atol=rounding)
+            require_near(total.gram, splits["fit"].gram)
         responses = [part[i].responses["fit"] for part in parts if "fit" in part[i].responses]
         assert sum(r.count for r in responses) == block.responses["fit"].count
 

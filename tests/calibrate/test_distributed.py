@@ -76,7 +76,8 @@ def test_two_processes_give_the_moments_and_the_plan_of_one(shelf, tmp_path):
     done("compress", shelf / "llama", *how, "--out", tmp_path / "small-one")
     torchrun("compress", shelf / "llama", *how, "--out", tmp_path / "small-two")
     plans = [json.loads((tmp_path / f"small-{name}" / "plan.json").read_text()) for name in ("one", "two")]
-    assert plans[0] == plans[1]
+    harms = [plan.pop("predicted_kl") for plan in plans]
+    assert plans[0] == plans[1] and harms[0] == pytest.approx(harms[1], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ from slimformer.steps.cut import Cut
 from slimformer.steps.refine import Refine
 from slimformer.steps.step import Step
 
-APPENDED = ("vocabulary", "heal", "quantize", "head", "embedding")  # steps that an argument of theirs adds to a recipe
+# steps that an argument, or a setting, of theirs adds to a recipe
+APPENDED = ("vocabulary", "ends", "heal", "quantize", "head", "embedding")
 
 
 @dataclass(frozen=True)

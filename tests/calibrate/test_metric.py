@@ -51,9 +51,9 @@ def by_one_backward_pass(model, batches) -> dict[str, torch.Tensor]:
     architecture, generator, outputs = describe(model), torch.Generator().manual_seed(0), 0
     sites = list(architecture)
     sums = {site.name: torch.zeros(site.outer, site.outer, dtype=torch.float64) for site in sites}
-    for part in metric_file._parts(batches):
+    for part in metric_file.first_tokens(batches):
         with torch.enable_grad(), nudged(model, [site.reader for site in sites]) as zeros:
-            loss, count = metric_file._surprise(model(**part.inputs), part.mask, generator)
+            loss, count = metric_file.surprise(model(**part.inputs), part.mask, generator)
             gradients = [torch.autograd.grad(loss, zeros[site.reader], retain_graph=True) for site in sites]
         for site, runs in zip(sites, gradients, strict=True):
             g = real_rows(torch.cat(runs), stack_rows(part, runs[0], architecture.layout(site))).float()

@@ -203,8 +203,36 @@ BENCH = {
 def leaves(value, path: str) -> set[str]:
     """The paths of all numbers inside."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    own = {path} if isinstance(value, float | int) else set()
+    own = {path} if isinstance(value, float | int) and not isinstance(value, bool) else set()
     return own.union(*(leaves(each, f"{path}.{key}") for key, each in items))
+
+
+SIZING = {
+    "size": 12_000_000,
+    "candidates": [
+        {"bits": None, "tables": False, "params": 0.25, "bytes": 11_900_000, "harm": 0.5},
+        {"bits": 4, "tables": True, "params": 0.875, "bytes": 11_800_000, "harm": 0.0625},
+    ],
+    "losses": {"all": 0.125, "fewer": 0.03125, "tokens": []},
+    "chosen": {"bits": 4, "tables": True, "params": 1.0, "bytes": 11_950_000, "harm": None, "tokens": 24_000},
+}  # fmt: skip
+STORED = {"bits": 4, "tables": True, "bits_per_weight": 4.5, "layers": 9, "errors": {}, "method": "gptq"}
+ENDS = {
+    "rank": 256, "of": 576, "ends": ["embedding", "head"], "error": {"embedding": 0.25, "head": 0.25}, "tied": True,
+    "bytes": [56_600_000, 25_800_000], "harm": 0.375,
+}  # fmt: skip
+
+
+def test_what_a_size_was_spent_on_is_shown(page, report, tmp_path):
+    more = {**report, "sizing": SIZING, "quantization": STORED, "ends": ENDS}
+    paths = answered_for(opened(page, checked(more), tmp_path), more)
+    assert page.complaints == []
+    silent = {"sizing.chosen.bytes", "ends.error.embedding", "ends.error.head"}
+    assert leaves(SIZING, "sizing") | leaves(ENDS, "ends") <= paths | silent
+    assert {"quantization.bits", "quantization.bits_per_weight"} <= paths
+    said = page.evaluate("document.getElementById('notes').textContent")
+    assert "4 bits with the tables, 87.5 % of the blocks (11.8 MB, harm 0.0625)" in said
+    assert "Taken: 24,000 tokens" in said and "no fewer bits, 25.0 % of the blocks" in said
 
 
 def test_what_was_measured_elsewhere_is_shown_and_nobody_learns_where_it_lay(page, report, tmp_path):

@@ -55,9 +55,8 @@ def fisher_metric(
     if notes := residence.notes("metric"):
         return {name: residence.recall(f"metric.{name}") for name in notes[0]}
     progress("metric", 0, 2 * n_blocks)
-    trails = record(
-        model, architecture, _parts(batches), "metric", residence, lambda i: progress("metric", i + 1, 2 * n_blocks)
-    )
+    first = first_tokens(batches)
+    trails = record(model, architecture, first, "metric", residence, lambda i: progress("metric", i + 1, 2 * n_blocks))
     outputs = _pull_back_outputs(model, architecture, trails, residence, seed)
     roots: dict[str, Tensor] = {}
     for visit in backward(model, architecture, residence) if outputs is not None else ():
@@ -87,7 +86,7 @@ def _pull_back_outputs(
                 output = model(**batch.inputs)
             if not _finite(output):
                 return None
-            loss, count = _surprise(output, batch.mask, generator)
+            loss, count = surprise(output, batch.mask, generator)
             (gradient,) = torch.autograd.grad(loss, [state])
         trail.keep_gradient(gradient, architecture.n_blocks, residence)
         total += count
@@ -121,7 +120,7 @@ def shared_metric(
     return here.from_first(metric, {site.name: (site.outer, site.outer) for site in describe(model)})
 
 
-def _parts(batches: Sequence[Batch]) -> list[Batch]:
+def first_tokens(batches: Sequence[Batch]) -> list[Batch]:
     """A few sequences at a time, until there are tokens enough."""
     out: list[Batch] = []
     count = 0
@@ -137,7 +136,7 @@ def _parts(batches: Sequence[Batch]) -> list[Batch]:
     return out
 
 
-def _surprise(output: Any, mask: Tensor | None, generator: torch.Generator) -> tuple[Tensor, int]:
+def surprise(output: Any, mask: Tensor | None, generator: torch.Generator) -> tuple[Tensor, int]:
     """−log p of an outcome drawn for every output, summed, and how many outputs there are."""
     if not has_outcomes(output):
         return _gaussian(output, mask, generator)

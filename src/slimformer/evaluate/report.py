@@ -56,6 +56,7 @@ class Report(Short):
     long_context: dict[str, Any] | None = None  # which layers look at groups of keys, and what that does
     replaced: dict[str, Any] | None = None  # what stands in the place of feed-forward parts, and what that does
     vocabulary: dict[str, Any] | None = None  # tokens that stay, what they cover, and how much longer texts become
+    ends: dict[str, Any] | None = None  # the rank of the tables at both ends, and what that does
     quantization: dict[str, Any] | None = None  # bits, groups and method, or zeros and pattern; errors of layers
     healing: dict[str, Any] | None = None  # how the model learned from the dense one, and what that won
     sizing: dict[str, Any] | None = None  # for a budget in bytes: what was tried, and the harm of each

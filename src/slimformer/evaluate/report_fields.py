@@ -170,6 +170,19 @@ class VocabularyFacts:
 
 
 @dataclass(frozen=True)
+class EndsFacts:
+    """The rank of the embedding and of the head of words, and what that does."""
+
+    rank: AtLeastOne
+    of: AtLeastOne
+    ends: list[str]
+    error: dict[str, NotNegative]
+    tied: bool
+    bytes: tuple[Count, Count]
+    harm: float
+
+
+@dataclass(frozen=True)
 class WonFacts:
     """The loss to the dense model before and after learning from it."""
 
@@ -242,10 +255,22 @@ class SizeLosses:
 
 
 @dataclass(frozen=True)
+class SizeTried:
+    """A model that was made for a size."""
+
+    bits: AtLeastOne | None
+    tables: bool
+    params: NotNegative
+    bytes: Count
+    harm: float | None
+
+
+@dataclass(frozen=True)
 class SizingFacts:
-    """For a budget in bytes; the candidates are not shown."""
+    """For a budget in bytes."""
 
     size: AtLeastOne
+    candidates: list[SizeTried]
     chosen: ChosenSize | None = None
     losses: SizeLosses | None = None
 
@@ -270,6 +295,7 @@ class ShownReport(Report):
     embedding: EmbeddingFacts | None = None  # type: ignore[assignment]
     sizing: SizingFacts | None = None  # type: ignore[assignment]
     vocabulary: VocabularyFacts | None = None  # type: ignore[assignment]
+    ends: EndsFacts | None = None  # type: ignore[assignment]
     healing: HealingFacts | None = None  # type: ignore[assignment]
     lossless: LosslessFacts | None = None  # type: ignore[assignment]
     seconds: dict[str, NotNegative] = field(default_factory=dict)

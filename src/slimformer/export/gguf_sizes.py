@@ -75,6 +75,11 @@ def require_whole(model: PreTrainedModel) -> None:
             "feed-forward parts of this model were replaced (the step replace), and GGUF has no word for what stands "
             "there; export to onnx or torch"
         )
+    if table.get("ends"):
+        raise CannotExport(
+            "the embedding or the head of this model is of low rank (the step ends), and GGUF knows whole tables "
+            "alone; export to onnx or torch"
+        )
     if table.get("ranks"):
         _refuse(f"attention is cut by rank in {_blocks(len(table['ranks']))}", WHOLE["attention"])
     if table.get("bypass", {}).get("ranks"):

@@ -94,6 +94,8 @@ def adapt_head(
     layer: Any = model.get_output_embeddings()
     if getattr(layer, "bias", None) is not None and bool((layer.bias != 0).any()):
         raise HeadDoesNotFit("heads with a bias of their own are not adapted")
+    if layer.weight.shape[1] != fit.H.shape[1]:
+        raise HeadDoesNotFit("heads of low rank (the step ends) are not adapted; adapt the head first")
     W0 = layer.weight.detach().float().cpu()
     moments = TokenMoments.of(fit.H, fit.t, len(W0))
     return {"least-squares": _least_squares, "discriminant": _discriminant, "bohning": _bohning}[method](

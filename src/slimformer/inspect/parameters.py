@@ -119,10 +119,11 @@ def _outside(
         here = id(parameter)
         part = "tables" if here in tables else "out" if parameter is out else "norms" if norm else "rest"
         counts[part] += parameter.numel()
+    symbols = ["V r" if hasattr(end, "basis") else "V D" for end in (tokens, output)]
     vocabulary = (
-        Term("V D", "token embeddings", 0 if table is None else table.numel()),
+        Term(symbols[0], "token embeddings", 0 if table is None else table.numel()),
         Term("", "other embeddings (positions, types)", counts["tables"]),
-        Term("V D", "output matrix, not tied", counts["out"]),
+        Term(symbols[1], "output matrix, not tied", counts["out"]),
     )
     rest = (
         Term("", "norms outside blocks", counts["norms"]),

@@ -16,6 +16,7 @@ The sizes of block i are in `config.per_layer_config[i]`. Stock model code build
     bypass      path and width of feed-forward parts, block → rank of the linear path beside them, blocks with a bias
     replaced    path and width of feed-forward parts, block → what stands in the place of its part (`nn/stand_ins.py`)
     stacks      such tables, each with the `sizes` of its blocks, where keys of the config cannot tell all sizes apart
+    ends        ranks of the embedding and of the head of words (`nn/low_rank_ends.py`)
 
 `resize` brings the blocks to these shapes before the weights are read. No stock forward pass is touched; a block with
 ranks gets an attention of its own, `RankAttention`, because stock ones know one width for queries, keys and values.
@@ -47,6 +48,7 @@ _DROPOUT = ("attention_dropout", "attn_dropout", "dropout")  # as the families c
 # arguments that change no scores
 _TAKEN = {*TransformersKwargs.__annotations__, "cache_position", "use_cache", "sliding_window", "return_dict"}
 BESIDE: dict[str, Any] = {}  # key of a table → what puts it into a block, by those who have it
+OUTSIDE: dict[str, Any] = {}  # the same of what is outside the blocks
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
@@ -65,6 +67,8 @@ def resize(model: PreTrainedModel) -> None:
         own = [SimpleNamespace(**sizes) for sizes in stack.get("sizes", ())]
         for i, block in enumerate(blocks.children()):
             _resize_block(block, stack, i, (own or model.config.per_layer_config)[i])
+    for key in OUTSIDE.keys() & table.keys():
+        OUTSIDE[key](model, table[key])
 
 
 def _resize_block(block: nn.Module, table: dict[str, Any], i: int, sizes: Any) -> None:
@@ -134,7 +138,7 @@ def _bypassed(stock: Any) -> type[nn.Module]:
     def forward(self: Any, x: Tensor) -> Tensor:
         return stock.forward(self, x) + self.bypass(x)
 
-    return type(stock.__name__, (stock,), {"forward": forward, "__module__": __name__, **_pickled(_bypassed, stock)})
+    return type(stock.__name__, (stock,), {"forward": forward, "__module__": __name__, **pickled(_bypassed, stock)})
 
 
 def put_ranks(block: nn.Module, parts: dict[str, Any], ranks: dict[str, Any], *, heads: int, kv_heads: int) -> None:
@@ -148,10 +152,10 @@ def put_ranks(block: nn.Module, parts: dict[str, Any], ranks: dict[str, Any], *,
 @functools.cache
 def _standing_in_for(stock: type[nn.Module]) -> type[RankAttention]:
     """RankAttention that also counts as the stock class, by which transformers finds where `output_attentions` are."""
-    return type("RankAttention", (RankAttention, stock), {"__module__": __name__, **_pickled(_standing_in_for, stock)})
+    return type("RankAttention", (RankAttention, stock), {"__module__": __name__, **pickled(_standing_in_for, stock)})
 
 
-def _pickled(make: Any, stock: type) -> dict[str, Any]:
+def pickled(make: Any, stock: type) -> dict[str, Any]:
     """Of classes no module holds under their name: instances are pickled as what `make` makes of the stock class."""
     return {"__reduce_ex__": lambda self, _protocol: (_empty, (make, stock), self.__dict__)}
 

@@ -1,7 +1,8 @@
 """The code that travels with ragged checkpoints, and teaching transformers to read and write them.
 
 `modeling_slimformer.py` is `nn/ragged.py` itself. Where feed-forward parts were replaced, `nn/stand_ins.py` follows in
-the same file, without its import of the first: `auto_map` names one file, and transformers fetches that.
+the same file, where ends have a rank `nn/low_rank_ends.py`, without their imports of the first: `auto_map` names one
+file, and transformers fetches that.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from slimformer.nn import ragged, stand_ins
+from slimformer.nn import low_rank_ends, ragged, stand_ins
 
-MORE = {stand_ins.KEY: Path(stand_ins.__file__)}  # key of a table → the file its blocks need besides
+MORE = {  # key of a table → the file that is needed besides
+    stand_ins.KEY: Path(stand_ins.__file__), low_rank_ends.KEY: Path(low_rank_ends.__file__),
+}  # fmt: skip
 TWICE = re.compile(r"^from (slimformer|__future__)\b.*\n", re.MULTILINE)
 
 
@@ -43,6 +46,6 @@ def write_code(folder: str | Path, table: Mapping[str, Any]) -> None:
     """Put the code that `table` asks for beside the weights, under the name `auto_map` in config.json gives it."""
     code = Path(ragged.__file__).read_bytes()
     for key, file in MORE.items():
-        if any(key in stack for stack in table.get("stacks", [table])):
+        if any(key in each for each in (table, *table.get("stacks", ()))):
             code += b"\n\n" + TWICE.sub("", file.read_text(encoding="utf-8")).encode()
     (Path(folder) / ragged.CODE).write_bytes(code)

@@ -42,6 +42,7 @@ def model_card(report: Report, *, folder: str) -> str:
         "verdict": verdict(report.to_dict()),
         "narrow": f", {bits}-bit" if (bits := (report.quantization or {}).get("bits")) else "",
         "vocabulary_line": vocabulary_line(report.vocabulary) if report.vocabulary else "",
+        "ends_line": ends_line(report.ends) if report.ends else "",
         "size_line": size_line(report.sizing or {}),
         "embedding_line": embedding_line(report.embedding) if report.embedding else "",
         "narrow_line": narrow_line(report.quantization) if report.quantization else "",
@@ -93,6 +94,16 @@ def vocabulary_line(facts: dict[str, Any]) -> str:
         f"Vocabulary: {facts['keep']:,} of {facts['of']:,} tokens, the most frequent of {facts['on']}; they cover "
         f"{100 * facts['covered']:.1f} % of held-out text, which takes {after:.1f} tokens a text ({longer}; before "
         f"{before:.1f}). Embedding and head: {sizes}.{_refit_line(facts.get('refit'))}"
+    )
+
+
+def ends_line(facts: dict[str, Any]) -> str:
+    """The rank of the tables at both ends, what it costs and what it saves, in one sentence."""
+    sizes = " → ".join(f"{size / 1e6:.1f} MB" for size in facts["bytes"])
+    left = ", ".join(f"{100 * facts['error'][end]:.1f} % ({end})" for end in facts["ends"])
+    return (
+        f"Ends: {' and '.join(facts['ends'])} of rank {facts['rank']:,} in place of {facts['of']:,}; held-out error "
+        f"{left} of the energy, divergence by this alone {facts['harm']:.4f}. Embedding and head: {sizes}."
     )
 
 

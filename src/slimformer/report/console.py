@@ -23,6 +23,7 @@ from slimformer.plan import Plan
 from slimformer.plan.memory import in_words
 from slimformer.report.card import (
     embedding_line,
+    ends_line,
     healed_line,
     narrow_line,
     opening_line,
@@ -68,6 +69,8 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(line))
     if report.vocabulary:
         console.print(Text(vocabulary_line(report.vocabulary)))
+    if report.ends:
+        console.print(Text(ends_line(report.ends)))
     if report.healing:
         console.print(Text(healed_line(report.healing)))
     if report.quantization:

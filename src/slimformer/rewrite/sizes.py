@@ -15,6 +15,8 @@ from slimformer.models.class_choice import on_meta
 from slimformer.models.description import dense_head_dim
 from slimformer.models.family import AttentionPart, ExpertsPart, Family, Part
 from slimformer.models.registered import travels
+from slimformer.nn.low_rank_ends import KEY as ENDS
+from slimformer.nn.low_rank_ends import end_ranks
 from slimformer.nn.replaced import replaced_parts
 from slimformer.nn.stand_ins import KEY
 from slimformer.rewrite.plain_ranks import become_plain
@@ -85,7 +87,7 @@ def sayable(model: PreTrainedModel) -> bool:
     heads = {key for site in architecture.heads for key in site.part.keys.values()}
     same = all(len(found) == 1 for found in sizes.values())
     found = (block_ranks, bare_projections, block_paths, replaced_parts)
-    extra = any(each(model, blocks) for each in found)
+    extra = any(each(model, blocks) for each in found) or bool(end_ranks(model))
     unsaid = any(not site.part.keys for site in architecture)
     return same and not unsaid and all(sizes[key] == {getattr(model.config, key)} for key in heads) and not extra
 
@@ -128,6 +130,10 @@ def _state_plain(model: PreTrainedModel, architecture: Architecture) -> None:
     if replaced_parts(model, blocks):
         raise PlanDoesNotFit(
             f"feed-forward parts that were replaced cannot be said in a stock config; use {option('format', 'ragged')}"
+        )
+    if end_ranks(model):
+        raise PlanDoesNotFit(
+            f"an embedding or a head of low rank cannot be said in a stock config; use {option('format', 'ragged')}"
         )
     sizes = _config_sizes(architecture)
     if any(len(found) > 1 for found in sizes.values()):
@@ -192,6 +198,8 @@ def _state_ragged(model: PreTrainedModel, architecture: Architecture) -> None:
         (config.slimformer,) = tables
         config.per_layer_config = {block.index: _sizes(block, own=False) for block in architecture.blocks}
         config.allow_global_per_layer_attribute_access = True
+    if ranks := end_ranks(model):
+        config.slimformer |= {"format": 9, ENDS: ranks}
     if travels(model):
         config.auto_map = auto_map(model)
 

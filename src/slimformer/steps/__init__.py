@@ -7,6 +7,7 @@ from slimformer.models import Architecture
 from slimformer.steps.cut import Cut
 from slimformer.steps.depth import Depth
 from slimformer.steps.embedding import Embedding
+from slimformer.steps.ends import Ends
 from slimformer.steps.head import Head
 from slimformer.steps.heal import Heal
 from slimformer.steps.long_context import LongContext
@@ -20,6 +21,7 @@ from slimformer.steps.vocabulary import Vocabulary
 
 STEPS: dict[str, type[Step]] = {
     "vocabulary": Vocabulary,
+    "ends": Ends,
     "lossless": Lossless,
     "depth": Depth,
     "long_context": LongContext,
@@ -38,6 +40,7 @@ APART: dict[tuple[str, str], str] = {
     ("lossless", "heal"): "leave heal out: where no output changes, there is nothing to win back",
     ("long_context", "heal"): "leave heal out: the weights stay what they are",
     ("lossless", "head"): "leave head out: where no output changes, the old one is as good as it was",
+    ("ends", "depth"): "save the model with fewer blocks first, and give it to a recipe with ends",
     ("depth", "head"): "save the model with fewer blocks first, and give it to `slimformer probe`",
     ("long_context", "head"): "leave head out: the weights stay, and so does the old one",
     ("head", "embedding"): "leave one of them out: a classifier gives no embedding",

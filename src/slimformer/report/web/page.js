@@ -82,6 +82,32 @@ function vocabulary() {
     ...pair("tokens_per_text"), "; embedding and head: ", ...pair("bytes", megabytes), "."));
 }
 
+// The rank of the tables at both ends.
+function ends() {
+  byId("notes").append(h("p", { class: "note" }, "Ends: rank ", num("ends.rank", commas), " in place of ", num("ends.of", commas),
+    "; divergence by this alone ", num("ends.harm"), "; embedding and head: ", num("ends.bytes.0", megabytes), " → ", num("ends.bytes.1", megabytes), "."));
+}
+
+// Bits, and what a size was spent on: what was tried to store, and what was taken.
+function stored() {
+  const line = (...text) => byId("notes").append(h("p", { class: "note" }, ...text));
+  const way = (path) => [at(`${path}.bits`) === null ? "no fewer bits" : [num(`${path}.bits`, commas), " bits"], at(`${path}.tables`) ? " with the tables" : "",
+    ", ", num(`${path}.params`, percent), " of the blocks"].flat();
+  if (report.quantization?.bits) {
+    line("Stored in ", num("quantization.bits", commas), " bits", report.quantization.tables ? " with the tables" : "", ", with the steps ",
+      num("quantization.bits_per_weight"), " a weight.");
+  }
+  const { chosen, losses, candidates } = report.sizing || {};
+  if (report.sizing) {
+    const tried = candidates.flatMap((_, i) => [i ? "; " : "", ...way(`sizing.candidates.${i}`), " (", num(`sizing.candidates.${i}.bytes`, megabytes), ", harm ", num(`sizing.candidates.${i}.harm`), ")"]);
+    line("For ", num("sizing.size", megabytes), " there were made, with all tokens: ", ...tried, ".");
+  }
+  if (chosen && losses) {
+    line("Taken: ", num("sizing.chosen.tokens", commas), " tokens, ", ...way("sizing.chosen"), "; on the texts this was chosen on it loses ",
+      num("sizing.losses.fewer"), ", the best with all tokens ", num("sizing.losses.all"), ".");
+  }
+}
+
 // Shorter embeddings: what they keep of held-out texts.
 function embedding() {
   byId("notes").append(h("p", { class: "note" }, "Embeddings: ", num("embedding.dim", commas), " of ", num("embedding.of", commas), " numbers keep ",
@@ -113,6 +139,8 @@ function beforeAfter() {
   if (report.latency) how.push("Latency: medians of ", num("latency.repeats", commas), " interleaved runs, threads: ", num("latency.threads", commas), ".");
   byId("measured").append(...how);
   if (report.vocabulary) vocabulary();
+  if (report.ends) ends();
+  stored();
   if (report.embedding) embedding();
   if (report.lossless) lossless();
   if (report.certificate) byId("notes").append(h("p", { class: "note", "data-text": "certificate.statement" }, `Certified: ${report.certificate.statement}`));
@@ -265,7 +293,7 @@ function show() {
 
 // Bytes of the weights of a plan; null where they are stored in fewer bits, which the plan does not know.
 function weightsOf(found) {
-  if (report.quantization?.bits || report.sizing || report.vocabulary) return null;
+  if (report.quantization?.bits || report.sizing || report.vocabulary || report.ends) return null;
   return report.dense.bytes - (report.dense.bytes / report.dense.params) * front.dense.params * (1 - found.params);
 }
 

@@ -32,6 +32,38 @@ def _row(name: str, found: dict[str, Any], laws: set[str]) -> list[str]:
     ]  # fmt: skip
 
 
+def experts(results: dict[str, Any], _report: str | None) -> str:
+    """KL by how many experts stay, which, and what becomes of the others."""
+    rows = []
+    for keep in dict.fromkeys(row["keep"] for row in results["rows"]):
+        here = [row for row in results["rows"] if row["keep"] == keep]
+        neurons = next(row for row in here if row["by"] == "balanced")
+        least = min(row["kl"] for row in here if row is not neurons)
+        for by in dict.fromkeys(row["by"] for row in here if row is not neurons):
+            of = {(row["instead"], row["correct"]): row["kl"] for row in here if row["by"] == by}
+            cells = [_kl(of[instead, correct], least) for instead in ("drop", "merge") for correct in (False, True)]
+            rows.append([f"{keep} of 8", by, f"{here[0]['params']:.2f}", *cells])
+        rows.append(
+            [
+                "8 of 8",
+                "`balanced`: neurons, heads, ranks",
+                f"{neurons['params']:.2f}",
+                "",
+                _kl(neurons["kl"], 0),
+                "",
+                "",
+            ]
+        )
+    header = ["experts", "by", "parameters", "drop", "and correct", "merge", "and correct"]
+    dense, tokens = results["dense"]["nats"], results["tokens"]
+    what = f"{dense:.3f} nats a byte before; fitted on {tokens['fit']:,} bytes, measured on {tokens['report']:,}"
+    return f"{what}:\n\n{markdown(header, rows)}"
+
+
+def _kl(value: float, least: float) -> str:
+    return f"**{value:.4f}**" if value == least else f"{value:.4f}"
+
+
 def discovery(results: dict[str, Any], _report: str | None) -> str:
     """One row for each type: sites of its file that were found blind, and sites that the file does not have."""
     rows = [_found(name, found) for name, found in sorted(results["types"].items())]

@@ -32,7 +32,7 @@ from linformer_tables import linformer_batch, linformer_speed
 from llama_cpp_tables import llama_cpp
 from minimal_tables import minimal_speed
 from mlp_tables import mlp
-from model_type_tables import discovery, model_types
+from model_type_tables import discovery, experts, model_types
 from quantization_tables import quantization
 from rank_tables import attention_speed, truncation
 from render_heads import HEADS
@@ -220,7 +220,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "minimal_speed": minimal_speed, "linformer_speed": linformer_speed, "linformer_batch": linformer_batch, "lab": lab,
     "export_speed": export_speed, "quantization": quantization, "streaming": streaming, "distributed": distributed,
     "coverage": coverage, "elsewhere": elsewhere, "model_types": model_types, "discovery": discovery, "ends": ends,
-    "llama_cpp": llama_cpp,
+    "llama_cpp": llama_cpp, "experts": experts,
     "hardening": hardening, "heal": heal, "three_models": three_models,
     **HEADS,
 }  # fmt: skip

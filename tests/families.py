@@ -205,14 +205,15 @@ def _filled(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(seed)
     norms = {id(m.weight) for m in model.modules() if "Norm" in type(m).__name__ and hasattr(m, "weight")}
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    for parameter in (each for each in model.parameters() if each.numel()):
+    for name, parameter in ((name, each) for name, each in model.named_parameters() if each.numel()):
         noise = torch.randn(parameter.shape, generator=generator)
         if id(parameter) in norms:
             parameter.copy_(1 + 0.1 * noise)
         elif id(parameter) in tables or parameter.dim() <= 1:
             parameter.copy_(0.3 * noise)
         else:
-            parameter.copy_(noise / parameter[0].numel() ** 0.5)
+            read = parameter.shape[-1] if ".experts." in name else parameter[0].numel()  # experts × outputs × inputs
+            parameter.copy_(noise / read**0.5)
     return model
 
 

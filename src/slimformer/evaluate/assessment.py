@@ -332,8 +332,16 @@ def is_stored_packed(loaded: Loaded) -> bool:
 
 def site_table(before: Architecture, after: Architecture, gone: Collection[int] = ()) -> list[dict[str, Any]]:
     """What every site keeps; nothing those of blocks that are gone."""
-    left = iter(after)
-    pairs = [(old, replace(old, units=0, beside=0) if old.block in gone else next(left)) for old in before]
+    left = iter([site for site in after if not site.expert])
+    experts = {(site.block, site.expert.before): site for site in after if site.expert}
+
+    def now(old: Site) -> Site:
+        none = replace(old, units=0, beside=0)
+        if old.block in gone:
+            return none
+        return experts.get((old.block, old.expert.before), none) if old.expert else next(left)
+
+    pairs = [(old, now(old)) for old in before]
     return [
         {
             "site": old.name, "block": old.block, "kind": old.kind, "keep": new.units, "of": old.units,

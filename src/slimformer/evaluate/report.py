@@ -55,6 +55,7 @@ class Report(Short):
     lossless: dict[str, Any] | None = None  # what each rewrite saved, and how far outputs moved
     long_context: dict[str, Any] | None = None  # which layers look at groups of keys, and what that does
     replaced: dict[str, Any] | None = None  # what stands in the place of feed-forward parts, and what that does
+    experts: dict[str, Any] | None = None  # which of every block stay, and by which order
     vocabulary: dict[str, Any] | None = None  # tokens that stay, what they cover, and how much longer texts become
     ends: dict[str, Any] | None = None  # the rank of the tables at both ends, and what that does
     quantization: dict[str, Any] | None = None  # bits, groups and method, or zeros and pattern; errors of layers

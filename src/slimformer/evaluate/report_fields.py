@@ -183,6 +183,18 @@ class EndsFacts:
 
 
 @dataclass(frozen=True)
+class ExpertsFacts:
+    """Experts that stay."""
+
+    by: str
+    instead: str
+    keep: AtLeastOne
+    of: AtLeastOne
+    active: AtLeastOne
+    kept: list[list[Count]]
+
+
+@dataclass(frozen=True)
 class WonFacts:
     """The loss to the dense model before and after learning from it."""
 
@@ -296,6 +308,7 @@ class ShownReport(Report):
     sizing: SizingFacts | None = None  # type: ignore[assignment]
     vocabulary: VocabularyFacts | None = None  # type: ignore[assignment]
     ends: EndsFacts | None = None  # type: ignore[assignment]
+    experts: ExpertsFacts | None = None  # type: ignore[assignment]
     healing: HealingFacts | None = None  # type: ignore[assignment]
     lossless: LosslessFacts | None = None  # type: ignore[assignment]
     seconds: dict[str, NotNegative] = field(default_factory=dict)

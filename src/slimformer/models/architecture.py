@@ -65,11 +65,13 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Expert:
-    """Which of the experts of a block it is, how many there are, and to how many of them a token goes."""
+    """Which of the experts of a block it is, how many there are, and to how many of them a token goes; `before` is its
+    number in the model this one was made from."""
 
     number: int
     of: int
     active: int
+    before: int
 
     def share(self, macs: int) -> int:
         """What of it a token costs on average, where all experts are as wide: all shares add up exactly."""

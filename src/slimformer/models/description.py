@@ -26,7 +26,7 @@ from slimformer.models.architecture import (
     out_in,
     weight_of,
 )
-from slimformer.models.experts import take_apart
+from slimformer.models.experts import numbers_before, take_apart
 from slimformer.models.families import family_of
 from slimformer.models.family import AttentionPart, BlockPart, Family, FeedForwardPart, Part, StackLayout
 
@@ -128,7 +128,11 @@ def _of_part(model: PreTrainedModel, part: BlockPart, block: Block) -> tuple[Sit
         return (_neurons(model, part, block),)
     module = model.get_submodule(block.path)
     count, active = len(list(module.get_submodule(part.experts).children())), _attribute(module, f"{part.router}.top_k")
-    return tuple(replace(_neurons(model, part.expert(n), block), expert=Expert(n, count, active)) for n in range(count))
+    before = numbers_before(model.config, int(block.path.rpartition(".")[2]), count)
+    return tuple(
+        replace(_neurons(model, part.expert(n), block), expert=Expert(n, count, active, before[n]))
+        for n in range(count)
+    )
 
 
 def _heads(model: PreTrainedModel, part: AttentionPart, block: Block) -> Site:

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from slimformer.errors import PlanDoesNotFit, UnknownArchitecture
 from slimformer.models.family import ExpertsPart, Family
 
+KEPT = "slimformer_experts"  # of a config: of every block the numbers its experts had in the model it was made from
 STORED = ("gate_up_proj", "down_proj")
 
 
@@ -129,3 +130,11 @@ def as_stored(*models: nn.Module) -> Iterator[None]:
     finally:
         for model, name, experts in apart:
             model.set_submodule(name, experts)
+
+
+def numbers_before(config: Any, block: int, count: int) -> list[int]:
+    """The numbers the experts of a block had in the model it was made from."""
+    known = getattr(config, KEPT, None)
+    here = known[block] if isinstance(known, list) and block < len(known) else None
+    whole = isinstance(here, list) and len(here) == count == len({n for n in here if isinstance(n, int)})
+    return list(here) if whole and here is not None else list(range(count))

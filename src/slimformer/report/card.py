@@ -43,6 +43,7 @@ def model_card(report: Report, *, folder: str) -> str:
         "narrow": f", {bits}-bit" if (bits := (report.quantization or {}).get("bits")) else "",
         "vocabulary_line": vocabulary_line(report.vocabulary) if report.vocabulary else "",
         "ends_line": ends_line(report.ends) if report.ends else "",
+        "experts_line": experts_line(report.experts) if report.experts else "",
         "size_line": size_line(report.sizing or {}),
         "embedding_line": embedding_line(report.embedding) if report.embedding else "",
         "narrow_line": narrow_line(report.quantization) if report.quantization else "",
@@ -104,6 +105,15 @@ def ends_line(facts: dict[str, Any]) -> str:
     return (
         f"Ends: {' and '.join(facts['ends'])} of rank {facts['rank']:,} in place of {facts['of']:,}; held-out error "
         f"{left} of the energy, divergence by this alone {facts['harm']:.4f}. Embedding and head: {sizes}."
+    )
+
+
+def experts_line(facts: dict[str, Any]) -> str:
+    """What became of experts, in one sentence."""
+    others = "are gone" if facts["instead"] == "drop" else "were merged into the nearest of these"
+    return (
+        f"Experts: {facts['keep']} of {facts['of']} stay in every block, those worth most by {facts['by']}, and the "
+        f"others {others}; a token still goes to {facts['active']}."
     )
 
 

@@ -24,6 +24,7 @@ from slimformer.plan.memory import in_words
 from slimformer.report.card import (
     embedding_line,
     ends_line,
+    experts_line,
     healed_line,
     narrow_line,
     opening_line,
@@ -67,6 +68,8 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(embedding_line(report.embedding)))
     if line := size_line(report.sizing or {}):
         console.print(Text(line))
+    if report.experts:
+        console.print(Text(experts_line(report.experts)))
     if report.vocabulary:
         console.print(Text(vocabulary_line(report.vocabulary)))
     if report.ends:

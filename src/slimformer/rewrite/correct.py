@@ -37,6 +37,8 @@ from slimformer.rewrite.apply import Cut
 from slimformer.rewrite.bypass import Reading
 from slimformer.rewrite.replay import Replay, is_inside, module_of, replay_of, replaying
 
+RIDGE = 1e-3  # of experts, which no plan says one for
+
 
 @dataclass(frozen=True)
 class Correction:
@@ -186,6 +188,22 @@ def correct_readers(
             kept = _kept(dense, site, of_block, cut)
         done.append(_correct(small.model, reading, seen, kept, ridge=plan.ridge))
     return done, replays
+
+
+def correct_experts(small: Visit, dense: Visit, pairs: Sequence[Pair]) -> list[Correction]:
+    """Correct the readers of the experts that are left in a block, in place, one after the other on what is sent to
+    them now, and let both streams of every pair through the block."""
+    targets = [_targets(dense, pair.teacher) for pair in pairs]
+    layer = next(site.name for site in dense.sites if site.expert)
+    replays: list[list[Replay]] = [[] for _ in pairs]
+    done = []
+    for site in (site for site in small.sites if site.expert):
+        reading = Reading(site)
+        seen = _compare(small, reading, pairs, [target[layer] for target in targets], replays)
+        done.append(_correct(small.model, reading, seen, seen["fit"].x, ridge=RIDGE))
+    for pair in pairs:
+        small.advance(pair.student)
+    return done
 
 
 def _targets(dense: Visit, stream: Stream) -> dict[str, Target]:

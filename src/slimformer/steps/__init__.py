@@ -8,6 +8,7 @@ from slimformer.steps.cut import Cut
 from slimformer.steps.depth import Depth
 from slimformer.steps.embedding import Embedding
 from slimformer.steps.ends import Ends
+from slimformer.steps.experts import Experts
 from slimformer.steps.head import Head
 from slimformer.steps.heal import Heal
 from slimformer.steps.long_context import LongContext
@@ -21,6 +22,7 @@ from slimformer.steps.vocabulary import Vocabulary
 
 STEPS: dict[str, type[Step]] = {
     "vocabulary": Vocabulary,
+    "experts": Experts,
     "ends": Ends,
     "lossless": Lossless,
     "depth": Depth,
@@ -50,7 +52,7 @@ APART: dict[tuple[str, str], str] = {
 # What is done to an encoder and a decoder that looks at it. The others would need to know which of them they change.
 FOR_PAIRS = ("cut", "refine")
 FOR_SOUNDS = ("lossless", "depth", "cut", "refine", "sparsify", "quantize")
-FOR_EXPERTS = ("vocabulary", "lossless", "cut", "refine")
+FOR_EXPERTS = ("vocabulary", "experts", "lossless", "cut", "refine")
 
 
 def require_known_stacks(steps: tuple[Step, ...], architecture: Architecture) -> None:

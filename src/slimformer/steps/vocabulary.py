@@ -46,7 +46,7 @@ class Vocabulary(Step):
     refit: bool = Field(default=True, description="let embeddings of pieces make up for words that are gone?")
 
     flags: ClassVar[dict[str, str]] = {"vocab": "keep", "vocab_cover": "cover", "vocab_data": "data"}
-    place: ClassVar[int] = -2
+    place: ClassVar[int] = -3
     why_no_budget: ClassVar[str] = "it takes tokens away and cuts no widths"
 
     @property

@@ -101,9 +101,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "dropout_rate": 0.0, "pad_token_id": 1, "decoder_start_token_id": 1,
     },
 }  # fmt: skip
-_EXPERTS = {**_LLAMA, "intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+_EXPERTS = {**_LLAMA, "num_experts": 4, "num_experts_per_tok": 2}
 SIZES["mixtral"] = _EXPERTS
-SIZES["qwen3_moe"] = {**_EXPERTS, "head_dim": 8, "moe_intermediate_size": 24, "norm_topk_prob": True}
+SIZES["qwen3_moe"] = {**_EXPERTS, "head_dim": 8, "moe_intermediate_size": 48, "norm_topk_prob": True}
 _SOUND = {**_BERT, "vocab_size": VOCABULARY, "conv_dim": [8, 8], "conv_kernel": [4, 3], "conv_stride": [4, 2],
           "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16}  # fmt: skip
 for _kind in ("clip", "siglip"):

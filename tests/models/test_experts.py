@@ -77,7 +77,7 @@ def test_macs_count_active_experts_and_parameters_all(model_type):
     architecture = describe(model)
     cost, width = block_cost(architecture, LENGTH), 32
     attention = 2 * width * 32 + 2 * width * 16 + 2 * LENGTH * 32
-    assert cost.macs == 3 * (attention + 2 * (3 * 24 * width) + 4 * width)
+    assert cost.macs == 3 * (attention + 2 * (3 * 48 * width) + 4 * width)
     assert cost.params == sum(
         p.numel() for name, p in model.named_parameters() if "layers." in name and "norm" not in name
     )
@@ -90,7 +90,7 @@ def test_cut_experts_are_of_one_width_in_a_block_and_come_back_in_a_fresh_proces
     plan = found.plan(0.6, how, format=format)
     small = found.apply(plan, how).float()
     sizes = [{site.units for site in block.neurons} for block in describe(small).blocks]
-    assert all(len(each) == 1 for each in sizes) and max(max(each) for each in sizes) < 24
+    assert all(len(each) == 1 for each in sizes) and max(max(each) for each in sizes) < 48
     assert max(site.units for site in describe(small).heads) < 4
     assert hasattr(small.config, "slimformer") == (format == "ragged")
     save(small, tmp_path / "small", verify=True)
@@ -106,7 +106,7 @@ def test_a_dead_expert_is_cut_like_the_others_and_gets_no_garbage(model_type):
     assert float(found.blocks[site.block].sites[site.name]["fit"].gram.abs().max()) == 0
     plan = found.plan(0.6, HEADS)
     small = found.apply(plan, HEADS)
-    assert describe(small)[site.name].units < 24
+    assert describe(small)[site.name].units < 48
     for name, parameter in small.named_parameters():
         assert bool(parameter.isfinite().all()), name
     before, after = (weight_of(m.get_submodule(site.reader)) for m in (model, small))
@@ -145,8 +145,8 @@ def test_copies_in_every_expert_are_found_from_weights_alone(model_type):
     for site in (site for site in describe(model) if site.expert):
         weight = model.get_submodule(site.writers[0].module).weight.data
         for unit in range(1, 3 if site.expert.number == 0 else 2):
-            weight[[unit, 24 + unit]] = weight[[0, 24]]
+            weight[[unit, 48 + unit]] = weight[[0, 48]]
     small, _ = rewritten(model, ("duplicate-neurons",), Scope(dtype=torch.float64, multiple_of=1), seq_len=LENGTH)
-    assert {site.units for site in describe(small) if site.expert} == {23}
+    assert {site.units for site in describe(small) if site.expert} == {47}
     (batch,) = tiny_batches(model, 1)
     torch.testing.assert_close(outputs(small, batch), outputs(model, batch))

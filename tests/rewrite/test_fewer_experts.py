@@ -144,7 +144,7 @@ def test_fewer_experts_come_back_by_the_stock_class_and_remember_their_numbers(d
     small = fewer_experts(dense, splits, How(3)).model.float()
     cost, whole = (block_cost(describe(model), LENGTH) for model in (small, dense))
     assert whole.macs - cost.macs == 3 * 32  # a row of each router
-    assert whole.params - cost.params == 3 * (3 * 24 * 32 + 32)
+    assert whole.params - cost.params == 3 * (3 * 48 * 32 + 32)
     save(small, tmp_path / "small", verify=True)
     again = type(small).from_pretrained(tmp_path / "small")
     assert not hasattr(again.config, "slimformer") and again.config.num_local_experts == 3

@@ -108,6 +108,12 @@ function stored() {
   }
 }
 
+// Fewer experts: how many of how many, and by which order.
+function experts() {
+  byId("notes").append(h("p", { class: "note" }, "Experts: ", num("experts.keep", commas), " of ", num("experts.of", commas), " stay in every block, by ",
+    said("experts.by"), report.experts.instead === "drop" ? "; the others are gone." : "; the others were merged into these."));
+}
+
 // Shorter embeddings: what they keep of held-out texts.
 function embedding() {
   byId("notes").append(h("p", { class: "note" }, "Embeddings: ", num("embedding.dim", commas), " of ", num("embedding.of", commas), " numbers keep ",
@@ -141,6 +147,7 @@ function beforeAfter() {
   if (report.vocabulary) vocabulary();
   if (report.ends) ends();
   stored();
+  if (report.experts) experts();
   if (report.embedding) embedding();
   if (report.lossless) lossless();
   if (report.certificate) byId("notes").append(h("p", { class: "note", "data-text": "certificate.statement" }, `Certified: ${report.certificate.statement}`));
@@ -152,6 +159,7 @@ function rowsOf(keep) {
   return blocks.map((block) => {
     const found = { block };
     for (const site of report.sites.filter((each) => each.block === block)) {
+      if (site.site.includes(".experts.") && found[site.kind]?.keep > site.keep) continue; // of experts those that stay
       found[site.kind] = { keep: site.keep, of: site.of, groups: site.groups, ofGroups: site.of_groups, beside: site.path };
       for (const [rank, kind] of [["qk", "attn.qk"], ["vo", "attn.vo"]]) {
         if (rank in site) found[kind] = { keep: site[rank], of: site.of_rank };

@@ -1,6 +1,6 @@
 """A cut at home and elsewhere: what was fitted × what is measured.
 
-    python benchmarks/elsewhere.py smollm2 --threads 2
+    python benchmarks/elsewhere.py smollm2 --budgets 0.8 --fit-tokens 8192 --tokens 8192
     python benchmarks/elsewhere.py minilm stories15M
     python benchmarks/elsewhere.py stories15M --quick --out FOLDER
 
@@ -59,6 +59,7 @@ SEED = 0
 BUDGETS = (0.8, 0.6, 0.5)
 RIVALS = ("stat", "uniform")
 AMOUNTS = (4_096, 16_384, 65_536, 131_072)  # tokens
+OPENING = 2_000  # characters
 SHARES_ADDED = (0.0, 0.25, 0.5, 1.0)
 CODE = ("argparse", "inspect", "tarfile", "mailbox", "statistics", "asyncio.base_events", "email.message", "heapq")
 
@@ -125,7 +126,12 @@ def texts_elsewhere() -> dict[str, list[Document]]:
         "news": news(), "web": c4, "stories": split_documents(stories, seed=SEED)["report"], "code": code(),
     }  # fmt: skip
     rng = np.random.default_rng(SEED)
-    return {name: [documents[i] for i in rng.permutation(len(documents))] for name, documents in parts.items()}
+    return {name: [opening(documents[i]) for i in rng.permutation(len(documents))] for name, documents in parts.items()}
+
+
+def opening(document: Document) -> Document:
+    """What a document begins with: so many of them have their say."""
+    return replace(document, text=document.text[:OPENING])
 
 
 def stories_to_fit() -> list[Document]:
@@ -359,6 +365,8 @@ def main() -> None:
     parser.add_argument("--only", help="rows whose name and recipe hold this text")
     parser.add_argument("--part", default="matrix", choices=("matrix", "breadth"))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--fit-tokens", type=int, help="to fit on; as much as by default without it")
+    parser.add_argument("--tokens", type=int, default=FULL.tokens, help="of every text that is measured on")
     parser.add_argument("--quick", action="store_true", help="little of everything, to see that it runs")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
@@ -367,7 +375,8 @@ def main() -> None:
     file = options.out / "elsewhere.json"
     for name in options.models:
         budgets = [float(b) for b in options.budgets.split(",")]
-        run(name, QUICK if options.quick else FULL, file, Rows(options.part, options.only), budgets)
+        amount = QUICK if options.quick else replace(FULL, fit=options.fit_tokens, tokens=options.tokens)
+        run(name, amount, file, Rows(options.part, options.only), budgets)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from slimformer.errors import SlimformerError
 from terminal import save_tiny, write_images, write_texts
 
 BUDGET = 0.6
-RECIPES = ("balanced", "bypass", "linear-mlp", "stat", "uniform", "depth", "lossless")
+RECIPES = ("balanced", "fast", "bypass", "linear-mlp", "stat", "uniform", "depth", "lossless")
 REAL = ("balanced", "stat", "uniform", "lossless", "depth")
 UNBUDGETED = ("lossless",)
 Case = Callable[[], Any]

@@ -38,6 +38,7 @@ from rank_tables import attention_speed, truncation
 from render_heads import HEADS
 from retrofit_tables import retrofit
 from spectra_tables import spectra_table
+from stages_tables import stages
 from step_tables import steps
 from streaming_tables import distributed, streaming
 from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
@@ -221,7 +222,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "export_speed": export_speed, "quantization": quantization, "streaming": streaming, "distributed": distributed,
     "coverage": coverage, "elsewhere": elsewhere, "model_types": model_types, "discovery": discovery, "ends": ends,
     "llama_cpp": llama_cpp, "experts": experts,
-    "hardening": hardening, "heal": heal, "three_models": three_models,
+    "hardening": hardening, "heal": heal, "three_models": three_models, "stages": stages,
     **HEADS,
 }  # fmt: skip
 

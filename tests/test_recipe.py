@@ -47,7 +47,7 @@ def test_recipes_of_the_package_are_valid_and_named_like_their_file(name):
 
 
 def test_the_promised_recipes_are_there():
-    assert {"balanced", "stat", "uniform"} <= set(names())
+    assert {"balanced", "fast", "stat", "uniform"} <= set(names())
 
 
 def test_a_recipe_may_be_a_file(tmp_path):

@@ -107,6 +107,13 @@ class Statistics(Short):
         if other or not weights:
             raise ValueError(f"it speaks of {other[0][:80]}" if other else "it is empty")
 
+    @property
+    def metric(self) -> bool:
+        """Were errors seen in a metric?"""
+        files = (moments_file(self.folder, i) for i in range(self.provenance.n_blocks))
+        with safe_open(next(file for file in files if file.is_file()), framework="pt") as tensors:
+            return any(key.startswith("metric/") for key in tensors.keys())  # noqa: SIM118
+
     def probes(self) -> dict[str, dict[str, Any]]:
         """What the sensitivity probes found, by site; empty when none were made."""
         path = self.folder / "probes.json"

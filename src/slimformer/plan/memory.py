@@ -105,7 +105,7 @@ class Work:
     def of(cls, settings: CutSettings, seq_len: int, *, refined: bool) -> Work:
         """What a cut with these settings needs."""
         greedy = settings.allocation == "greedy"
-        return cls(seq_len, greedy or settings.metric == "fisher", settings.ffn != "neurons", greedy, refined)
+        return cls(seq_len, greedy or settings.metric == "fisher", settings.ffn != "neurons", settings.probed, refined)
 
 
 def estimate_memory(

@@ -19,6 +19,9 @@ class CutSettings(BaseModel):
     allocation: Literal["uniform", "greedy", "stat-bert", "stat-opt", "stat"] = Field(
         default="greedy", description="how the budget is spread over blocks"
     )
+    probes: bool = Field(
+        default=True, description="let greedy allocation try each site at the outputs, or go by the metric alone"
+    )
     ridge: float = Field(default=1e-3, ge=0, le=10, description="relative to the mean diagonal of the Gram matrix")
     absorb_mean: bool = Field(default=True, description="let output biases absorb the mean of what is removed")
     attention: Literal["heads", "ranks", "best"] = Field(
@@ -37,3 +40,8 @@ class CutSettings(BaseModel):
         default=1, ge=1, description="heads are kept so that they are together a multiple of this wide"
     )
     allow_empty: bool = Field(default=False, description="may a block lose all its neurons?")
+
+    @property
+    def probed(self) -> bool:
+        """Does the allocation go by probes?"""
+        return self.allocation == "greedy" and self.probes

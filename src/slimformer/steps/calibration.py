@@ -71,7 +71,7 @@ def calibrated(run: Run, settings: CutSettings) -> Run:
         statistics = _statistics(run, metric, joint=settings.ffn != "neurons")
     with run.timed("profile"):
         curves = profile(model, statistics, settings, residence=home, progress=progress)
-    if settings.allocation == "greedy":
+    if settings.probed:
         with run.timed("probe"):
             keep_probes(model, statistics, data.splits["select"], residence=home, progress=progress)
     else:

@@ -120,11 +120,12 @@ def priced(run: Run, budget: Budget) -> Budget:
 
 
 def site_weights(statistics: Statistics, curves: Mapping[str, Curve], settings: CutSettings) -> dict[str, float]:
-    """What an error at each site counts for: as probed, or by the energy of the stream it is added to.
+    """What an error at each site counts for: as probed; by the metric, which has it in nats; or by the energy of the
+    stream it is added to.
 
-    Only the greedy allocation goes by probes; for the others none need be made.
+    Only the greedy allocation goes by probes, if at all; for the others none need be made.
     """
-    probes = read_probes(statistics) if settings.allocation == "greedy" else {}
+    probes = read_probes(statistics) if settings.probed else {}
     for name, probe in probes.items():
         if name in curves and probe.keep not in curves[name].sizes:
             raise PlanDoesNotFit(
@@ -132,6 +133,8 @@ def site_weights(statistics: Statistics, curves: Mapping[str, Curve], settings: 
                 "run `slimformer calibrate` again"
             )
     unprobed = statistics.weights()  # read in any case: statistics that contradict themselves are not planned with
+    if settings.allocation == "greedy" and not settings.probes and settings.metric == "fisher" and statistics.metric:
+        return {}  # the errors of all sites, ranks of attention among them, are in nats as they are
     return sensitivities(probes, curves) or unprobed
 
 

@@ -12,8 +12,8 @@ import math
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from slimformer.files.seals import read_sealed, save_sealed
 from slimformer.heal.held_out import HeldOut, mean_share, score
 from slimformer.heal.losses import distillation_loss
 from slimformer.heal.remembered import Remembered, remembered_loss
+from slimformer.heal.sampled import Words, comparing
 from slimformer.heal.settings import HealSettings
 from slimformer.heal.trained import keep_part, put_back, snapshot
 from slimformer.heal.work import Work, agreed
@@ -37,16 +38,18 @@ from slimformer.messages.progress import Progress, clock, silent
 from slimformer.models import describe
 from slimformer.models.walk import plain_call
 
-# by what is trained: few numbers must move far
+# by what is trained: few numbers must move far; for steps of so many tokens, and less for smaller ones
+STEP = 2048
 RATES = {
     "all": (1e-3, 5e-4, 2.5e-4, 1.2e-4, 5e-5), "lora": (5e-3, 2e-3, 1e-3, 3e-4, 1e-4),
     "norms": (2e-2, 1e-2, 3e-3, 1e-3, 3e-4),
 }  # fmt: skip
 START = 2  # the rung of the ladder that is tried first
 LOOKS, LEAST_LOOKS = 8, 3  # at the select split on the way
-LOOKING = 0.15  # of the time, at most, unless that is fewer looks than the least
+LOOKING = 0.08  # of the time, at most, unless that is fewer looks than the least
+PACED = 5  # steps by which minutes become steps
 TRIAL, TRIALS = 0.05, 3  # of all steps, for each rate that is tried, and how many usually are
-WORTH_TRIALS = 400  # with fewer steps, the usual rate: a shorter trial prefers rates that are too low
+WORTH_TRIALS = 2000  # with fewer steps, the usual rate: a shorter trial prefers rates that are too low
 WARM_UP = 0.05
 NUMBER = "number_of_batch"  # beside the inputs of a batch
 WEIGHTS = "trained.safetensors"
@@ -84,6 +87,14 @@ class Teaching:
     settings: HealSettings
     seed: int = 0
     remembered: Remembered | None = None
+    words: Words | None = None  # to compare by, of a large vocabulary
+
+    @property
+    def rates(self) -> list[float]:
+        """Learning rates to choose from: with the root of the size of a step, as its noise falls (Malladi et al.
+        2022)."""
+        share = 1.0 if self.batches[0].mask is None else min(1.0, self.tokens_per_step / STEP)
+        return [share**0.5 * rate for rate in RATES[self.settings.train]]
 
     @property
     def tokens_per_step(self) -> float:
@@ -119,17 +130,23 @@ class Distiller(Trainer):
             int(inputs[NUMBER]),
             {name: value for name, value in inputs.items() if name != NUMBER} | self.call,
         )
-        mask, teacher = inputs.get("attention_mask"), self.teaching.teacher
+        mask, teacher, words = inputs.get("attention_mask"), self.teaching.teacher, self.teaching.words
         real = None if mask is None else mask.bool()
         if self.teaching.remembered is not None:
             known = self.teaching.remembered.of(number, teacher, read)
             loss = remembered_loss(known, given := model(**read), real)
             return (loss, given) if return_outputs else loss
-        with torch.no_grad():
-            wanted = teacher(**read)
-        given = model(**read)
-        loss, _ = distillation_loss(wanted, given, real)
+        some, more = (None, None) if words is None else words.some(self._draw(number))
+        with nullcontext() if some is None else comparing((teacher, self.model), some):  # type: ignore[arg-type]
+            with torch.no_grad():
+                wanted = teacher(**read)
+            given = model(**read)
+        loss, _ = distillation_loss(wanted, given, real, more)
         return (loss, given) if return_outputs else loss
+
+    def _draw(self, number: int) -> int:
+        """A seed of its own for every step and batch, the same after a run is resumed."""
+        return self.teaching.seed + len(self.teaching.batches) * self.state.global_step + number
 
     def evaluate(self, *_args: Any, **_kwargs: Any) -> dict[str, float]:
         """How much is left on the select split; below one where texts have gained on average."""
@@ -186,6 +203,16 @@ class _ProgressLines(TrainerCallback):
         log.info(f"heal: {done}, held-out loss {losses}, {pace:,.0f} tokens/s, {clock(left)} left")
 
 
+class _Pace(TrainerCallback):
+    """Seconds of the steps after the first, which is slow, as the start of training is."""
+
+    began, seconds = 0.0, 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.began = self.began or time.monotonic()
+        self.seconds = time.monotonic() - self.began
+
+
 def distil(
     model: nn.Module, trained: Mapping[str, nn.Parameter], teaching: Teaching, work: Work, progress: Progress = silent
 ) -> Distilled:
@@ -199,7 +226,7 @@ def distil(
         plan = _plan(model, trained, teaching, work)
         if not plan.steps:
             return Distilled(plan, 0.0, 1.0)
-        trainer = _trainer(model, teaching, plan, work.trainer, progress)
+        trainer = _trainer(model, teaching, plan, work.trainer, [_ProgressLines(teaching, progress)])
         unhealed = teaching.score(model)
         trainer.train(resume_from_checkpoint=agreed(last_checkpoint(work.trainer)))
     model.eval()
@@ -247,8 +274,7 @@ def _plan(model: nn.Module, trained: Mapping[str, nn.Parameter], teaching: Teach
     steps, looks = agreed(_steps(model, trained, teaching, work))
     every = max(1, math.ceil(steps / looks))
     steps = steps // every * every
-    rates = RATES[teaching.settings.train]
-    rate = teaching.settings.rate or rates[START]
+    rate = teaching.settings.rate or teaching.rates[START]
     if teaching.settings.rate is None and steps >= WORTH_TRIALS:
         rate = _found_rate(model, trained, teaching, work, steps)
     put_back(trained, before)
@@ -258,7 +284,7 @@ def _plan(model: nn.Module, trained: Mapping[str, nn.Parameter], teaching: Teach
 
 
 def _steps(model: nn.Module, trained: Mapping[str, nn.Parameter], teaching: Teaching, work: Work) -> tuple[int, int]:
-    """How many steps the budget has, and how often the select split is looked at; minutes by the pace of two steps."""
+    """How many steps the budget has, and how often the select split is looked at; minutes by the pace of some steps."""
     settings = teaching.settings
     unit, amount = settings.budget
     if unit == "epochs":
@@ -287,17 +313,15 @@ def _pace(
 ) -> tuple[float, float, float]:
     """Seconds of a step, of one on a batch that was seen before, and of a look at the select split."""
     before = snapshot(trained)
-    plan = GlobalPlan(2, RATES[teaching.settings.train][-1], 0)
+    plan = GlobalPlan(PACED, teaching.rates[-1], 0)
 
-    def timed(plan: GlobalPlan) -> float:
-        started = time.monotonic()
-        _trainer(model, teaching, plan, work.trainer).train()
-        return (time.monotonic() - started) / plan.steps
+    def timed() -> float:
+        pace = _Pace()
+        _trainer(model, teaching, plan, work.trainer, more=[pace]).train()
+        return pace.seconds / (PACED - 1)
 
-    timed(replace(plan, steps=1))  # the first run of anything is slow
-    step = timed(plan)
-    again = step if teaching.remembered is None else min(step, timed(plan))
-    step = 2 * step - again  # of the two the first had been seen before
+    step = timed()
+    again = step if teaching.remembered is None else min(step, timed())
     put_back(trained, before)
     started = time.monotonic()
     teaching.held_out.losses(teaching.teacher, model)  # type: ignore[arg-type]
@@ -308,7 +332,7 @@ def _found_rate(
     model: nn.Module, trained: Mapping[str, nn.Parameter], teaching: Teaching, work: Work, steps: int
 ) -> float:  # fmt: skip
     """Down the ladder while that is better, else up: the rate with the lowest loss after a short trial."""
-    before, rates = snapshot(trained), RATES[teaching.settings.train]
+    before, rates = snapshot(trained), teaching.rates
     trial = int(TRIAL * steps)
     losses_by_rate: dict[int, float] = {}
 
@@ -330,7 +354,7 @@ def _found_rate(
 
 
 def _trainer(
-    model: nn.Module, teaching: Teaching, plan: GlobalPlan, folder: Path, progress: Progress | None = None
+    model: nn.Module, teaching: Teaching, plan: GlobalPlan, folder: Path, more: Sequence[TrainerCallback] = ()
 ) -> Distiller:
     """A Trainer for one run; a trial, which is not looked at, leaves nothing on the disk."""
     settings, looking = teaching.settings, bool(plan.every)
@@ -347,9 +371,7 @@ def _trainer(
         seed=teaching.seed, data_seed=teaching.seed, remove_unused_columns=False, dataloader_pin_memory=False,
         use_cpu=teaching.teacher.device.type == "cpu",
     )  # fmt: skip
-    callbacks: list[TrainerCallback] = [_Listed(), *([EarlyStoppingCallback(PATIENCE)] if looking else [])]
-    if progress is not None:
-        callbacks.append(_ProgressLines(teaching, progress))
+    callbacks: list[TrainerCallback] = [_Listed(), *([EarlyStoppingCallback(PATIENCE)] if looking else []), *more]
     trainer = Distiller(model, arguments, teaching, callbacks=callbacks)
     for callback in ("PrinterCallback", "ProgressCallback"):
         for each in [c for c in trainer.callback_handler.callbacks if type(c).__name__ == callback]:

@@ -14,6 +14,7 @@ from slimformer.calibrate.text import Batch
 from slimformer.heal.held_out import HeldOut, score
 from slimformer.heal.local import HealedBlock, LocalPlan, Walk, heal_blocks, local_plan
 from slimformer.heal.remembered import Remembered
+from slimformer.heal.sampled import words_of
 from slimformer.heal.settings import HealSettings
 from slimformer.heal.trained import keep_part, make_own, put_back, snapshot, trained_parameters, training_only
 from slimformer.heal.work import Work, agreed
@@ -119,9 +120,12 @@ def _global(
     """The global phase on what is trained; what was done, and the score relative to the start of everything."""
     from slimformer.heal.distil import Teaching, distil  # the Trainer takes seconds to import
 
-    small = student.small
-    known = None if settings.top is None else Remembered(work.teacher, settings.top)
-    teaching = Teaching(student.dense, text.fit, text.held_out, start, settings, text.seed, known)
+    small, known, words = student.small, None, None
+    if settings.top is not None:
+        known = Remembered(work.teacher, settings.top)
+    elif settings.words:
+        words = words_of(student.dense, small, text.fit, settings.words)
+    teaching = Teaching(student.dense, text.fit, text.held_out, start, settings, text.seed, known, words)
     if settings.train == "lora":
         from slimformer.heal.lora import adapters_of, with_adapters, without_adapters
 

@@ -26,14 +26,19 @@ LEAST = 1e-12
 AT_ONCE = 128  # positions whose outcomes are compared together
 
 
-def distillation_loss(teacher: Any, student: Any, mask: Tensor | None) -> tuple[Tensor, int]:
-    """The mean loss of one batch, and over how many outputs it is the mean. Cost: a few passes over the outputs."""
+def distillation_loss(
+    teacher: Any, student: Any, mask: Tensor | None, more: Tensor | None = None
+) -> tuple[Tensor, int]:
+    """The mean loss of one batch, and over how many outputs it is the mean. Where the scores are of some words only,
+    `more` is added to those of both. Cost: a few passes over the outputs."""
     if has_outcomes(teacher):
         p, counted = outcomes(teacher, mask)
         q, _ = outcomes(student, mask)
         if not counted.all():
             p, q = p[counted], q[counted.to(q.device)]
         p, q = p.flatten(0, -2).to(q.device), q.flatten(0, -2)
+        if more is not None:
+            p, q = (scores + more.to(scores) for scores in (p, q))
         return _Divergence.apply(p, q), len(q)  # type: ignore[no-untyped-call]
     if "logits" in teacher:
         x, y = teacher.logits.float(), student.logits.float()

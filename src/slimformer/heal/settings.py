@@ -39,6 +39,9 @@ class HealSettings(BaseModel):
     top: int | None = Field(
         default=None, ge=1, description="keep so many likeliest outcomes of the teacher on disk, and ask it once"
     )
+    words: int = Field(
+        default=4096, ge=0, description="of larger vocabularies compare so many words a step, a quarter drawn; 0: all"
+    )
     track: Literal["none", "trackio", "wandb", "tensorboard"] = Field(
         default="none", description="where the global phase records its course"
     )

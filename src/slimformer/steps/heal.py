@@ -30,12 +30,14 @@ from slimformer.heal.trained import has_zeros
 from slimformer.heal.work import Work
 from slimformer.messages.words import option
 from slimformer.models import describe
+from slimformer.models.architecture import reads_windows
 from slimformer.models.load import Loaded
 from slimformer.nn.long_context import require_every_key
 from slimformer.run import Run
 from slimformer.steps.step import Step
 
 POSITIONS = 2048  # of a batch: one step of training
+FEW_POSITIONS = 512  # the same where each of them has a loss, and a processor takes as long for four as for one batch
 MOST_ROWS = 32
 ENOUGH = 0.9  # of the text asked for
 
@@ -150,7 +152,8 @@ def text_to_learn(run: Run, settings: HealSettings) -> list[Batch]:
 def _gathered(run: Run, data: Data, tokens: int) -> Data:
     model: PreTrainedModel = run.dense
     how = {name: data.reading[name] for name in ("samples", "columns", "purpose", "broad")}
-    rows = max(1, min(MOST_ROWS, POSITIONS // data.seq_len))
+    few = reads_windows(model, describe(model).family) and model.device.type == "cpu"
+    rows = max(1, min(MOST_ROWS, (FEW_POSITIONS if few else POSITIONS) // data.seq_len))
     request = Reading(seq_len=_length(run, data), tokens=tokens, seed=data.seed, batch_size=rows, **how)
     return gather(run.source, model, run.loaded.processor, describe(model), request)
 

@@ -63,6 +63,14 @@ def test_what_has_no_words_has_none_to_compare_by(model_type, head):
     assert words_of(teacher, student, tiny_batches(teacher, 1), 2) is None
 
 
+@pytest.mark.parametrize(("model_type", "whole"), [("whisper", False), ("bart", True)])
+def test_of_models_that_write_the_words_written_are_compared_unless_something_is_added_to_their_scores(
+    model_type, whole
+):
+    teacher, student = pair(model_type, "write")
+    assert (words_of(teacher, student, tiny_batches(teacher, 1), 16) is None) == whole
+
+
 def test_all_are_compared_where_that_costs_little_or_scores_are_changed_after_the_head():
     teacher, student = pair()
     batches = tiny_batches(teacher, 1)

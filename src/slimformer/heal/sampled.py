@@ -56,11 +56,12 @@ def words_of(
     do not come from one layer over the vocabulary, which is tried on a few positions."""
     drawn = max(1, int(DRAWN * compared))
     heads = [_head(model) for model in (teacher, student)]
+    read = next((name for name in ("decoder_input_ids", "input_ids") if name in batches[0].inputs), None)
     sizes = {head.out_features for head in heads if head is not None}
-    if None in heads or len(sizes) > 1 or sizes.pop() < WORTH * compared:
+    if read is None or None in heads or len(sizes) > 1 or sizes.pop() < WORTH * compared:
         return None
     n_words = len(teacher.get_output_embeddings().weight)
-    ids = torch.cat([batch.inputs["input_ids"].flatten() for batch in batches])
+    ids = torch.cat([batch.inputs[read].flatten() for batch in batches])
     order = torch.bincount(ids, minlength=n_words).sort(descending=True, stable=True).indices
     words = Words(order, compared - drawn, drawn)
     tried, call = words.some(0)[0], plain_call(describe(teacher))

@@ -1,4 +1,4 @@
-"""What each way to fewer bytes costs a sentence encoder: vocabulary, rank of the embedding, widths and bits.
+"""What each way to fewer bytes costs a sentence encoder: vocabulary, widths and bits, alone and together.
 
     python benchmarks/ends.py                        all ways
     python benchmarks/ends.py --quick --out FOLDER   few tokens and pairs, to see that it runs
@@ -31,7 +31,6 @@ from ends_peers import trimmed
 from ends_speed import Served, in_onnx, in_torch, scored, speeds
 from slimformer.files.versions import versions
 from slimformer.models.load import Loaded, load_model
-from slimformer.recipe import recipe_of
 from slimformer.steps.result import Result
 from stsb import Pairs, cosines, dev_pairs, embeddings, interval, resampled
 
@@ -45,7 +44,6 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "vocabulary 9,000": {"recipe": "vocabulary", "vocab": 9000},
     "vocabulary 9,000 by the rule of vocabtrimmer": {"trimmed": 9000},
-    "embedding of rank 256": {"recipe": recipe_of("ends", "tables of low rank", {"ends": {"rank": 256}})},
     "widths 0.7": {"macs": 0.7},
     "8 bits": {"recipe": "lossless", "bits": 8},
     "8 bits, tables too": {"recipe": "lossless", "bits": 8, "tables": True},

@@ -8,11 +8,6 @@ then pays with widths.
     python benchmarks/ends_language.py smollm2       WikiText-2, valid to calibrate and count, test to report
     python benchmarks/ends_language.py stories15M    TinyStories; what `--size` chooses by itself is the third way
 
-A third way are tables of low rank, with all tokens and all widths. Ranks of tables in eight bits are multiples of 64,
-so this model is a little larger than the other two.
-
-    python benchmarks/ends_language.py smollm2 --rank       this alone; other rows stay
-
 The larger one is calibrated on little text and cut by heads and neurons, without a correction, so that it takes
 minutes. Results: benchmarks/results/ends.json, `language`.
 """
@@ -35,15 +30,12 @@ from recipes import END_OF_STORY, shared_file, stories_split
 from slimformer.calibrate.documents import Document, read_documents
 from slimformer.calibrate.gather import first_characters
 from slimformer.evaluate.by_text import compare_texts
-from slimformer.evaluate.report import Footprint
 from slimformer.models.load import Loaded, load_model
-from slimformer.recipe import recipe_of
 from slimformer.steps.result import Result
 
 NARROW = {"bits": 8, "group": 64, "tables": True}
 NEAREST = {"quantize.method": "nearest"}
 QUICKLY = {"cut.attention": "heads", "cut.ffn": "neurons"}
-RANK = 320  # of 576
 ARTICLES, BEGINNING = 20, 1200  # characters of each
 
 
@@ -81,27 +73,7 @@ def measured(result: Result, dense: Loaded, about: Subject, seconds: float) -> d
     return {
         "mb": result.report.small.bytes / 1e6, "bits": metric.small, "dense": metric.dense,
         "difference": [metric.low, metric.high], "params": result.plan.params, "vocabulary": chosen, "seconds": seconds,
-        "total_macs": _everything(result.report.small) / _everything(result.report.dense),
     }  # fmt: skip
-
-
-def _everything(cost: Footprint) -> int:
-    """MACs of a token, those of the head with them."""
-    return cost.block_macs + cost.outside_macs
-
-
-def low_rank(name: str, scratch: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Tables of low rank."""
-    about = subject(name, scratch)
-    dense = load_model(about.model)
-    steps = {"ends": {"rank": RANK}}, {"quantize": {**NARROW, "method": "nearest"}}
-    started = time.perf_counter()
-    result = slimformer.compress(
-        dense, str(about.data), recipe=recipe_of("ends", "tables of low rank", *steps), tokens=about.tokens,
-        seq_len=about.seq_len, timing=False, only_data=True,
-    )  # fmt: skip
-    row = measured(result, dense, about, round(time.perf_counter() - started))
-    yield f"all tokens and widths, tables of rank {RANK}", row
 
 
 def ways(name: str, scratch: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -134,13 +106,11 @@ def ways(name: str, scratch: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=["smollm2", "stories15M"])
-    parser.add_argument("--rank", action="store_true", help="tables of low rank alone; other rows stay")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     asked = parser.parse_args()
-    known = json.loads((asked.out / "ends.json").read_text("utf-8")).get("language", {}).get(asked.model, {})
-    rows: dict[str, Any] = known if asked.rank else {}
+    rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for title, row in (low_rank if asked.rank else ways)(asked.model, Path(scratch)):
+        for title, row in ways(asked.model, Path(scratch)):
             rows[title] = row
             print(title, row, flush=True)
             results = json.loads((asked.out / "ends.json").read_text("utf-8"))

@@ -21,10 +21,12 @@ def ends(results: dict[str, Any], part: str | None) -> str:
         return "\n\n".join(_served(results, name) for name in results["served"])
     if part == "language":
         return "\n\n".join(_language(results, name) for name in LANGUAGE if name in results["language"])
+    if part == "ranks":
+        return _ranks(results)
     if part == "peers":
         return markdown(["", "what it says of MiniLM, with transformers 5"], [*results["peers"].items()])
     if part is not None:
-        raise NothingToRender(f"ends.json has no part {part!r}; choose from demo, language, peers, served")
+        raise NothingToRender(f"ends.json has no part {part!r}; choose from demo, language, peers, ranks, served")
     rows = [[name, *_row(way)] for name, way in results["ways"].items()]
     pairs, tokens = results["pairs"], results["calibration_tokens"]
     return f"STS-B dev, {pairs:,} pairs; {tokens:,} tokens of built-in text:\n\n{markdown(HEAD, rows)}"
@@ -61,6 +63,13 @@ def _language(results: dict[str, Any], name: str) -> str:
     dense = next(iter(results["language"][name].values()))["dense"]
     caption = f"{LANGUAGE[name]} (all of it: {dense:.3f} bits per byte):"
     return f"{caption}\n\n{markdown(BITS, rows)}"
+
+
+def _ranks(results: dict[str, Any]) -> str:
+    """What a language model loses by ranks of its tables, and by other ways, those that cost least first."""
+    ways = sorted(results["ranks"].items(), key=lambda way: way[1]["bits"])
+    rows = [[name, f"{way['macs']:.3f}", f"{way['params']:.3f}", f"**{way['bits']:+.3f}**"] for name, way in ways]
+    return markdown(["", "of all MACs", "of all weights", "bits per byte more"], rows)
 
 
 def _speed(timing: dict[str, Any]) -> str:

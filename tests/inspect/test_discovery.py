@@ -36,6 +36,15 @@ def test_blind_it_finds_the_sites_of_the_file(model_type, monkeypatch):
     assert {proof.law for proof in found.proofs} == set(LAWS) and all(proof.holds for proof in found.proofs)
 
 
+def test_blind_it_finds_heads_beside_experts_and_leaves_these(monkeypatch):
+    known = {site for site in cut(tiny("mixtral")) if site[0].endswith(".heads")}
+    model = tiny("mixtral")
+    monkeypatch.delitem(FAMILIES, "mixtral")
+    found = discover(model, fresh=False)
+    bring_family(model.config, found.family)
+    assert cut(model) == known
+
+
 UNPROVED = {"olmo2": "o_proj", "mpnet": "does not run", "phi3": "one matrix"}
 
 

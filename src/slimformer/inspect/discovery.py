@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from slimformer.errors import SlimformerError, UnknownArchitecture, UnknownType
 from slimformer.inspect.proofs import Proof, on_cpu, prove, require_dense
 from slimformer.inspect.proposals import Blocks, Proposal, attributes, find_blocks, propose
-from slimformer.inspect.responses import Bench, probe_inputs, run
+from slimformer.inspect.responses import Bench, eager_experts, probe_inputs, run
 from slimformer.messages.words import option
 from slimformer.models.architecture import out_in
 from slimformer.models.class_choice import on_meta
@@ -47,6 +47,11 @@ def discover(model: PreTrainedModel, *, fresh: bool = True) -> Discovery:
     """
     require_dense(model, getattr(model.config, "name_or_path", "") or type(model).__name__)
     model = on_cpu(model).eval()
+    with eager_experts(model):
+        return _discovered(model, fresh)
+
+
+def _discovered(model: PreTrainedModel, fresh: bool) -> Discovery:
     inputs, kind = probe_inputs(model), model.config.model_type
     lists, refused = find_blocks(model, inputs)
     stacks = []

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from slimformer.checkpoint.save import save
 from slimformer.decompose import Selection
 from slimformer.errors import UnknownArchitecture
-from slimformer.inspect.responses import Bench, calls_of, probe_inputs, run
+from slimformer.inspect.responses import Bench, calls_of, eager_experts, probe_inputs, run
 from slimformer.models import Architecture, Site, describe
 from slimformer.models.architecture import HEADS, own_rows, weight_of
 from slimformer.rewrite import surgery
@@ -77,8 +77,9 @@ def prove(model: PreTrainedModel, *, laws: Sequence[str] = LAWS, fresh: bool = T
     model = on_cpu(model)
     architecture, inputs = describe(model), probe_inputs(model)
     out = []
-    for law in (law for law in laws if law != "folder"):
-        out += list(_of_blocks(model, architecture, inputs, law))
+    with eager_experts(model):
+        for law in (law for law in laws if law != "folder"):
+            out += list(_of_blocks(model, architecture, inputs, law))
     if "folder" in laws and all(proof.holds for proof in out):
         out += _folder(model, architecture, fresh=fresh)
     return out

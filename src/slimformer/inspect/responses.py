@@ -65,6 +65,18 @@ def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     )
 
 
+@contextmanager
+def eager_experts(model: PreTrainedModel) -> Iterator[None]:
+    """Experts one after the other: what multiplies all of them at once knows no double precision."""
+    config: Any = model.config
+    before = getattr(config, "_experts_implementation", None)
+    config._experts_implementation = "eager"
+    try:
+        yield
+    finally:
+        config._experts_implementation = before
+
+
 def run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Any:
     """A forward pass that keeps nothing for later ones."""
     options = {"use_cache": False} if getattr(model.config, "use_cache", None) is not None else {}

@@ -1,6 +1,6 @@
 """Whole experts taken away: two orders, dropped or merged, corrected or not, on a small mixture trained here.
 
-    heavy python benchmarks/experts.py          writes benchmarks/results/experts.json, in about ten minutes
+    python benchmarks/experts.py                writes benchmarks/results/experts.json, in a minute
     python benchmarks/render.py                 then writes the table in docs/methods/experts.md
 
 A Mixtral of 4 blocks with 8 experts each, 2 active, reads bytes of WikiText-2: trained on nine tenths of *valid*,
@@ -27,8 +27,8 @@ from slimformer.models import describe
 from slimformer.plan.cost import block_cost
 from slimformer.rewrite.experts import How, fewer_experts
 
-LENGTH, ROWS, STEPS, WARMUP, RATE = 64, 32, 700, 50, 3e-3
-KEPT = (6, 4, 2)
+LENGTH, ROWS, STEPS, WARMUP, RATE = 64, 32, 240, 40, 3e-3
+KEPT = (6, 4)
 SIZES = {
     "vocab_size": 256, "hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": LENGTH,
@@ -86,9 +86,9 @@ def scores(model: Any, dense: Any, data: list[Batch]) -> dict[str, float]:
 def main() -> None:
     started = time.perf_counter()
     read = windows("valid")
-    dense, held_out = trained(read[: len(read) * 9 // 10]), evenly(read[len(read) * 9 // 10 :], 512)
+    dense, held_out = trained(read[: len(read) * 9 // 10]), evenly(read[len(read) * 9 // 10 :], 256)
     splits = {"fit": batches(held_out[::2]), "select": batches(held_out[1::4])}
-    report = batches(evenly(windows("test"), 256))
+    report = batches(evenly(windows("test"), 128))
     whole = block_cost(describe(dense), LENGTH).params
     rows: list[dict[str, Any]] = []
     for keep in KEPT:

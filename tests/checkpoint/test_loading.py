@@ -15,6 +15,7 @@ from slimformer.checkpoint.reload import outputs_of
 from slimformer.checkpoint.save import save
 from slimformer.errors import ModelBroken, ModelNotFound, UnknownArchitecture
 from slimformer.models.opening import OpeningNote
+from slimformer.nn.ragged import FORMAT
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ DAMAGES = {
     "other sizes": (_replace('"intermediate_size": 8', '"intermediate_size": 16'), "do not have the sizes config.json"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
     "no object": (lambda folder: (folder / "config.json").write_text("[]"), "config.json cannot be read"),
-    "future format": (_replace('"format": 1', '"format": 9'), "a newer slimformer wrote it"),
+    "future format": (_replace('"format": 1', f'"format": {FORMAT + 1}'), "a newer slimformer wrote it"),
 }
 
 

@@ -12,6 +12,7 @@ import slimformer
 from families import LENGTH, tiny, tiny_image_processor, tiny_tokenizer
 from slimformer.calibrate.captions import captioned_batches, read_captioned
 from slimformer.calibrate.gather import Reading, gather
+from slimformer.calibrate.own_pairs import COLOURS, drawn
 from slimformer.checkpoint.save import Belongings, save
 from slimformer.errors import (
     ColumnNotFound,
@@ -127,7 +128,6 @@ def test_data_that_are_no_pairs_of_image_and_text_are_refused_in_one_line(kind, 
     (tmp_path / "odd.csv").write_text("a,b\n1,2\n")
     (tmp_path / "empty.csv").write_text("image,caption\n,\n")
     for source, error, message in (
-        ("builtin", DataNotFound, "calibrated on images with captions"),
         (["a text"] * 9, DataNotFound, "calibrated on images with captions"),
         (torch.ones(8, 8, dtype=torch.long), DataUnreadable, "calibrated on images with captions"),
         (tmp_path / "none", DataNotFound, "holds no captions; put a captions.jsonl"),
@@ -156,3 +156,30 @@ def test_what_works_on_one_tower_refuses_two(tmp_path):
         slimformer.compress_streamed(
             tmp_path / "dense", tmp_path / "o", pictures(tmp_path / "p"), macs=0.5, memory=10**9
         )
+
+
+# --- drawn pairs ----------------------------------------------------------------------------------------------------
+
+
+def test_drawn_pictures_are_what_their_captions_say():
+    """The colours of a caption, the ground last, are those of the picture; the same seed draws the same."""
+    for seed in range(30):
+        picture, caption = drawn((48, 48), np.random.default_rng(seed))
+        again, _ = drawn((48, 48), np.random.default_rng(seed))
+        named = [COLOURS[word] for word in caption.split() if word in COLOURS]
+        assert {tuple(each) for each in picture.reshape(-1, 3).tolist()} == set(named)
+        assert tuple(picture[0, 0].tolist()) == named[-1]
+        assert np.array_equal(picture, again)
+
+
+@every_kind
+@pytest.mark.parametrize("source", ["builtin", "self"])
+def test_towers_can_be_cut_without_data_of_ones_own(kind, source, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    model = tiny(kind)
+    data = gather(source, model, processor(kind), describe(model), Reading(tokens=40 * LENGTH))
+    pairs = sum(len(batch.inputs["pixel_values"]) for batch in data.splits["fit"])
+    assert pairs == 40 * LENGTH // data.seq_len
+    result = slimformer.compress(model, source, processor=processor(kind), macs=0.7, tokens=40 * LENGTH, timing=False)
+    assert result.report.macs_kept <= 0.7

@@ -29,6 +29,7 @@ from slimformer.calibrate.document import mix_documents
 from slimformer.calibrate.documents import SELF, Document, Source, Unnamed, Weighted, named_sources, weights_of
 from slimformer.calibrate.images import read_images
 from slimformer.calibrate.own_images import own_images
+from slimformer.calibrate.own_pairs import own_pairs
 from slimformer.calibrate.own_text import own_documents
 from slimformer.calibrate.pairs import paired, writes
 from slimformer.calibrate.reader import CHARACTERS, SHARE, Reader, sides
@@ -276,7 +277,10 @@ def _documents(source: Source, reader: Reader, request: Reading, tokens: int, no
             _folder(source, model.config, tokens, request.seed), samples=request.samples, seed=request.seed
         )
     if family.towers:
-        return read_captioned(source, samples=request.samples)
+        drawn = isinstance(source, str) and source in (SELF, BUILTIN) and not Path(source).exists()
+        size = sides(model.config.vision_config.image_size)
+        pairs = own_pairs(-(-tokens // reader.length), sides=size, seed=request.seed) if drawn else source
+        return read_captioned(pairs, samples=request.samples)
     if family.sound:
         return recordings_meant(source, model, reader.processor, tokens, samples=request.samples, seed=request.seed)
     if reader.processor is None:

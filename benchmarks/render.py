@@ -44,6 +44,7 @@ from streaming_tables import distributed, streaming
 from tables import NothingToRender, cascade, certificate, front, markdown, nested_time, stsb
 from task_tables import tasks
 from three_models_tables import three_models
+from towers_tables import towers
 from verdicts import grid, level_text, metric_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -223,6 +224,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], str | None], str]] = {
     "coverage": coverage, "elsewhere": elsewhere, "model_types": model_types, "discovery": discovery, "ends": ends,
     "llama_cpp": llama_cpp, "experts": experts,
     "hardening": hardening, "heal": heal, "three_models": three_models, "stages": stages,
+    "towers": towers,
     **HEADS,
 }  # fmt: skip
 

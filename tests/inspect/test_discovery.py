@@ -9,7 +9,7 @@ from transformers import AlbertConfig, AlbertModel
 import slimformer
 from families import LENGTH, VOCABULARY, tiny
 from slimformer.errors import UnknownArchitecture
-from slimformer.inspect.discovery import discover
+from slimformer.inspect.discovery import discover, discovery_note
 from slimformer.inspect.proofs import LAWS, prove
 from slimformer.inspect.responses import Bench, calls_of, probe_inputs
 from slimformer.messages.notes import OpeningNote
@@ -104,3 +104,9 @@ def test_one_block_that_runs_many_times_is_refused_with_the_reason():
     )  # fmt: skip
     with pytest.raises(UnknownArchitecture, match=r"nothing of models of type 'albert' could be proved.*run once each"):
         discover(AlbertModel(config).eval())
+
+
+def test_of_a_type_that_has_a_file_no_more_is_said_than_that_it_was_not_looked_at():
+    found = discover(tiny("llama"))
+    assert discovery_note("llama", found).startswith("the file of models of type 'llama' was not looked at; found and")
+    assert discovery_note("odd", found).startswith("nobody has written down models of type 'odd'; found and proved")

@@ -22,6 +22,7 @@ from slimformer.recipe import load_recipe, recipe_of
 from slimformer.rewrite.experts import How, fewer_experts
 from slimformer.run import Run
 from slimformer.steps.experts import Experts
+from terminal import done, save_tiny, write_texts
 
 TYPES = ("mixtral", "qwen3_moe")
 both = pytest.mark.parametrize("model_type", TYPES)
@@ -167,10 +168,11 @@ def test_a_recipe_takes_experts_then_neurons(tmp_path):
     result.save(tmp_path / "small")
 
 
-@pytest.mark.parametrize(("settings", "message"), [({}, "needs keep"), ({"keep": 3, "share": 0.5}, "needs keep")])
-def test_a_number_of_experts_is_said_in_one_way(settings, message):
-    with pytest.raises(UnknownMethod, match=message):
-        Experts(**settings).require_complete()
+@pytest.mark.parametrize(("settings", "kept"), [({}, 2), ({"share": 0.75}, 3), ({"keep": 3}, 3), ({"keep": 4}, 4)])
+def test_a_number_of_experts_goes_before_a_share(settings, kept):
+    ids = torch.randint(5, 64, (40, LENGTH), generator=torch.Generator().manual_seed(0))
+    recipe = recipe_of("fewer", "experts", {"experts": settings})
+    assert compress(tiny("mixtral"), ids, recipe=recipe, timing=False).report.experts["keep"] == kept
 
 
 @pytest.mark.parametrize(
@@ -191,3 +193,13 @@ def test_what_cannot_be_kept_is_refused_before_data_are_read(model_type, setting
 def test_the_recipe_keeps_half():
     (step,) = load_recipe("experts").steps
     assert step.share == 0.5
+
+
+@pytest.mark.usefixtures("trusting")
+def test_a_model_of_fewer_experts_is_known_as_its_own(tmp_path):
+    save_tiny(tmp_path / "dense", "mixtral")
+    write_texts(tmp_path / "text.txt")
+    brief = ("--data", tmp_path / "text.txt", "--tokens", 600, "--seq-len", 16)
+    done("compress", tmp_path / "dense", "--recipe", "experts", *brief, "--out", tmp_path / "small", "-q")
+    shown = done("eval", tmp_path / "small", "--against", tmp_path / "dense", "--data", tmp_path / "text.txt")
+    assert "another model" not in shown.out + shown.err

@@ -23,7 +23,7 @@ from slimformer.inspect.responses import Bench, eager_experts, probe_inputs, run
 from slimformer.messages.words import option
 from slimformer.models.architecture import out_in
 from slimformer.models.class_choice import on_meta
-from slimformer.models.families import bring_family, family_of
+from slimformer.models.families import FAMILIES, bring_family, family_of
 from slimformer.models.family import AttentionPart, ExpertsPart, Family, FeedForwardPart, Part, StackLayout
 from slimformer.models.load import Loaded, load_model, open_for_work
 from slimformer.models.opening import Opening, say
@@ -224,7 +224,9 @@ def discovery_note(kind: str, discovery: Discovery) -> str:
         if discovery.refused
         else ""
     )
-    return (
-        f"nobody has written down models of type {kind!r}; found and proved on this one: {', '.join(cut)}{left} "
-        f"({option('family')} gives a file instead)"
+    known = (
+        f"the file of models of type {kind!r} was not looked at"
+        if kind in FAMILIES
+        else f"nobody has written down models of type {kind!r}"
     )
+    return f"{known}; found and proved on this one: {', '.join(cut)}{left} ({option('family')} gives a file instead)"

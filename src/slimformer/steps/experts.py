@@ -28,20 +28,13 @@ class Experts(Step):
     """
 
     keep: int | None = Field(default=None, ge=1, description="experts of a block to keep")
-    share: float | None = Field(default=None, gt=0, le=1, description="or: the share of them, rounded up")
+    share: float = Field(default=0.5, gt=0, le=1, description="the share of them to keep, rounded up, without a number")
     by: Order = Field(default="least-squares", description="which are worth most: least-squares or reap")
     instead: Instead = Field(default="drop", description="drop the others, or merge them into the nearest that stay")
     correct: bool = Field(default=True, description="fit readers of those that stay to what the dense layer writes")
 
     place: ClassVar[int] = -2
     why_no_budget: ClassVar[str] = "it takes experts away, of which a token goes to as many as before"
-
-    def require_complete(self) -> None:
-        """How many, one way or the other."""
-        if (self.keep is None) == (self.share is None):
-            raise UnknownMethod(
-                f"the recipe {self.name!r}: experts needs keep, e.g. 4, or share, e.g. 0.5; give one of them"
-            )
 
     def require_possible(self, run: Run) -> None:
         """Refuse models without experts, and numbers out of reach."""
@@ -77,7 +70,7 @@ class Experts(Step):
     def _count(self, architecture: Architecture) -> int:
         """Experts to keep in a block."""
         one = expert_of(architecture)
-        count = self.keep if self.keep is not None else math.ceil(round((self.share or 1) * one.of, 9))
+        count = self.keep if self.keep is not None else math.ceil(round(self.share * one.of, 9))
         if not one.active <= count <= one.of:
             raise BudgetOutOfReach(
                 f"{architecture.model_type} has {one.of} experts in a block, and a token goes to {one.active}, so "

@@ -138,8 +138,8 @@ def evaluate_pair(
     known = _calibration_data(small)
     batches, texts, notes = _unfitted(known, data, small=small.name)
     origin = _own_file(small, "plan.json").get("fingerprint") or fingerprint(loaded.model)
-    fewer = _experts(after) != _experts(before)  # a plan is then made of the model whose experts have gone
-    if origin != fingerprint(loaded.model) and reads_alike(loaded, small) and not fewer:
+    experts = [sum(site.expert is not None for site in each) for each in (before, after)]
+    if origin != fingerprint(loaded.model) and reads_alike(loaded, small) and len(set(experts)) == 1:
         notes.append(f"{small.name} was made from another model than {loaded.name}")
     share = block_cost(after, data.seq_len).macs / block_cost(before, data.seq_len).macs
     report = Report(
@@ -356,11 +356,6 @@ def dropped_blocks(sizes: Mapping[str, Size]) -> set[int]:
     """Blocks of which a plan keeps no head: they are gone, because no attention runs without."""
     none = [name.split(".") for name, size in sizes.items() if name.endswith(".attn.heads") and not size.units]
     return {int(parts[1]) for parts in none}
-
-
-def _experts(architecture: Architecture) -> list[int]:
-    """How many experts there are, wherever there are some."""
-    return [site.expert.of for site in architecture if site.expert and site.expert.number == 0]
 
 
 def _dropped(small: Loaded) -> set[int]:

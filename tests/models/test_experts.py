@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import torch
 
+import slimformer
 from calibrated import calibrated, outputs, recipe, stock
 from families import LENGTH, tiny, tiny_batches
 from slimformer.checkpoint.reload import checksums
@@ -150,3 +151,15 @@ def test_copies_in_every_expert_are_found_from_weights_alone(model_type):
     assert {site.units for site in describe(small) if site.expert} == {47}
     (batch,) = tiny_batches(model, 1)
     torch.testing.assert_close(outputs(small, batch), outputs(model, batch))
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_a_model_that_is_given_is_left_as_it_is(model_type):
+    model = tiny(model_type)
+    ids = torch.randint(5, 64, (40, LENGTH), generator=torch.Generator().manual_seed(0))
+    own, before = dict(model.named_parameters()), model(input_ids=ids).logits
+    slimformer.inspect(model)
+    slimformer.compress(model, ids, macs=0.7, recipe="fast", timing=False)
+    now = dict(model.named_parameters())
+    assert now.keys() == own.keys() and all(now[name] is own[name] for name in own)
+    assert torch.equal(model(input_ids=ids).logits, before)

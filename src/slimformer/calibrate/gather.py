@@ -277,10 +277,9 @@ def _documents(source: Source, reader: Reader, request: Reading, tokens: int, no
             _folder(source, model.config, tokens, request.seed), samples=request.samples, seed=request.seed
         )
     if family.towers:
-        drawn = isinstance(source, str) and source in (SELF, BUILTIN) and not Path(source).exists()
-        size = sides(model.config.vision_config.image_size)
-        pairs = own_pairs(-(-tokens // reader.length), sides=size, seed=request.seed) if drawn else source
-        return read_captioned(pairs, samples=request.samples)
+        return read_captioned(
+            _pairs(source, model.config, -(-tokens // reader.length), request.seed), samples=request.samples
+        )
     if family.sound:
         return recordings_meant(source, model, reader.processor, tokens, samples=request.samples, seed=request.seed)
     if reader.processor is None:
@@ -314,6 +313,13 @@ def _folder(source: Any, config: Any, wanted: int, seed: int) -> str | Path:
         raise DataNotFound(f"a vision model is calibrated on images; give a folder of them with {option('data')}")
     if Path(source).is_file():
         raise DataUnreadable(f"{source} is a file; a vision model is calibrated on images: give a folder of them")
+    return source
+
+
+def _pairs(source: Any, config: Any, wanted: int, seed: int) -> Any:
+    """The images with captions that are meant; drawn ones, so many, where there are none."""
+    if isinstance(source, str) and source in (SELF, BUILTIN) and not Path(source).exists():
+        return own_pairs(wanted, sides=sides(config.vision_config.image_size), seed=seed)
     return source
 
 

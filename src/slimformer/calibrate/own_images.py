@@ -35,7 +35,7 @@ def own_images(count: int, *, channels: int, sides: tuple[int, int], seed: int) 
         folder.mkdir(parents=True, exist_ok=True)
         for i, file in enumerate(files):
             if not file.exists():
-                _keep(file, dead_leaves(channels, sides, np.random.default_rng([seed, i])))
+                keep_picture(file, dead_leaves(channels, sides, np.random.default_rng([seed, i])))
     except OSError as error:
         raise CannotWrite(f"pictures cannot be kept in {folder}: {error.strerror}; set XDG_CACHE_HOME") from error
     return folder
@@ -54,7 +54,8 @@ def dead_leaves(channels: int, sides: tuple[int, int], rng: np.random.Generator)
     return picture
 
 
-def _keep(file: Path, picture: NDArray[np.uint8]) -> None:
+def keep_picture(file: Path, picture: NDArray[np.uint8]) -> None:
+    """Write a picture beside its place, and then put it there."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     image = pillow().Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture)
     image.save(draft, format="PNG")

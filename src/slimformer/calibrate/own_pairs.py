@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slimformer.calibrate.images import pillow
+from slimformer.calibrate.own_images import keep_picture
 from slimformer.calibrate.own_text import cache_folder
 from slimformer.errors import CannotWrite
 
@@ -51,7 +51,7 @@ def own_pairs(count: int, *, sides: tuple[int, int], seed: int) -> Path:
         rows = []
         for i in range(count):
             picture, caption = drawn(sides, np.random.default_rng([seed, i]))
-            _keep(folder / f"{i:06d}.png", picture)
+            keep_picture(folder / f"{i:06d}.png", picture)
             rows.append(json.dumps({"image": f"{i:06d}.png", "caption": caption}))
         draft = folder / f".captions.{os.getpid()}"
         draft.write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -81,9 +81,3 @@ def drawn(sides: tuple[int, int], rng: np.random.Generator) -> tuple[NDArray[np.
 
 def _a(word: str) -> str:
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
-
-
-def _keep(file: Path, picture: NDArray[np.uint8]) -> None:
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    pillow().Image.fromarray(picture).save(draft, format="PNG")
-    os.replace(draft, file)

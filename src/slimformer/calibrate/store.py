@@ -110,9 +110,11 @@ class Statistics(Short):
     @property
     def metric(self) -> bool:
         """Were errors seen in a metric?"""
-        files = (moments_file(self.folder, i) for i in range(self.provenance.n_blocks))
-        with safe_open(next(file for file in files if file.is_file()), framework="pt") as tensors:
-            return any(key.startswith("metric/") for key in tensors.keys())  # noqa: SIM118
+        files = [moments_file(self.folder, i) for i in range(self.provenance.n_blocks)]
+        for file in (file for file in files if file.is_file()):  # all blocks or none; not all need be here
+            with safe_open(file, framework="pt") as tensors:
+                return any(key.startswith("metric/") for key in tensors.keys())  # noqa: SIM118
+        return False
 
     def probes(self) -> dict[str, dict[str, Any]]:
         """What the sensitivity probes found, by site; empty when none were made."""

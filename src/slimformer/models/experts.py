@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -117,6 +117,11 @@ def take_apart(model: PreTrainedModel, family: Family) -> None:
                     )
                 if not isinstance(stock := getattr(owner, name), Experts):
                     setattr(owner, name, Experts(stock))
+
+
+def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model in modules of its own, with the weights of the one given: taken apart, it leaves that as it is."""
+    return deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import torch
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel
 
-from slimformer.errors import ModelBroken, UnknownArchitecture, WrongArgument
+from slimformer.errors import ModelBroken, UnknownArchitecture, UnknownType, WrongArgument
 from slimformer.files.manifest import require_unchanged
 from slimformer.messages.short import Short
 from slimformer.messages.words import option
 from slimformer.models.architecture import is_bare, parts
 from slimformer.models.class_choice import HEADS
+from slimformer.models.experts import sharing_weights
 from slimformer.models.families import bring_family, family_of, read_family
 from slimformer.models.fetch import find_place
 from slimformer.models.gguf import load_gguf
@@ -86,7 +88,8 @@ def open_for_work(
 
 
 def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:
-    """A model that is already here. It is put into evaluation mode and otherwise left as it is."""
+    """A model that is already here. It is put into evaluation mode and otherwise left as it is: one with experts is
+    worked on in modules beside its own."""
     require_usable(model, type(model).__name__)
     away = next((key for key, parameter in model.named_parameters() if parameter.is_meta), None)
     if away is not None:
@@ -95,6 +98,8 @@ def in_memory(model: PreTrainedModel, processor: Any = None) -> Loaded:
             "compress_streamed (`slimformer compress --memory`), which reads them block by block"
         )
     name = getattr(model.config, "name_or_path", "") or type(model).__name__
+    with suppress(UnknownType):
+        model = sharing_weights(model) if family_of(model.config).experts else model
     return Loaded(name, model.eval(), processor, None, model.dtype)
 
 
